@@ -1,0 +1,66 @@
+# Every target sets the environment up first, which takes no time once it is done (.ci/setup).
+PYTHON ?=
+VENV ?= .venv
+TORCH_INDEX ?=
+ARGS ?=
+RUN ?= runs/latest
+BENCH ?=
+
+BIN = $(VENV)/bin
+# One order of hashes and sets in every process, so that a failure can be repeated.
+PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
+SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
+
+.DEFAULT_GOAL := help
+.PHONY: help setup train eval test check coverage test-docker test-vllm bench prime clean
+
+help: ## Show this list
+	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@echo
+	@echo "  PYTHON=python3.12   the interpreter that setup starts from (default: the first >= 3.11 found)"
+	@echo "  VENV=.venv          where the environment is"
+	@echo "  TORCH_INDEX=URL     where torch is taken from, e.g. https://download.pytorch.org/whl/cpu"
+	@echo "  ARGS='...'          more options for the command, e.g. make train ARGS='--steps 5'"
+
+setup: ## Make the virtual environment with the pinned versions
+	@$(SETUP)
+
+train: setup ## Train a coder and a tester on the embedded model (the main job)
+	$(BIN)/pettingllms-train --env coding --policies per-role $(ARGS)
+
+eval: setup ## Play held-out tasks with a run's adapters: make eval RUN=runs/NAME
+	$(BIN)/pettingllms-eval --env coding --adapters $(RUN) $(ARGS)
+
+test: setup ## Run the tests
+	$(PYTEST) -n logical --maxprocesses 8 --dist worksteal --durations 15 $(ARGS)
+
+check: setup ## Lint, format, types, import directions, spelling
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+coverage: setup ## Run the tests in one process and report the lines that none of them reaches
+	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest $(ARGS)
+	$(BIN)/coverage combine
+	$(BIN)/coverage report
+
+test-docker: setup ## Run the tests that need a Docker daemon
+	$(PYTEST) -m docker $(ARGS)
+
+test-vllm: VENV = .venv-vllm
+test-vllm: ## Run the tests that need vLLM, in an environment of their own (4 GB)
+	@$(SETUP) vllm
+	$(PYTEST) -m vllm $(ARGS)
+
+bench: setup ## Run one script of benchmarks/: make bench BENCH=NAME
+	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=NAME with one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 1; }
+	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+
+prime: setup ## Make the embedded model again from scratch
+	$(BIN)/python -m pettingllms.models.prime $(ARGS)
+
+clean: ## Remove caches and build output; the environment and the runs stay
+	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov
+	find pettingllms tests benchmarks -name __pycache__ -type d -prune -exec rm -rf {} +

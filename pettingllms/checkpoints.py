@@ -1,0 +1,183 @@
+"""Checkpoints of a run folder: a trainer's whole state, written atomically, restored exactly.
+
+    checkpoints/step-000010/state.json                   step, versions, lengths of the logs
+                            policy-<name>.safetensors    the tensors that the policy trains
+                            optimizer-<name>.pt          states of optimizer and schedule
+
+There is no generator state: all that is random in a step follows from (seed, step). Files are
+loaded without unpickling code (`weights_only`).
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from pettingllms.errors import RunFolderError
+from pettingllms.policies.adapters import write_directory
+from pettingllms.runs import RunFolder, sync
+from pettingllms.trainers.at_grpo import ATGRPOTrainer
+
+logger = logging.getLogger(__name__)
+
+KEPT = 2
+"""Checkpoints that are kept: the older one is for the case that the newer is damaged."""
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerState:
+    """Everything of a trainer that changes from step to step; shares no tensor with it."""
+
+    step: int
+    versions: Mapping[str, int]
+    policies: Mapping[str, Mapping[str, torch.Tensor]]
+    optimizers: Mapping[str, Any]
+    """For each trained policy: the states of its optimizer and its schedule."""
+
+
+def capture(trainer: ATGRPOTrainer) -> TrainerState:
+    """A copy of the trainer's state between two steps."""
+    policies = trainer.policies
+    return TrainerState(
+        step=trainer.step,
+        versions=dict(policies.versions),
+        policies={name: policies.state(name) for name in policies.names},
+        optimizers={
+            name: {
+                "optimizer": copy.deepcopy(optimizer.state_dict()),
+                "scheduler": copy.deepcopy(trainer.schedulers[name].state_dict()),
+            }
+            for name, optimizer in trainer.optimizers.items()
+        },
+    )
+
+
+def restore(trainer: ATGRPOTrainer, state: TrainerState) -> None:
+    """Makes the trainer what it was when `state` was captured, bit for bit.
+
+    Raises:
+        ConfigError: the state belongs to other policies.
+    """
+    for name, tensors in state.policies.items():
+        trainer.policies.load_state(name, tensors, version=state.versions[name])
+    for name, states in state.optimizers.items():
+        # load_state_dict keeps the tensors it is given, and steps change them in place.
+        trainer.optimizers[name].load_state_dict(copy.deepcopy(states["optimizer"]))
+        trainer.schedulers[name].load_state_dict(copy.deepcopy(states["scheduler"]))
+    trainer.step = state.step
+
+
+def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
+    """Writes a checkpoint and the adapters as of now; removes checkpoints older than the last two.
+
+    Raises:
+        RunFolderError: the disk is full or the like; earlier checkpoints are untouched.
+    """
+    state, parent = capture(trainer), folder.path / "checkpoints"
+    lengths = folder.lengths()
+    target = parent / f"step-{state.step:06d}"
+    with folder.writing(f"checkpoints/{target.name}"):
+        write_directory(target, lambda fresh: _fill(fresh, state, lengths))
+        sync(parent)
+    _save_adapters(folder, trainer)
+    for old in _checkpoints(folder.path)[KEPT:]:
+        shutil.rmtree(old)
+    return target
+
+
+def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
+    """Restores the newest checkpoint and cuts the logs back to it; returns its step.
+
+    Without any checkpoint the run starts again at step 0, with empty logs.
+
+    Raises:
+        RunFolderError: there are checkpoints, but none can be read.
+    """
+    found = _checkpoints(folder.path)
+    for path in found:
+        try:
+            state, lengths = _read(path)
+        except (
+            OSError,
+            ValueError,
+            KeyError,
+            SafetensorError,
+            pickle.UnpicklingError,
+            RuntimeError,
+        ) as error:
+            logger.warning("%s cannot be read (%s); going on from the one before", path, error)
+            continue
+        folder.cut(lengths)
+        restore(trainer, state)
+        # Those in the folder may be newer, or missing where a crash came between two renames.
+        _save_adapters(folder, trainer)
+        return state.step
+    if found:
+        raise RunFolderError(f"no checkpoint in {found[0].parent} can be read; start a new run")
+    folder.cut({})
+    return 0
+
+
+def _save_adapters(folder: RunFolder, trainer: ATGRPOTrainer) -> None:
+    for name in trainer.policies.names:
+        with folder.writing(f"adapters/{name}"):
+            trainer.policies.save(name, folder.path / "adapters" / name)
+
+
+def _checkpoints(run: Path) -> list[Path]:
+    """Newest first."""
+    return sorted((run / "checkpoints").glob("step-*"), reverse=True)
+
+
+def _fill(directory: Path, state: TrainerState, lengths: Mapping[str, int]) -> None:
+    for name, tensors in state.policies.items():
+        save_file(dict(tensors), directory / f"policy-{name}.safetensors")
+    for name, states in state.optimizers.items():
+        # Through a file object: given a path, torch reports a full disk as an internal failure.
+        with (directory / f"optimizer-{name}.pt").open("wb") as file:
+            torch.save(states, file)
+    facts = {
+        "format": FORMAT,
+        "step": state.step,
+        "versions": state.versions,
+        "trained": list(state.optimizers),
+        "lengths": lengths,
+    }
+    (directory / "state.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    for path in directory.iterdir():
+        with path.open("rb+") as file:
+            os.fsync(file.fileno())
+    sync(directory)
+
+
+def _read(directory: Path) -> tuple[TrainerState, dict[str, int]]:
+    facts = json.loads((directory / "state.json").read_text(encoding="utf-8"))
+    if facts["format"] != FORMAT:
+        raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
+    state = TrainerState(
+        step=facts["step"],
+        versions=facts["versions"],
+        policies={
+            name: load_file(directory / f"policy-{name}.safetensors") for name in facts["versions"]
+        },
+        optimizers={
+            name: torch.load(
+                directory / f"optimizer-{name}.pt", map_location="cpu", weights_only=True
+            )
+            for name in facts["trained"]
+        },
+    )
+    return state, facts["lengths"]

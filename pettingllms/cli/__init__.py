@@ -1,0 +1,1 @@
+"""The commands: one module each, which reads options, calls the package and prints."""

@@ -1,0 +1,118 @@
+"""How a run looks while it runs: a live line on a terminal, one plain line a step elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+
+class PlainDisplay:
+    """One line a step, for log files and pipes."""
+
+    def __init__(self) -> None:
+        self._clock = TimeLeft()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return None
+
+    def say(self, text: str) -> None:
+        """Prints the text."""
+        print(text, flush=True)
+
+    def playing(self, what: str, done: int, total: int) -> None:
+        """Prints one line, when all games are over."""
+        if done == total:
+            print(f"{what}: {total} games played", flush=True)
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        """Prints one line."""
+        left = self._clock.left(step, total)
+        print(f"step {step}/{total}  {step_text(row)}  {left}", flush=True)
+
+
+class TerminalDisplay:
+    """A bar for the run and one for held-out games, redrawn in place."""
+
+    def __init__(self) -> None:
+        self._clock = TimeLeft()
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=20),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[note]}"),
+            console=Console(highlight=False, soft_wrap=True),
+            refresh_per_second=4,
+        )
+        self._run: TaskID | None = None
+        self._games: TaskID | None = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def say(self, text: str) -> None:
+        """Prints the text above the bars."""
+        self._progress.console.print(text, markup=False)
+
+    def playing(self, what: str, done: int, total: int) -> None:
+        """Shows a second bar while games are being played."""
+        if self._games is None:
+            self._games = self._progress.add_task(what, total=total, note="games")
+        self._progress.update(self._games, description=what, completed=done, total=total)
+        if done == total:
+            self._progress.remove_task(self._games)
+            self._games = None
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        """Moves the bar of the run."""
+        note = f"{step_text(row)}  {self._clock.left(step, total)}"
+        if self._run is None:
+            self._run = self._progress.add_task("step", total=total, note="")
+        self._progress.update(self._run, completed=step, note=note)
+
+
+class TimeLeft:
+    """How long a run will still take, from how long it took since this process started it."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def left(self, step: int, total: int) -> str:
+        """`12 s left`; nothing before two steps are over."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        first, started = self._first
+        if step == first or step >= total:
+            return ""
+        return f"{duration((now - started) / (step - first) * (total - step))} left"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def step_text(row: Mapping[str, Any]) -> str:
+    """Success, reward by role, speed."""
+    parts = [] if row.get("success") is None else [f"success {row['success']:.2f}"]
+    parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
+    return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])
+
+
+def best_display() -> PlainDisplay | TerminalDisplay:
+    """Bars where somebody watches a terminal, lines where not."""
+    return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay()

@@ -1,0 +1,168 @@
+"""`--dry-run`: the settings as they would be used, and roughly what they cost.
+
+Nothing is loaded: the model is built without memory (PyTorch's meta device), the environment is
+made to count its roles. The formulas are in the code; they are good for a factor of about 1.5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from pettingllms.assembly import is_embedded, make_env
+from pettingllms.errors import ConfigError
+from pettingllms.evaluate import roles_of
+from pettingllms.models import EMBEDDED
+from pettingllms.policies.mapping import parse_policies
+from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH
+from pettingllms.runs import config_text
+from pettingllms.trainers.advantages import estimator_named
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+
+OPTIMIZER_BYTES = 4 + 4 + 4 + 4
+"""Float32 master copy, gradient and AdamW's two moments of each trained number."""
+PROMPT = 1024
+"""Tokens of a prompt, as a guess."""
+GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the estimates need to know of a model."""
+
+    parameters: int
+    adapter: int
+    """Numbers in one adapter."""
+    layers: int
+    hidden: int
+    cache_per_token: int
+    """Keys and values of one token in all layers, numbers."""
+    vocabulary: int
+
+
+def dry_run(config: ATGRPOConfig) -> str:
+    """The resolved settings as YAML, then memory and work.
+
+    Raises:
+        ConfigError: settings that cannot be used.
+    """
+    embedded = is_embedded(config)
+    config = resolve(config, embedded=embedded)
+    env = make_env(config, "train", embedded=embedded)
+    roles = roles_of(env)
+    players = parse_policies(config.policies, roles)
+    trained = config.trained_policies(players)
+    shape = shape_of(config)
+    turns = getattr(env.unwrapped, "max_turns", None)
+    policies, n = len(set(players.values())), len(trained)
+    return "\n".join(
+        [
+            config_text(config).rstrip(),
+            "",
+            f"# {policies} policies for {len(roles)} roles ({', '.join(roles)}), {n} trained",
+            *_memory(config, shape, policies, n),
+            *_work(config, shape, len(env.possible_agents), turns),
+        ]
+    )
+
+
+def shape_of(config: ATGRPOConfig) -> Shape:
+    """Sizes of the model that the settings name, from its configuration alone.
+
+    Raises:
+        ConfigError: it has none that transformers can read.
+    """
+    name = str(EMBEDDED) if config.model is None else config.model
+    try:
+        model_config = AutoConfig.from_pretrained(name)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(f"the configuration of model {name!r} cannot be read: {error}") from error
+    with torch.device("meta"):
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config)
+    text: Any = model_config.get_text_config()
+    heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Shape(
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        adapter=_adapter_size(model, config),
+        layers=text.num_hidden_layers,
+        hidden=text.hidden_size,
+        cache_per_token=2 * heads * width * text.num_hidden_layers,
+        vocabulary=text.vocab_size,
+    )
+
+
+def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
+    names = config.lora_target_modules.split(",")
+    head = model.get_output_embeddings()
+    layers = [
+        module
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear)
+        and module is not head
+        and (names == ["all-linear"] or name.rpartition(".")[2] in names)
+    ]
+    return sum(config.lora_r * (layer.in_features + layer.out_features) for layer in layers)
+
+
+def _memory(config: ATGRPOConfig, shape: Shape, policies: int, trained: int) -> list[str]:
+    small = config.dtype == "float32" or (config.dtype == "auto" and not _accelerated(config))
+    width = 4 if small else 2
+    replies = config.tasks_per_step * config.num_generations
+    batch = config.tokens_per_batch
+    # Kept for the backward pass: some 16 vectors of the hidden size a layer, and float32 logits
+    # with their gradient for the tokens of replies, at most all.
+    activations = batch * (16 * shape.layers * shape.hidden * width + 2 * 4 * shape.vocabulary)
+    if config.full:
+        models, base = policies + (config.beta > 0), shape.parameters
+        parts = {
+            f"{models} full models (sampling copies)": models * base * width,
+            "training state (float32 weights, gradients, AdamW)": trained * base * OPTIMIZER_BYTES,
+        }
+    else:
+        parts = {
+            "base model": shape.parameters * width,
+            f"{policies} adapters, gradients, AdamW": policies * shape.adapter * OPTIMIZER_BYTES,
+        }
+    positions = min(DEFAULT_TOKENS_PER_BATCH, replies * (config.max_completion_length + PROMPT))
+    parts[f"cache of a sampling batch of {positions} tokens"] = (
+        positions * shape.cache_per_token * width
+    )
+    parts[f"activations of an update of {batch} tokens"] = activations
+    lines = ["", "# Memory, estimated"]
+    return lines + [f"#   {size(value):>9}  {what}" for what, value in parts.items()]
+
+
+def _work(config: ATGRPOConfig, shape: Shape, agents: int, turns: int | None) -> list[str]:
+    tree = estimator_named(config.estimator).tree
+    moves = config.tasks_per_step * config.num_generations * agents
+    each = "a turn" if turns is None else f"a step ({turns} turns at the most)"
+    replies = moves * (turns or 1)
+    tokens = replies * config.max_completion_length
+    # Two operations a parameter and token forward, four more backward.
+    flops = 2 * shape.parameters * tokens * (1 + 3)
+    return [
+        "",
+        f"# Work {each}, at the most",
+        f"#   {replies:>9,}  replies ({config.num_generations} "
+        + ("to each prompt)" if tree else "games of each task)"),
+        f"#   {tokens:>9,}  sampled tokens",
+        f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
+        f"# Steps: {config.max_steps}; model: {shape.parameters:,} parameters, "
+        f"adapter: {shape.adapter:,}",
+    ]
+
+
+def _accelerated(config: ATGRPOConfig) -> bool:
+    if config.device != "auto":
+        return config.device != "cpu"
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
+def size(count: float) -> str:
+    """Bytes as GiB, or MiB where few."""
+    return f"{count / GIB:.1f} GiB" if count >= GIB / 2 else f"{count / (1 << 20):.1f} MiB"

@@ -1,0 +1,1 @@
+"""Where tasks come from: seeded generators and files."""

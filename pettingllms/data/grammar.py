@@ -1,0 +1,290 @@
+"""A compositional grammar of small programming problems about lists, words and arithmetic.
+
+Every problem is a pipeline of three parts: keep some values, change each of them, report one
+result (lists and words), or combine two numbers and change the result twice (arithmetic). A part
+knows several English phrases, one Python expression, and the function that the expression
+computes, so that hidden tests need no sandbox. Train, validation and test problems use disjoint
+*compositions*: a test problem combines known parts in a way never seen before.
+
+The split of a composition depends on what it computes, not on its name or position, so that no
+test problem is a training problem in other words.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+class Part(NamedTuple):
+    """One step of a pipeline: a name, its phrases, its expression, and what that computes."""
+
+    name: str
+    phrases: tuple[str, ...]
+    code: str
+    apply: Callable[..., Any]
+
+
+def _above(bound: int) -> Part:
+    phrases = (f"numbers above {bound}", f"numbers greater than {bound}")
+    return Part(f"above{bound}", phrases, f"x > {bound}", lambda x: x > bound)
+
+
+def _below(bound: int) -> Part:
+    phrases = (f"numbers below {bound}", f"numbers less than {bound}")
+    return Part(f"below{bound}", phrases, f"x < {bound}", lambda x: x < bound)
+
+
+def _add(amount: int) -> Part:
+    phrases = (f"add {amount} to {{it}}", f"increase {{it}} by {amount}")
+    return Part(f"add{amount}", phrases, f"x + {amount}", lambda x: x + amount)
+
+
+def _subtract(amount: int) -> Part:
+    phrases = (f"subtract {amount} from {{it}}", f"decrease {{it}} by {amount}")
+    return Part(f"sub{amount}", phrases, f"x - {amount}", lambda x: x - amount)
+
+
+NUMBER_FILTERS = (
+    Part("even", ("even numbers", "numbers divisible by 2"), "x % 2 == 0", lambda x: x % 2 == 0),
+    Part("odd", ("odd numbers", "numbers that are not even"), "x % 2 == 1", lambda x: x % 2 == 1),
+    Part("positive", ("positive numbers", "numbers over zero"), "x > 0", lambda x: x > 0),
+    Part("negative", ("negative numbers", "numbers under zero"), "x < 0", lambda x: x < 0),
+    Part(
+        "threes", ("multiples of 3", "numbers divisible by 3"), "x % 3 == 0", lambda x: x % 3 == 0
+    ),
+    _above(2),
+    _above(4),
+    _below(3),
+    _below(5),
+)
+NUMBER_MAPS = (
+    Part("double", ("double {it}", "multiply {it} by 2"), "x * 2", lambda x: x * 2),
+    Part("triple", ("triple {it}", "multiply {it} by 3"), "x * 3", lambda x: x * 3),
+    Part("square", ("square {it}", "multiply {it} by itself"), "x * x", lambda x: x * x),
+    Part("negate", ("negate {it}", "flip the sign of {it}"), "-x", lambda x: -x),
+    Part("absolute", ("drop the sign of {it}", "take the absolute value of {it}"), "abs(x)", abs),
+    _add(1),
+    _add(3),
+    _add(5),
+    _subtract(2),
+    _subtract(4),
+)
+NUMBER_REDUCES = (
+    Part("sum", ("the sum", "the total"), "sum(a)", sum),
+    Part("max", ("the largest", "the maximum"), "max(a, default=0)", lambda a: max(a, default=0)),
+    Part("min", ("the smallest", "the minimum"), "min(a, default=0)", lambda a: min(a, default=0)),
+    Part("count", ("how many there are", "the count"), "len(a)", len),
+    Part("first", ("the first", "the first one"), "a[0] if a else 0", lambda a: a[0] if a else 0),
+    Part("last", ("the last", "the final one"), "a[-1] if a else 0", lambda a: a[-1] if a else 0),
+    Part("all", ("all of them", "the list"), "*a", list),
+    Part("sorted", ("them in order", "the sorted list"), "*sorted(a)", sorted),
+)
+WORDS = tuple(
+    """
+    ant bee cat dog elk fox hen owl pig rat bear crab deer duck frog goat hare lion mole swan
+    apple bread eagle horse mouse olive otter sheep snail tiger
+    """.split()  # noqa: SIM905 - a list of words reads better as words
+)
+WORD_FILTERS = (
+    Part(
+        "short",
+        ("short words of 3 letters", "words with exactly 3 letters"),
+        "len(x) == 3",
+        lambda x: len(x) == 3,
+    ),
+    Part(
+        "long",
+        ("words longer than 4 letters", "words of 5 letters or more"),
+        "len(x) > 4",
+        lambda x: len(x) > 4,
+    ),
+    Part("with_a", ("words with an a", "words that contain a"), "'a' in x", lambda x: "a" in x),
+    Part("with_e", ("words with an e", "words that contain e"), "'e' in x", lambda x: "e" in x),
+    Part("early", ("words before m", "words that come before m"), "x < 'm'", lambda x: x < "m"),
+)
+WORD_MAPS = (
+    Part("upper", ("upper-case {it}", "write {it} in capitals"), "x.upper()", str.upper),
+    Part(
+        "initial",
+        ("take the first letter of {it}", "keep the initial of {it}"),
+        "x[0]",
+        lambda x: x[0],
+    ),
+    Part(
+        "final",
+        ("take the last letter of {it}", "keep the final letter of {it}"),
+        "x[-1]",
+        lambda x: x[-1],
+    ),
+    Part(
+        "length",
+        ("take the length of {it}", "count the letters of {it}"),
+        "str(len(x))",
+        lambda x: str(len(x)),
+    ),
+    Part("mark", ("add a mark ! to {it}", "put ! after {it}"), "x + '!'", lambda x: x + "!"),
+)
+WORD_REDUCES = (
+    Part("dashes", ("them joined by dashes", "all with - between"), "'-'.join(a)", "-".join),
+    Part("number", ("how many there are", "the count"), "len(a)", len),
+    Part("first", ("the first", "the first one"), "a[0] if a else 0", lambda a: a[0] if a else 0),
+    Part("last", ("the last", "the final one"), "a[-1] if a else 0", lambda a: a[-1] if a else 0),
+    Part("back", ("them backwards", "all in reverse order"), "*a[::-1]", lambda a: a[::-1]),
+)
+CHANGES = tuple(part for part in NUMBER_MAPS if part.name not in ("triple", "square"))
+"""What is done to one number: without the maps that make large ones."""
+COMBINES = (
+    Part("plus", ("the sum of a and b", "a plus b"), "a + b", lambda a, b: a + b),
+    Part("minus", ("a minus b", "the difference of a and b"), "a - b", lambda a, b: a - b),
+    Part("times", ("the product of a and b", "a times b"), "a * b", lambda a, b: a * b),
+    Part("larger", ("the larger of a and b", "the maximum of a and b"), "max(a, b)", max),
+    Part("smaller", ("the smaller of a and b", "the minimum of a and b"), "min(a, b)", min),
+)
+
+
+class Family(NamedTuple):
+    """A kind of pipeline: its three stages, and how it is said and programmed."""
+
+    name: str
+    stages: tuple[tuple[Part, ...], tuple[Part, ...], tuple[Part, ...]]
+    sentences: tuple[str, ...]
+    """How to say it; {0} {1} {2} are the parts, {out} is print or return."""
+    reads: tuple[str, str]
+    """Opening sentence for standard input, and for a function."""
+    stdin: str
+    function: str
+    parameters: int
+
+
+_LIST_SENTENCES = (
+    "Keep the {0}, {1}, and {out} {2}.",
+    "Take only the {0}; {1}; {out} {2}.",
+    "Ignore all but the {0}. Then {1} and {out} {2}.",
+)
+FAMILIES = (
+    Family(
+        "numbers",
+        (NUMBER_FILTERS, NUMBER_MAPS, NUMBER_REDUCES),
+        _LIST_SENTENCES,
+        ("Read integers on one line.", "Write solve(a) for a list of integers."),
+        "a = list(map(int, input().split()))\na = [{1} for x in a if {0}]\nprint({2})",
+        "def solve(a):\n    a = [{1} for x in a if {0}]\n    return {2}",
+        1,
+    ),
+    Family(
+        "words",
+        (WORD_FILTERS, WORD_MAPS, WORD_REDUCES),
+        _LIST_SENTENCES,
+        ("Read words on one line.", "Write solve(a) for a list of words."),
+        "a = input().split()\na = [{1} for x in a if {0}]\nprint({2})",
+        "def solve(a):\n    a = [{1} for x in a if {0}]\n    return {2}",
+        1,
+    ),
+    Family(
+        "arithmetic",
+        (COMBINES, CHANGES, CHANGES),
+        (
+            "Start with {0}, {1}, then {2}, and {out} that.",
+            "Compute {0}. Then {1}; {2}; {out} the result.",
+        ),
+        ("Read two integers a and b.", "Write solve(a, b) for two integers."),
+        "a, b = map(int, input().split())\nx = {0}\nx = {1}\nprint({2})",
+        "def solve(a, b):\n    x = {0}\n    x = {1}\n    return {2}",
+        2,
+    ),
+)
+
+
+def random_values(rng: random.Random, family: Family, length: int) -> list[Any]:
+    """Values to feed a composition of `family`: two integers, or `length` integers or words."""
+    if family.name == "words":
+        return rng.sample(WORDS, length)
+    if family.parameters == 2:
+        return [rng.randint(-6, 6) for _ in range(2)]
+    return [rng.randint(-9, 9) for _ in range(length)]
+
+
+_PROBES = {
+    family.name: [random_values(random.Random(f"probe {n}"), family, 3 + n % 4) for n in range(40)]
+    for family in FAMILIES
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Composition:
+    """A family and one part for each of its three stages."""
+
+    family: Family
+    parts: tuple[Part, Part, Part]
+
+    @property
+    def name(self) -> str:
+        """The family and the parts, e.g. `numbers:even:double:sum`."""
+        return ":".join((self.family.name, *(part.name for part in self.parts)))
+
+    @property
+    def split(self) -> Split:
+        """The only split that may contain this composition: 70 % train, 10 % val, 20 % test.
+
+        It is a checksum of what the composition computes on fixed probes, so that two
+        compositions that compute the same (add 1 then 3, add 3 then 1) share a split.
+        """
+        bucket = (
+            zlib.crc32(repr([self.run(values) for values in _PROBES[self.family.name]]).encode())
+            % 10
+        )
+        return "test" if bucket < 2 else "val" if bucket == 2 else "train"
+
+    def program(self, *, function: bool) -> str:
+        """The reference solution, as a function `solve` or as a program on standard input."""
+        template = self.family.function if function else self.family.stdin
+        first, second, third = (part.code for part in self.parts)
+        if function and third.startswith("*"):
+            # `return *a` would be a tuple; a function returns the list itself.
+            third = third[1:]
+        return template.format(first, second, third)
+
+    def run(self, values: Sequence[Any]) -> Any:
+        """What the reference computes for `values`, without running its text."""
+        first, second, third = (part.apply for part in self.parts)
+        if self.family.parameters == 2:
+            return third(second(first(*values)))
+        return third([second(value) for value in values if first(value)])
+
+    def question(self, rng: random.Random, *, function: bool) -> str:
+        """The problem in English, in one of several phrasings."""
+        it = "it" if self.family.parameters == 2 else "each"
+        phrases = [rng.choice(part.phrases).format(it=it) for part in self.parts]
+        sentence = rng.choice(self.family.sentences)
+        out = "return" if function else "print"
+        return f"{self.family.reads[function]} {sentence.format(*phrases, out=out)}"
+
+    def neighbours(self) -> list[Composition]:
+        """All compositions that differ from this one in exactly one part."""
+        return [
+            Composition(self.family, (*self.parts[:stage], part, *self.parts[stage + 1 :]))  # type: ignore[arg-type]
+            for stage, parts in enumerate(self.family.stages)
+            for part in parts
+            if part is not self.parts[stage]
+        ]
+
+
+def _compositions() -> dict[Split, tuple[Composition, ...]]:
+    found: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
+    for family in FAMILIES:
+        for first in family.stages[0]:
+            for second in family.stages[1]:
+                for third in family.stages[2]:
+                    composition = Composition(family, (first, second, third))
+                    found[composition.split].append(composition)
+    return {split: tuple(members) for split, members in found.items()}
+
+
+COMPOSITIONS = _compositions()

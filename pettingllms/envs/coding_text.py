@@ -1,0 +1,183 @@
+"""What coder and tester read and write: the prompts, and the parsing of their replies.
+
+No text that a model can write raises here or takes longer than its length.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import NamedTuple
+
+from pettingllms.data.coding import CodingTask, Test
+from pettingllms.sandbox import RunResult
+
+MAX_TESTS = 8
+MAX_BLOCK_CHARS = 64_000
+SHOWN_CHARS = 400
+PYTHON_TAGS = ("", "python", "py", "python3")
+
+_OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)[^`]*")
+_CLOSING = re.compile(r"[ \t]*```[ \t]*")
+
+
+class ParseError(NamedTuple):
+    """Why a reply could not be read; told to the agent, never raised."""
+
+    why: str
+
+
+class Block(NamedTuple):
+    """A fenced block: the word after the fence, lower case, and the lines between the fences."""
+
+    tag: str
+    body: str
+
+
+def blocks(text: str) -> list[Block]:
+    """All closed fenced blocks of `text`, in order; linear in its length."""
+    found: list[Block] = []
+    tag, body = None, list[str]()
+    for line in text.split("\n"):
+        if tag is None:
+            opening = _OPENING.fullmatch(line) if "```" in line else None
+            if opening:
+                tag, body = opening[1].lower(), []
+        elif "```" in line and _CLOSING.fullmatch(line):
+            found.append(Block(tag, "\n".join(body)))
+            tag = None
+        else:
+            body.append(line)
+    return found
+
+
+def parse_program(text: str) -> str | ParseError:
+    """The last closed block of a reply that is Python or names no language."""
+    programs = [block.body for block in blocks(text) if block.tag in PYTHON_TAGS]
+    if not programs:
+        return ParseError("no closed ```python block with a program")
+    if len(programs[-1]) > MAX_BLOCK_CHARS:
+        return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
+    return programs[-1]
+
+
+def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseError:
+    """All pairs of an `input` block and the `output` block after it, at most `MAX_TESTS`.
+
+    With `function`, an input must be a JSON list of arguments and an output a JSON value.
+    """
+    tests: list[Test] = []
+    pending: str | None = None
+    for tag, body in blocks(text):
+        if tag == "input":
+            pending = body
+        elif tag == "output" and pending is not None:
+            tests.append(Test(pending, body))
+            pending = None
+    if not tests:
+        return ParseError("no ```input block followed by an ```output block")
+    for test in tests[:MAX_TESTS]:
+        if max(len(test.input), len(test.output)) > MAX_BLOCK_CHARS:
+            return ParseError(f"a test is longer than {MAX_BLOCK_CHARS} characters")
+        if function is not None and not _is_call(test):
+            return ParseError(
+                "a test of a function needs a JSON list of arguments and a JSON value"
+            )
+    return tuple(tests[:MAX_TESTS])
+
+
+def _is_call(test: Test) -> bool:
+    try:
+        json.loads(test.output)
+        return isinstance(json.loads(test.input), list)
+    except (ValueError, RecursionError):
+        return False
+
+
+class Disagreement(NamedTuple):
+    """A generated test that the program fails."""
+
+    input: str
+    expected: str
+    actual: str
+
+
+class Attempt(NamedTuple):
+    """One finished turn: the program at its end, and where the tester's tests disagree with it."""
+
+    program: str | None
+    disagreements: tuple[Disagreement, ...]
+
+
+def shown_result(result: RunResult, function: str | None) -> str:
+    """What a run gave, in a line: its output, or how it failed."""
+    if result.status != "ok":
+        last = result.stderr.strip().splitlines()[-1:] or [""]
+        return f"{result.status} {last[0]}".strip()[:SHOWN_CHARS]
+    return (result.stdout if function is None else result.value or "").strip()[:SHOWN_CHARS]
+
+
+def shown_attempt(turn: int, attempt: Attempt) -> str:
+    """An earlier turn, for people and large models."""
+    lines = [f"Turn {turn}:", attempt.program if attempt.program is not None else "(no program)"]
+    lines += [
+        f"input {d.input[:SHOWN_CHARS]} | tester expects {d.expected[:SHOWN_CHARS]} | program gives {d.actual}"
+        for d in attempt.disagreements
+    ]
+    return "\n".join(lines)
+
+
+def compact_prompt(role: str, question: str, history: tuple[Attempt, ...]) -> str:
+    """Few tokens, for the embedded model: the role, the problem, what disagreed before."""
+    lines = [role, question]
+    for attempt in history:
+        lines.append(f"tried\n{(attempt.program or 'nothing').rstrip()}")
+        lines += [f"test {d.input} want {d.expected} got {d.actual}" for d in attempt.disagreements]
+    return "\n".join(lines)
+
+
+_CODER = """You are the coder of a team of two. Write a Python program that solves the problem below. {form}
+Think first if you like, then end your reply with exactly one fenced block:
+```python
+<your program>
+```"""
+_TESTER = """You are the tester of a team of two. Write one to {most} test cases for the problem below, to find out whether a \
+program solves it. Work out each expected output with care: a wrong one is worse than none, and a case on which wrong \
+programs fail is worth most. {form}
+Think first if you like, then give each test case as two fenced blocks:
+```input
+{input}
+```
+```output
+{output}
+```"""
+
+
+def full_prompt(role: str, task: CodingTask, history: tuple[Attempt, ...]) -> str:
+    """Rules, format, problem and history, for real language models."""
+    calls = None if task.function is None else f"`{task.function}`"
+    if role == "coder":
+        form = (
+            f"Define the function {calls}; it returns the answer."
+            if calls
+            else "It reads standard input and prints the answer."
+        )
+        rules = _CODER.format(form=form)
+    elif calls:
+        form = (
+            f"The input is a JSON list of the arguments of {calls}, "
+            "the output is its return value as JSON."
+        )
+        rules = _TESTER.format(form=form, most=MAX_TESTS, input="[<arguments>]", output="<value>")
+    else:
+        form = "The input is what the program reads, the output is what it prints."
+        shown = {"input": "<standard input>", "output": "<expected output>"}
+        rules = _TESTER.format(form=form, most=MAX_TESTS, **shown)
+    parts = [rules, f"Problem:\n{task.question}"]
+    if history:
+        parts.append(
+            "Earlier turns, with the tests on which program and tester disagree "
+            "(either may be wrong):"
+        )
+        parts += [shown_attempt(turn, attempt) for turn, attempt in enumerate(history)]
+    return "\n\n".join(parts)

@@ -1,0 +1,252 @@
+"""# Coding.
+
+A coder writes a program and a tester writes tests for it; both really run, in a sandbox.
+
+| | |
+|---|---|
+| Creation | `coding_v0.env()`, `pettingzoo.make("aec", "pettingllms/coding-v0")` |
+| Agents | `coder_0`, then `tester_0`, in this order each turn |
+| Action | `FreeText`: a reply with fenced blocks |
+| Observation | `Dict(text: FreeText, turn: Discrete)` |
+| Turns | 4 by default, then truncation |
+
+Turn 0 shows both roles the problem. Later turns add, for every earlier turn, the program and the
+generated tests on which program and tester disagree. The hidden tests are never shown. The coder
+answers with one fenced Python program; the tester with one or more pairs of fenced blocks,
+`input` and `output` (for a function: a JSON list of arguments and the JSON return value). Text
+around the blocks is free. What cannot be parsed changes nothing, costs `FORMAT_PENALTY`, and
+says why in `infos[agent]["parse_error"]`.
+
+The episode ends when the program passes all of the tester's tests: agreement, which is not
+success. Success is that the current program passes all hidden tests.
+
+# Rewards
+
+`reward = alpha * team + local`, both in `infos`.
+
+| scheme | team | local of the coder | local of the tester |
+|---|---|---|---|
+| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes | half the share of its tests that the reference passes, plus half the share of mutants that the valid ones catch |
+| `"sparse"` | the same | 0 | 0 |
+
+The paper scores a tester by the reference alone, so that a trivial test is worth as much as a good
+one. Here half of the score asks that tests tell right from wrong: a mutant is a known-wrong program, the
+reference with one part changed, made for each task. Only tests that the reference passes can
+catch one, so a wrong test earns nothing. In the sparse scheme the candidates of a
+tester share one program and so one reward: it teaches the coder only.
+
+# Arguments
+
+`dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
+(`pettingllms.data.coding`). `split`: `train`, `val` or `test`. `rewards`, `alpha`, `max_turns` (alias
+`max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the embedded one.
+`sandbox`: a `Sandbox`; by default the process's shared one.
+
+# Version History
+
+* v0: first version (0.1.0)
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from pettingllms.data import coding, mutation
+from pettingllms.data.coding import CodingTask, Test, passes
+from pettingllms.data.grammar import Split
+from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.envs.coding_text import (
+    Attempt,
+    Disagreement,
+    ParseError,
+    compact_prompt,
+    full_prompt,
+    parse_program,
+    parse_tests,
+    shown_attempt,
+    shown_result,
+)
+from pettingllms.errors import ConfigError, DatasetError, did_you_mean
+from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, shared_sandbox
+
+FORMAT_PENALTY = 0.1
+LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
+
+Rewards = Literal["paper", "sparse"]
+Prompt = Literal["full", "compact"]
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """All that an episode knows: the task, the current program and how it fares, the past."""
+
+    task: CodingTask
+    program: str | None = None
+    passed: float = 0.0
+    """Share of hidden tests that the current program passes."""
+    history: tuple[Attempt, ...] = ()
+
+
+class raw_env(TextEnv):
+    """The coder-tester environment; the module's docstring is its manual.
+
+    Raises:
+        ConfigError: an unknown `rewards` or `prompt`.
+        DatasetError: the `dataset` file has a bad row, or no task of `split`.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "coding_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "render_fps": 1,
+    }
+
+    def __init__(
+        self,
+        *,
+        dataset: str | Path | None = None,
+        rewards: Rewards = "paper",
+        prompt: Prompt = "full",
+        sandbox: Sandbox | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(roles=("coder", "tester"), **kwargs)
+        for name, value, known in (("rewards", rewards, Rewards), ("prompt", prompt, Prompt)):
+            if value not in get_args(known):
+                hint = did_you_mean(str(value), get_args(known))
+                raise ConfigError(f"{name} must be one of {get_args(known)}, got {value!r}; {hint}")
+        self.tasks = (
+            None if dataset is None else coding.load_jsonl(dataset)[cast(Split, self.split)]
+        )
+        if self.tasks is not None and not self.tasks:
+            raise DatasetError(
+                f"{dataset} has no task of the split {self.split!r}; add rows or a split field"
+            )
+        self.num_tasks = None if self.tasks is None else len(self.tasks)
+        """Rows of the data set: task seeds wrap around here. None for the endless generator."""
+        self._mutants: dict[int, tuple[str, ...]] = {}  # made once a task, shared by copies
+        self.rewards_scheme = rewards
+        self.prompt = prompt
+        self._sandbox = sandbox
+
+    @property
+    def sandbox(self) -> Sandbox:
+        """Where programs run: the given sandbox, or the process's shared one."""
+        return self._sandbox if self._sandbox is not None else shared_sandbox()
+
+    def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
+        if self.tasks is None:
+            return State(coding.generate(seed, cast(Split, self.split)))
+        task = self.tasks[seed % len(self.tasks)]
+        if not task.mutants:
+            if seed not in self._mutants:
+                self._mutants[seed] = mutation.known_wrong(task, self._outputs, coding.MUTANTS)
+            task = replace(task, mutants=self._mutants[seed])
+        return State(task)
+
+    def _text(self, state: State, agent: str) -> str:
+        role = agent.removesuffix("_0")
+        if self.prompt == "compact":
+            return compact_prompt(role, state.task.question, state.history)
+        return full_prompt(role, state.task, state.history)
+
+    def _act(self, state: State, agent: str, text: str) -> Outcome:
+        return self._code(state, text) if agent == "coder_0" else self._test(state, text)
+
+    def _code(self, state: State, text: str) -> Outcome:
+        program = parse_program(text)
+        if isinstance(program, ParseError):
+            return self._outcome(state, -FORMAT_PENALTY, parse_error=program.why)
+        tests = state.task.tests
+        (results,) = self._outputs(state.task, [program], [test.input for test in tests])
+        passed = sum(
+            passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
+        )
+        share = passed / len(tests)
+        info = {"passed": share, "statuses": [result.status for result in results]}
+        return self._outcome(replace(state, program=program, passed=share), share, info=info)
+
+    def _test(self, state: State, text: str) -> Outcome:
+        tests = parse_tests(text, state.task.function)
+        if isinstance(tests, ParseError):
+            history = (*state.history, Attempt(state.program, ()))
+            return self._outcome(
+                replace(state, history=history), -FORMAT_PENALTY, parse_error=tests.why
+            )
+        task, inputs = state.task, [test.input for test in tests]
+        correct, *wrong = self._outputs(task, [task.reference, *task.mutants], inputs)
+        valid = [passes(test, r, task.function) for test, r in zip(tests, correct, strict=True)]
+        caught = [
+            any(
+                ok and not passes(test, r, task.function)
+                for ok, test, r in zip(valid, tests, results, strict=True)
+            )
+            for results in wrong
+        ]
+        validity, power = sum(valid) / len(valid), sum(caught) / len(caught) if caught else 0.0
+        disagreements = self._disagreements(state, tests)
+        history = (*state.history, Attempt(state.program, disagreements))
+        return self._outcome(
+            replace(state, history=history),
+            0.5 * validity + 0.5 * power,
+            done=state.program is not None and not disagreements,
+            info={"tests": len(tests), "valid": validity, "caught": power},
+        )
+
+    def _disagreements(self, state: State, tests: tuple[Test, ...]) -> tuple[Disagreement, ...]:
+        if state.program is None:
+            return ()
+        (results,) = self._outputs(state.task, [state.program], [test.input for test in tests])
+        return tuple(
+            Disagreement(test.input, test.output, shown_result(result, state.task.function))
+            for test, result in zip(tests, results, strict=True)
+            if not passes(test, result, state.task.function)
+        )
+
+    def _outputs(
+        self, task: CodingTask, programs: list[str], inputs: list[str]
+    ) -> list[list[RunResult]]:
+        """Run every program on every input, all in one process.
+
+        That is one fork instead of many, and safe: programs of one request cannot gain from each
+        other (a model's program never shares a request with another's or with the reference),
+        and no expected output is ever in the sandbox.
+        """
+        if task.function is None:
+            cases = [Case(stdin=text) for text in inputs]
+        else:
+            cases = [Case(function=task.function, args=text) for text in inputs]
+        return self.sandbox.run(programs, cases, limits=LIMITS, fresh_process=False)
+
+    def _outcome(
+        self,
+        state: State,
+        local: float,
+        *,
+        done: bool = False,
+        parse_error: str | None = None,
+        info: dict[str, Any] | None = None,
+    ) -> Outcome:
+        success = state.program is not None and state.passed == 1.0
+        return Outcome(
+            state=state,
+            team=float(success),
+            local=local if self.rewards_scheme == "paper" else 0.0,
+            success=success,
+            done=done,
+            parse_error=parse_error,
+            info=info or {},
+        )
+
+    def _view(self, state: State) -> str:
+        lines = [state.task.question, *(shown_attempt(n, a) for n, a in enumerate(state.history))]
+        lines.append(f"hidden tests passed: {state.passed:.0%}")
+        return "\n".join(lines)
+
+
+def env(**kwargs: Any) -> raw_env:
+    """The environment as PettingZoo users make it; see the module's docstring."""
+    return raw_env(**kwargs)

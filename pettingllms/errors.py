@@ -1,0 +1,75 @@
+"""Every error that pettingllms raises on purpose, in one tree.
+
+    PettingLLMsError
+    |- ConfigError          (ValueError)    an option, key or value that cannot be used
+    |- DatasetError         (ValueError)    a row of a task file that does not fit its schema
+    |- GroupError           (ValueError)    candidates that must not share one advantage group
+    |- UnknownNameError     (LookupError)   a name that is in no registry
+    |- CloneError           (TypeError)     an environment that cannot be copied exactly
+    |- ConformanceError     (AssertionError)  an environment that breaks its contract
+    |- StaleSamplerError    (RuntimeError)  a sampler that holds another version than the trainer
+    |- NonFiniteError       (ArithmeticError)  a loss or gradient that is not a number
+    |- RunFolderError       (OSError)       a run folder that cannot be written or resumed
+    '- SandboxUnavailable   (RuntimeError)  the sandbox failed, not the program in it
+
+Each is also the closest standard exception, so that callers who know nothing of this package
+can still catch it. Text written by a model never raises any of them.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class PettingLLMsError(Exception):
+    """Base class of all errors raised on purpose by this package."""
+
+
+class ConfigError(PettingLLMsError, ValueError):
+    """An option, a configuration key or a value that cannot be used."""
+
+
+class DatasetError(PettingLLMsError, ValueError):
+    """A row of a task file that does not fit its schema; names file, line and field."""
+
+
+class GroupError(PettingLLMsError, ValueError):
+    """Candidates that must not share one advantage group."""
+
+
+class UnknownNameError(PettingLLMsError, LookupError):
+    """A name that is in no registry."""
+
+
+class CloneError(PettingLLMsError, TypeError):
+    """An environment of which no exact copy can be made."""
+
+
+class ConformanceError(PettingLLMsError, AssertionError):
+    """An environment that breaks the contract that `check_env` checks; names the property."""
+
+
+class StaleSamplerError(PettingLLMsError, RuntimeError):
+    """A sampler that holds another version of the weights than the trainer."""
+
+
+class NonFiniteError(PettingLLMsError, ArithmeticError):
+    """A loss or gradient that is not a finite number."""
+
+
+class RunFolderError(PettingLLMsError, OSError):
+    """A run folder that cannot be written, is in use, or cannot be resumed."""
+
+
+class SandboxUnavailable(PettingLLMsError, RuntimeError):  # noqa: N818 - reads as a state
+    """The sandbox itself failed. It says nothing about the program and is never a reward."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """A sentence that names the closest known names, or lists all of them when few."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
+    if close:
+        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    return f"known: {', '.join(names)}" if names else "none are known"

@@ -1,0 +1,91 @@
+"""The chat template, in one place: an observation's text to prompt tokens, and reply tokens back.
+
+Nothing else in the package formats a conversation. Replies are decoded for the environment only;
+training uses the sampled token ids.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from pettingllms.errors import ConfigError
+
+
+class Chat:
+    """One tokenizer with its chat template and the settings it is rendered with.
+
+    Args:
+        tokenizer: a tokenizer that carries a chat template.
+        end_ids: token ids that end the model's turn.
+        template_kwargs: passed on to the template (`enable_thinking=False`, ...).
+
+    Raises:
+        ConfigError: the tokenizer has no chat template.
+    """
+
+    def __init__(
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        end_ids: Sequence[int],
+        template_kwargs: Mapping[str, Any] | None = None,
+    ) -> None:
+        if not tokenizer.chat_template:
+            raise ConfigError(
+                f"the tokenizer of {tokenizer.name_or_path!r} has no chat template; use the "
+                "model's instruct variant, or put a chat_template.jinja beside its tokenizer"
+            )
+        self.tokenizer = tokenizer
+        self.end_ids = tuple(end_ids)
+        self._kwargs = dict(template_kwargs or {})
+        special = sorted(filter(None, tokenizer.all_special_tokens), key=len, reverse=True)
+        self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+
+    def prompt_ids(self, text: str) -> tuple[int, ...]:
+        """Token ids of one user turn followed by the opening of the model's turn.
+
+        Spelled-out control tokens in `text` are broken up by a space: what one role wrote must
+        not open or close a turn in the prompt of another. Lone surrogates become `?`.
+        """
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        text = self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        ids = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": text}],
+            add_generation_prompt=True,
+            tokenize=True,
+            return_dict=False,
+            **self._kwargs,
+        )
+        return tuple(ids)
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """A reply's text without its end of turn and without special tokens."""
+        ids = list(token_ids)
+        if ids and ids[-1] in self.end_ids:
+            del ids[-1]
+        text = self.tokenizer.decode(
+            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+        return str(text)
+
+
+def end_of_turn_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Every token id that ends the model's turn: its generation config's and the tokenizer's.
+
+    Raises:
+        ConfigError: neither names one; sampling would never stop by itself.
+    """
+    config = model.generation_config
+    listed = config.eos_token_id if config is not None else None
+    ids = [listed] if isinstance(listed, int) else list(listed or [])
+    if tokenizer.eos_token_id is not None:
+        ids.append(tokenizer.eos_token_id)
+    if not ids:
+        raise ConfigError(
+            f"model {model.name_or_path!r} names no end-of-turn token; set eos_token_id in its "
+            "generation_config.json"
+        )
+    return tuple(sorted({int(token) for token in ids}))

@@ -1,0 +1,196 @@
+"""Builds the policies of a run from a model's name or folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import LoraConfig
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl.trainer.utils import disable_dropout_in_model
+
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.policies.adapters import read_config
+from pettingllms.policies.chat import Chat, end_of_turn_ids
+from pettingllms.policies.fit import share_prompts
+from pettingllms.policies.full import FullWeights
+from pettingllms.policies.lora import MERGE_LIMIT_BYTES, LoraWeights
+from pettingllms.policies.policy_set import PolicySet, Weights
+from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH, TransformersSampler
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+def load_policies(
+    model: str | Path,
+    roles_to_policies: Mapping[str, str],
+    *,
+    lora_r: int = 16,
+    lora_alpha: int = 32,
+    lora_target_modules: str | Sequence[str] = "all-linear",
+    full: bool = False,
+    reference: bool = False,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    gradient_checkpointing: bool = False,
+    sample_tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH,
+    shared_prompts: bool = True,
+    merge: bool | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
+    adapters: Path | None = None,
+) -> PolicySet:
+    """Loads the base model and makes or loads a policy for every role.
+
+    Args:
+        model: a Hugging Face id, or a folder with a causal model and its tokenizer.
+        roles_to_policies: role -> policy, as from `parse_policies`.
+        lora_r: rank of the adapters; they are scaled by `lora_alpha / lora_r`.
+        lora_alpha: see `lora_r`.
+        lora_target_modules: "all-linear", or names of modules, as PEFT takes them.
+        full: a full model per policy in place of adapters, in memory as well.
+        reference: with `full`, keep the base, too, for a KL term. Adapters need no copy.
+        dtype: of the computation, by default float32 on a CPU and bfloat16 elsewhere. What is
+            trained is kept in float32 in any case.
+        device: by default cuda or mps where present, else the CPU.
+        seed: of the adapters' first weights, together with each policy's name.
+        gradient_checkpointing: recompute activations in the backward pass, to save memory.
+        sample_tokens_per_batch: bound on the positions in the sampler's cache.
+        shared_prompts: compute a prompt once for all its replies where a trial allows it.
+        merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
+        chat_template_kwargs: passed on to the chat template.
+        adapters: folder with a subfolder per policy, in place of fresh ones; their rank and
+            targets are those they were saved with.
+
+    Raises:
+        ConfigError: a model, tokenizer, adapter or value that cannot be used.
+    """
+    place = _device(device)
+    compute = _dtype(dtype, place)
+    tokenizer, base = _load_base(model, torch.float32 if full else compute, place)
+    if gradient_checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    packing = shared_prompts and share_prompts(base)
+    end_ids = end_of_turn_ids(base, tokenizer)
+    names = tuple(dict.fromkeys(roles_to_policies.values()))
+    saved = _saved(adapters, names)
+    weights: Weights
+    if full:
+        weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
+    else:
+        fresh = _lora_config(lora_r, lora_alpha, lora_target_modules)
+        configs = {name: read_config(saved[name]) if saved else fresh for name in names}
+        weights = _lora_weights(base, str(model), configs, seed, merge)
+    policies = PolicySet(
+        weights,
+        roles_to_policies,
+        Chat(tokenizer, end_ids, chat_template_kwargs),
+        TransformersSampler(end_ids, tokenizer.pad_token_id or 0, sample_tokens_per_batch),
+        packing=packing,
+        autocast=compute if full and compute != torch.float32 else None,
+        checkpointing=gradient_checkpointing,
+    )
+    for name, directory in saved.items():
+        policies.load(name, directory)
+    return policies
+
+
+def _load_base(
+    model: str | Path, dtype: torch.dtype, device: torch.device
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(model))
+        base = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
+    except (OSError, ValueError, KeyError) as error:
+        raise ConfigError(
+            f"model {str(model)!r} cannot be loaded: {str(error).splitlines()[0]}; give the "
+            "folder of a causal language model with its tokenizer, or its Hugging Face id"
+        ) from error
+    base.eval()
+    disable_dropout_in_model(base)
+    nn.Module.to(base, device)  # transformers' own `to` is not typed
+    return tokenizer, base
+
+
+def _lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConfig:
+    if rank < 1:
+        raise ConfigError(f"lora_r must be at least 1, got {rank}")
+    if not targets:
+        raise ConfigError("lora_target_modules is empty; use all-linear, or name modules")
+    return LoraConfig(
+        r=rank,
+        lora_alpha=alpha,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+        lora_dropout=0.0,
+        task_type="CAUSAL_LM",
+    )
+
+
+def _lora_weights(
+    model: PreTrainedModel,
+    name: str,
+    configs: Mapping[str, LoraConfig],
+    seed: int,
+    merge: bool | None,
+) -> LoraWeights:
+    if merge is None:
+        merge = model.dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
+    try:
+        return LoraWeights(model, name, configs, seed=seed, merge=merge)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"no adapters can be made for model {name!r}: {error}") from error
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device is None:
+        return torch.device(next((kind for kind, present in gpus.items() if present), "cpu"))
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {str(device)!r}; use cpu, cuda or mps") from error
+    if not gpus.get(place.type, True):
+        raise ConfigError(f"device {str(device)!r} is not available here; use cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {did_you_mean(dtype, _DTYPES)}")
+    return _DTYPES[dtype]
+
+
+def _saved(adapters: Path | None, names: Sequence[str]) -> dict[str, Path]:
+    """The folder of every policy, or nothing where none was asked for.
+
+    Raises:
+        ConfigError: a policy has no folder there.
+    """
+    if adapters is None:
+        return {}
+    missing = [name for name in names if not (adapters / name).is_dir()]
+    if missing:
+        inside = sorted(path.name for path in adapters.iterdir()) if adapters.is_dir() else []
+        raise ConfigError(
+            f"{adapters} holds no folder for {', '.join(map(repr, missing))}; it has "
+            f"{', '.join(inside[:8]) or 'nothing'}"
+        )
+    return {name: adapters / name for name in names}

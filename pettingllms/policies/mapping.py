@@ -1,0 +1,108 @@
+"""Which policy plays which role: a plain mapping, whatever the spelling it came in.
+
+Shared, per-role and anything between differ in this mapping only; no other code knows the words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_FILES = (".yaml", ".yml", ".json")
+
+
+def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
+    """Turns a command-line spelling into role -> policy, in the order of `roles`.
+
+    Args:
+        spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
+            name), pairs such as `coder=a,tester=b`, or the path of a YAML or JSON file that holds
+            such a mapping.
+        roles: all roles that act, in turn order.
+
+    Raises:
+        ConfigError: a role without a policy, a role named twice, a policy name that PEFT or a
+            file system cannot hold, a file that is no mapping of names.
+        UnknownNameError: a role that does not act.
+    """
+    if spec == "shared":
+        return dict.fromkeys(roles, "shared")
+    if spec == "per-role":
+        pairs = {role: role for role in roles}
+    elif Path(spec).suffix in _FILES:
+        pairs = _from_file(Path(spec))
+    elif "=" in spec:
+        pairs = _from_pairs(spec)
+    else:
+        raise ConfigError(
+            f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role'))}"
+        )
+    return _checked(pairs, roles)
+
+
+def check_policy_name(name: str) -> None:
+    """Refuses a name that cannot be both an adapter's name in PEFT and a folder's name.
+
+    Raises:
+        ConfigError: the name has other characters than letters, digits, `_` and `-`, or does not
+            start with a letter.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"policy name {name!r} must start with a letter and hold only letters, digits, '_' "
+            "and '-' (it names an adapter and a folder)"
+        )
+
+
+def _from_pairs(spec: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in spec.split(","):
+        role, equals, policy = (part.strip() for part in item.partition("="))
+        if not equals or not role or not policy:
+            raise ConfigError(f"policies: {item!r} is not role=policy, in {spec!r}")
+        if role in pairs:
+            raise ConfigError(f"policies: role {role!r} is named twice, in {spec!r}")
+        pairs[role] = policy
+    return pairs
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        # JSON is read as such: YAML would accept most of it, but explain its errors badly.
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"policies file {path} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"policies file {path} cannot be parsed: {error}") from error
+    if not isinstance(value, Mapping) or not all(
+        isinstance(role, str) and isinstance(policy, str) for role, policy in value.items()
+    ):
+        raise ConfigError(
+            f"policies file {path} must map role names to policy names, for example "
+            f"'coder: a', got {str(value)[:80]!r}"
+        )
+    return dict(value)
+
+
+def _checked(pairs: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
+    for role in pairs:
+        if role not in roles:
+            raise UnknownNameError(f"policies: unknown role {role!r}; {did_you_mean(role, roles)}")
+    missing = [role for role in roles if role not in pairs]
+    if missing:
+        raise ConfigError(
+            f"policies: no policy for {', '.join(map(repr, missing))}; every role needs one, for "
+            f"example {','.join(f'{role}={pairs.get(role, role)}' for role in roles)}"
+        )
+    for policy in pairs.values():
+        check_policy_name(policy)
+    return {role: pairs[role] for role in roles}

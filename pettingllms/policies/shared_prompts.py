@@ -1,0 +1,204 @@
+"""Attention that computes a prompt once for all its replies, plugged into transformers' models.
+
+transformers lets a program register an attention function by name and hands it whatever extra
+keyword a model is called with. Ours takes a layout under the keyword `layout` and leaves the
+attention to it; without a layout it is transformers' own scaled dot-product attention, so a model
+set to it still works everywhere else. All other layers see a plain list of tokens, without
+padding and without a prompt repeated.
+
+Shapes: `_N` tokens in a flat list, `_U` prompts, `_P` prompt tokens, `_B` replies, `_T` reply
+tokens, `_S` = `_P` + `_T` positions that a reply sees, `_H` query heads, `_h` key-value heads,
+`_D` head size.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import nn
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+logger = logging.getLogger(__name__)
+
+NAME = "pettingllms_shared_prompts"
+
+
+class Layout(Protocol):
+    """Computes the attention of one forward pass."""
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """From `query` (rows, heads, tokens, size) to (rows, tokens, heads, size)."""
+
+
+def _attention(
+    module: Any,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    layout: Layout | None = None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    if layout is None:
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, scaling=scaling, **kwargs
+        )
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    return layout.attend(module.layer_idx, query, key, value, scale), None
+
+
+AttentionInterface.register(NAME, _attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)
+
+
+def enabled(model: PreTrainedModel) -> bool:
+    """True where this attention was found to fit the model."""
+    return bool(model.config._attn_implementation == NAME)
+
+
+def forward(
+    model: PreTrainedModel,
+    layout: Layout,
+    ids: torch.Tensor,
+    positions: torch.Tensor,
+    keep: torch.Tensor | int,
+) -> torch.Tensor:
+    """Logits of a model that `enable` accepted, with attention left to `layout`.
+
+    Args:
+        model: the model.
+        layout: knows which token sees which.
+        ids: tokens.
+        positions: the position of each token in its own prompt and reply.
+        keep: indices of the tokens to return logits for, or a number of last ones.
+    """
+    # A mask of four dimensions is passed through untouched; any other would be built in vain.
+    untouched = torch.zeros(1, 1, 1, 1, device=ids.device)
+    logits: torch.Tensor = model(
+        input_ids=ids,
+        attention_mask=untouched,
+        position_ids=positions,
+        use_cache=False,
+        logits_to_keep=keep,
+        layout=layout,
+    ).logits
+    return logits
+
+
+class PackedLayout:
+    """Prompts and their replies in one flat list: prompt 1, its replies, prompt 2, its replies...
+
+    A prompt's tokens see those before them in the prompt. A reply's tokens see the whole prompt
+    and those before them in the reply. Keys and values of the prompts are kept for each layer if
+    asked for.
+
+    Args:
+        prompts: length of each prompt.
+        replies: lengths of the replies to each prompt.
+        device: where the model is.
+        keep_prompts: fill `prompt_states`.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[int],
+        replies: Sequence[Sequence[int]],
+        device: torch.device,
+        *,
+        keep_prompts: bool = False,
+    ) -> None:
+        owners = [u for u, lengths in enumerate(replies) for _ in lengths]
+        longest = max((max(lengths, default=0) for lengths in replies), default=0)
+        prompt_rows: list[range] = []
+        reply_rows: list[range] = []
+        order: list[torch.Tensor] = []
+        end, width = 0, max(prompts)
+        for u, (length, lengths) in enumerate(zip(prompts, replies, strict=True)):
+            prompt_rows.append(range(end, end + length))
+            order.append(torch.arange(length) + u * width)
+            end += length
+            for reply in lengths:
+                first = len(prompts) * width + len(reply_rows) * longest
+                order.append(torch.arange(reply) + first)
+                reply_rows.append(range(end, end + reply))
+                end += reply
+        self.prompt_UP = _padded(prompt_rows, width).to(device)
+        self.reply_BT = _padded(reply_rows, longest).to(device)
+        self._owner_B = torch.tensor(owners, dtype=torch.long, device=device)
+        self._order_N = torch.cat(order).to(device)
+        self._lengths_U = torch.tensor(prompts, device=device)
+        self._mask_B1TS: torch.Tensor | None = None
+        self._keep_prompts = keep_prompts
+        self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of the flat list, `_1HND` and `_1hND` to `_1NHD`."""
+        query_NHD, key_NhD, value_NhD = (
+            states[0].transpose(0, 1) for states in (query, key, value)
+        )
+        key_UhPD = key_NhD[self.prompt_UP].transpose(1, 2)
+        value_UhPD = value_NhD[self.prompt_UP].transpose(1, 2)
+        if self._keep_prompts:
+            self.prompt_states[layer] = (key_UhPD, value_UhPD)
+        groups = query_NHD.shape[1] // key_NhD.shape[1]
+        out_UHPD = nn.functional.scaled_dot_product_attention(
+            query_NHD[self.prompt_UP].transpose(1, 2),
+            _repeat(key_UhPD, groups),
+            _repeat(value_UhPD, groups),
+            is_causal=True,  # padding is on the right, so no prompt token sees any
+            scale=scale,
+        )
+        parts = [out_UHPD.transpose(1, 2).flatten(0, 1)]
+        if len(self._owner_B):
+            own_BhTD = key_NhD[self.reply_BT].transpose(1, 2)
+            key_BhSD = torch.cat([key_UhPD[self._owner_B], own_BhTD], 2)
+            own_BhTD = value_NhD[self.reply_BT].transpose(1, 2)
+            value_BhSD = torch.cat([value_UhPD[self._owner_B], own_BhTD], 2)
+            out_BHTD = nn.functional.scaled_dot_product_attention(
+                query_NHD[self.reply_BT].transpose(1, 2),
+                _repeat(key_BhSD, groups),
+                _repeat(value_BhSD, groups),
+                attn_mask=self._mask(query.dtype),
+                scale=scale,
+            )
+            parts.append(out_BHTD.transpose(1, 2).flatten(0, 1))
+        return torch.cat(parts)[self._order_N][None]
+
+    def _mask(self, dtype: torch.dtype) -> torch.Tensor:
+        """What replies may not see, added to the scores: `_B1TS`."""
+        if self._mask_B1TS is None:
+            width, longest = self.prompt_UP.shape[1], self.reply_BT.shape[1]
+            device = self._owner_B.device
+            column_P = torch.arange(width, device=device)
+            prompt_BP = column_P >= self._lengths_U[self._owner_B, None]
+            later_TT = torch.ones(longest, longest, dtype=torch.bool, device=device).triu(1)
+            hidden_BTS = torch.cat(
+                [
+                    prompt_BP[:, None].expand(-1, longest, -1),
+                    later_TT[None].expand(len(self._owner_B), -1, -1),
+                ],
+                -1,
+            )
+            mask_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype, device=device)
+            self._mask_B1TS = mask_BTS.masked_fill_(hidden_BTS, float("-inf"))[:, None]
+        return self._mask_B1TS
+
+
+def _padded(rows: Sequence[range], width: int) -> torch.Tensor:
+    """Indices in rows of equal length; what stands in for the missing ones is never read."""
+    full = [[*row, *([0] * (width - len(row)))] for row in rows]
+    return torch.tensor(full, dtype=torch.long).view(len(rows), width)
+
+
+def _repeat(states_BhSD: torch.Tensor, groups: int) -> torch.Tensor:
+    return states_BhSD if groups == 1 else states_BhSD.repeat_interleave(groups, 1)

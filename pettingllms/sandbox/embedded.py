@@ -1,0 +1,64 @@
+"""The embedded back end: workers on this machine, isolated by the kernel. Linux only.
+
+The worker is exec'd, never forked from the caller, whose memory holds answers and keys, and it
+sees an environment of one variable: a fixed hash seed, so that a program that prints a set
+prints the same on every worker.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from pettingllms.errors import SandboxUnavailable
+from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.link import Link
+from pettingllms.sandbox.worker import __file__ as _worker_file
+
+WORKER_FOLDER = Path(_worker_file).parent
+ENVIRONMENT = {"PYTHONHASHSEED": "0"}
+FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
+"""`-I` without its refusal to read PYTHONHASHSEED."""
+
+
+class EmbeddedSandbox(PooledSandbox):
+    """Runs programs on this machine. `workers` is the number of cores by default.
+
+    Args:
+        workers: processes that run programs at the same time, started when needed.
+        packages: third-party packages that programs may import, preloaded in every worker.
+        allow_unsafe: run programs even where the kernel isolates nothing; every result then
+            says `isolation="none"`.
+        without: layers to leave out, for tests.
+
+    Raises:
+        SandboxUnavailable: this is not Linux.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        packages: Sequence[str] = (),
+        allow_unsafe: bool = False,
+        without: Sequence[str] = (),
+    ) -> None:
+        if sys.platform != "linux":
+            raise SandboxUnavailable(
+                f"the embedded sandbox needs Linux, this is {sys.platform}; use `--sandbox docker`"
+            )
+        options = {
+            "packages": list(packages),
+            "allow_unsafe": allow_unsafe,
+            "without": list(without),
+        }
+        command = (sys.executable, *FLAGS, str(WORKER_FOLDER / "__main__.py"), json.dumps(options))
+        super().__init__(lambda: Link(command, ENVIRONMENT), workers or usable_cores())
+
+
+def usable_cores() -> int:
+    """Cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1

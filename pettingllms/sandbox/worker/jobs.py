@@ -1,0 +1,220 @@
+"""Processes for runs: start one, watch it, and decide the status of each run from outside.
+
+A job is a list of runs for one process: one run where every case gets a fresh process, all
+that are left where the cases share one. Limits are enforced by the kernel and from here; what
+the process claims on the board says no more than how far it is and why it failed.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pettingllms.sandbox.worker import board, task
+from pettingllms.sandbox.worker.jail import Bounds, Jail
+
+_REASONS = {
+    board.MEMORY: "memory_limit",
+    board.PROCESSES: "process_limit",
+    board.FORBIDDEN: "forbidden",
+    board.OUTPUT: "output_limit",
+}
+_MIN_WAIT_S, _MAX_WAIT_S = 0.001, 1.0
+
+
+class JobFailed(Exception):
+    """The sandbox, not the program, could not do its work."""
+
+
+class ClientGone(Exception):
+    """Nobody waits for the results any more."""
+
+
+class Child(BaseException):
+    """Raised in the new process, so that it leaves the worker's stack before it does its task."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        super().__init__()
+        self.work = work
+
+
+class Result(NamedTuple):
+    """How a run ended, decided outside its process. `exit_code` is -N after signal N."""
+
+    status: str
+    exit_code: int
+    cpu_s: float
+    wall_s: float
+    memory_kib: int
+
+
+class Outcome(NamedTuple):
+    """How one run ended, by measurement where there is one."""
+
+    killed_for: str | None
+    exit_code: int
+    reason: int
+    cpu_s: float
+    wall_s: float
+
+
+class Ending(NamedTuple):
+    """What the kernel says about a process that is over."""
+
+    killed_for: str | None
+    exit_code: int
+    usage: resource.struct_rusage
+    time: float
+
+    @property
+    def cpu_s(self) -> float:
+        """User and system time of the whole process."""
+        return self.usage.ru_utime + self.usage.ru_stime
+
+
+@dataclass(frozen=True)
+class Workshop:
+    """What every job needs: the jail, the board, a pipe for marks, the client to watch."""
+
+    jail: Jail
+    board: board.Board
+    marks: tuple[int, int]
+    client_fd: int
+
+    def do(self, job: task.Job) -> tuple[list[Result], bool]:
+        """Start a process for `job` and see it to its end.
+
+        Returns the results of the job's first runs, at least one, and whether the compiled
+        program is now in the job's `code_fd`. The other runs need another process.
+        """
+        self.board.clear(len(job.runs))
+        for run in job.runs:
+            os.lseek(run.stdin_fd, 0, os.SEEK_SET)
+        begun = time.monotonic()
+        pid = self.jail.start()
+        if pid == 0:
+            raise Child(lambda: task.perform(self.jail, self.board, self.marks[1], job))
+        killed_for = self._watch(pid, job, begun)
+        _, status, usage = os.wait4(pid, 0)
+        ending = Ending(killed_for, os.waitstatus_to_exitcode(status), usage, time.monotonic())
+        marks = self._read_marks()
+        if not marks.startswith(task.SET_UP):
+            said = marks.removeprefix(task.BROKEN).decode("utf-8", "replace")
+            raise JobFailed(f"a process could not be set up: {said or ending}")
+        return self._results(job, begun, ending), task.COMPILED in marks
+
+    def _watch(self, pid: int, job: task.Job, begun: float) -> str | None:
+        """Wait for the process; kill it where a run overstays. Returns the limit it broke."""
+        pidfd = os.pidfd_open(pid)
+        clock = (~pid << 3) | 2  # CPU time of another process, from linux/posix-timers.h
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self.client_fd, 0)
+        wait_s = min(job.bounds.cpu_s / _CORES, job.bounds.wall_s)
+        try:
+            while True:
+                wait_s = min(max(wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
+                events = dict(poll.poll(wait_s * 1000))
+                if pidfd in events:
+                    return None
+                if self.client_fd in events:
+                    _kill(pid)
+                    raise ClientGone
+                broken, wait_s = self._check(clock, job, begun)
+                if broken is not None:
+                    _kill(pid, wait=False)
+                    return broken
+        finally:
+            os.close(pidfd)
+
+    def _check(self, clock: int, job: task.Job, begun: float) -> tuple[str | None, float]:
+        """The limit that the present run has broken, and how long none can be broken."""
+        now = time.monotonic()
+        cpu_s = time.clock_gettime(clock)
+        number = self.board.finished(len(job.runs) - 1)
+        said = self.board.claim(number)
+        # Claims are clamped: at most the other runs' allowance can be gained by lying.
+        wall_left = min(said.started_wall_ns / 1e9, now) + job.bounds.wall_s - now
+        wall_left = min(wall_left, begun + job.bounds.wall_s * len(job.runs) - now)
+        cpu_left = min(said.started_cpu_ns / 1e9, cpu_s) + job.bounds.cpu_s - cpu_s
+        if said.started_wall_ns == 0:
+            wall_left = begun + job.bounds.wall_s - now
+        if cpu_left <= 0:
+            return "cpu_limit", 0.0
+        if wall_left <= 0:
+            return "wall_limit", 0.0
+        return None, min(cpu_left / _CORES, wall_left)
+
+    def _read_marks(self) -> bytes:
+        try:
+            return os.read(self.marks[0], 4096)
+        except BlockingIOError:
+            return b""
+
+    def _results(self, job: task.Job, begun: float, ending: Ending) -> list[Result]:
+        """Results of the runs that the process finished, and of the one it ended in."""
+        lasted = ending.time - begun
+        if len(job.runs) == 1:
+            reason = self.board.claim(0).reason
+            outcome = Outcome(ending.killed_for, ending.exit_code, reason, ending.cpu_s, lasted)
+            return [self._judge(job, job.runs[0], outcome, ending)]
+        results = []
+        finished = self.board.finished(len(job.runs))
+        for run, number in zip(job.runs, range(finished), strict=False):
+            said = self.board.claim(number)
+            cpu_s, wall_s = min(said.cpu_ns / 1e9, ending.cpu_s), min(said.wall_ns / 1e9, lasted)
+            outcome = Outcome(None, said.exit_code & 0xFF, said.reason, cpu_s, wall_s)
+            results.append(self._judge(job, run, outcome, ending))
+        if finished < len(job.runs):
+            said = self.board.claim(finished)
+            if said.started_wall_ns or not finished:
+                cpu_s = max(0.0, ending.cpu_s - said.started_cpu_ns / 1e9)
+                wall_s = min(max(0.0, ending.time - said.started_wall_ns / 1e9), lasted)
+                killed, code = ending.killed_for, ending.exit_code
+                outcome = Outcome(killed, code, said.reason, cpu_s, wall_s)
+                results.append(self._judge(job, job.runs[finished], outcome, ending))
+        return results
+
+    def _judge(self, job: task.Job, run: board.Run, how: Outcome, ending: Ending) -> Result:
+        status = how.killed_for or self._status(job, run, how, ending)
+        return Result(status, how.exit_code, how.cpu_s, how.wall_s, ending.usage.ru_maxrss)
+
+    def _status(self, job: task.Job, run: board.Run, how: Outcome, ending: Ending) -> str:
+        code = how.exit_code
+        if how.cpu_s > job.bounds.cpu_s:
+            return "cpu_limit"
+        if code != 0 and any(_is_full(fd, job.bounds) for fd in (run.stdout_fd, run.stderr_fd)):
+            return "output_limit"
+        if code == -signal.SIGSYS:
+            return "forbidden"
+        if code == -signal.SIGKILL and self.jail.filter is not None:
+            # No program can do this to itself: somebody else did, or the kernel ran out of memory.
+            if ending.usage.ru_maxrss * 1024 < job.bounds.memory_bytes // 2:
+                raise JobFailed("a process was killed from outside the sandbox")
+            return "memory_limit"
+        if code < 0:
+            return "killed"
+        if code > 0:
+            return _REASONS.get(how.reason, "error")
+        if run.value_fd >= 0 and os.fstat(run.value_fd).st_size <= job.bounds.output_start:
+            return "error"
+        return "ok"
+
+
+def _is_full(fd: int, bounds: Bounds) -> bool:
+    return os.fstat(fd).st_size >= bounds.file_bytes
+
+
+def _kill(pid: int, *, wait: bool = True) -> None:
+    os.kill(pid, signal.SIGKILL)
+    if wait:
+        os.waitpid(pid, 0)
+
+
+_CORES = os.cpu_count() or 1

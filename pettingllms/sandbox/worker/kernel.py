@@ -1,0 +1,156 @@
+"""Kernel calls that Python 3.11 does not offer, through ctypes.
+
+Structures and arguments that do not change are made at import, so that a call costs about a
+microsecond in the forked process. Every failure raises `OSError` with the call's name.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import signal
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
+_PR_SET_NO_NEW_PRIVS = 38
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CAPABILITY_VERSION_3 = 0x20080522
+
+MACHINE = platform.machine()
+libc = ctypes.CDLL(None, use_errno=True)
+# Calls through this one keep the interpreter's lock, as a fork must.
+_python_libc = ctypes.PyDLL(None, use_errno=True)
+_long = ctypes.c_long
+_ulong = ctypes.c_ulong
+
+
+class _CapabilityHeader(ctypes.Structure):
+    _fields_ = (("version", ctypes.c_uint32), ("pid", ctypes.c_int))
+
+
+class _CapabilityData(ctypes.Structure):
+    _fields_ = (
+        ("effective", ctypes.c_uint32),
+        ("permitted", ctypes.c_uint32),
+        ("inheritable", ctypes.c_uint32),
+    )
+
+
+class _SignalAction(ctypes.Structure):
+    """glibc's struct sigaction on 64-bit Linux."""
+
+    _fields_ = (
+        ("handler", ctypes.c_void_p),
+        ("mask", ctypes.c_ulong * 16),
+        ("flags", ctypes.c_int),
+        ("restorer", ctypes.c_void_p),
+    )
+
+
+_NO_CAPABILITIES = (ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION_3, 0)),)
+_NO_CAPABILITY_DATA = (_CapabilityData * 2)()
+
+
+def check(result: int, call: str) -> int:
+    """`result`, or the `OSError` that errno tells of."""
+    if result < 0:
+        code = ctypes.get_errno()
+        raise OSError(code, f"{call}: {os.strerror(code)}")
+    return result
+
+
+def fork() -> int:
+    """fork(2) without the interpreter's after-fork hooks, which cost a third of a small run.
+
+    For a process of one thread, that is all right: the hooks renew locks that other threads
+    might have held, and reseed `random`, which `program.prepare` does where it matters.
+    """
+    return check(_python_libc.fork(), "fork")
+
+
+def unshare(flags: int) -> None:
+    """Move this process (for PID namespaces: its next child) to new namespaces."""
+    check(libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, kind: int) -> None:
+    """Enter the namespace that `fd` refers to; for PID namespaces it is the next child that does."""
+    check(libc.setns(fd, kind), "setns")
+
+
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+    """mount(2)."""
+    check(
+        libc.mount(
+            source.encode() if source is not None else None,
+            target.encode(),
+            kind.encode() if kind is not None else None,
+            _ulong(flags),
+            data.encode(),
+        ),
+        f"mount {target}",
+    )
+
+
+def pivot_root(new_root: str, put_old: str) -> None:
+    """pivot_root(2)."""
+    number = _PIVOT_ROOT[MACHINE]
+    check(libc.syscall(_long(number), new_root.encode(), put_old.encode()), "pivot_root")
+
+
+def detach(target: str) -> None:
+    """Unmount `target` and everything below it as soon as nobody uses it."""
+    check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
+
+
+def set_dumpable(on: bool) -> None:
+    """Decide whether this process's /proc files belong to its user, or to root."""
+    check(libc.prctl(_PR_SET_DUMPABLE, _ulong(on), *_ZEROS), "prctl dumpable")
+
+
+def forbid_new_privileges() -> None:
+    """No call of this process or its children ever raises privileges again."""
+    check(libc.prctl(_PR_SET_NO_NEW_PRIVS, _ulong(1), *_ZEROS), "prctl no_new_privs")
+
+
+def die_with_parent() -> None:
+    """Have the kernel kill this process when its parent dies."""
+    check(libc.prctl(_PR_SET_PDEATHSIG, _ulong(signal.SIGKILL), *_ZEROS), "prctl pdeathsig")
+
+
+def drop_capabilities() -> None:
+    """Give up every capability, for good."""
+    check(libc.capset(*_NO_CAPABILITIES, _NO_CAPABILITY_DATA), "capset")
+
+
+def make_deadly(signals: tuple[signal.Signals, ...]) -> None:
+    """Let each of `signals` abort the process.
+
+    The first process of a PID namespace ignores signals whose action is the default, so a
+    program's own alarm or SIGTERM would do nothing. abort() is called as the handler; Python's
+    own table still says SIG_DFL, as in any other process.
+    """
+    action = _SignalAction(handler=ctypes.cast(libc.abort, ctypes.c_void_p).value)
+    for number in signals:
+        check(libc.sigaction(int(number), ctypes.byref(action), None), "sigaction")
+
+
+_ZEROS = (_ulong(0), _ulong(0), _ulong(0))

@@ -1,0 +1,226 @@
+"""The program's system call filter: an allow-list in classic BPF.
+
+Calls of `syscalls.ALLOWED` pass. Calls of `syscalls.CHECKED` pass for some arguments only:
+threads but no processes, signals to itself only, plain terminal and non-blocking requests,
+socket pairs (asyncio needs one) but no sockets. `syscalls.HOSTILE` kills the process, and every
+other call fails with EPERM, so that a program that merely tries sees an ordinary exception.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import resource
+import signal
+import socket
+import termios
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from pettingllms.sandbox.worker import kernel, syscalls
+
+KILL_PROCESS = 0x80000000
+TRAP = 0x00030000
+ERRNO = 0x00050000
+ALLOW = 0x7FFF0000
+
+_ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
+_X32_BIT = 0x40000000
+_CLONE_THREAD = 0x00010000
+_CLONE_NEW = 0x7E020080
+_PR_SET_NAME, _PR_GET_NAME = 15, 16
+_FIONBIO, _FIONCLEX, _FIOCLEX = 0x5421, 0x5450, 0x5451
+
+_LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
+_JUMP_ALWAYS, _JUMP_EQUAL, _JUMP_GE = 0x05, 0x15, 0x35
+_FARTHEST = 255
+_OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
+
+_PR_SET_SECCOMP = 22
+_MODE_FILTER = 2
+
+Instruction = tuple[int, int, int, int]
+
+
+class _Filter(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_ushort),
+        ("jt", ctypes.c_ubyte),
+        ("jf", ctypes.c_ubyte),
+        ("k", ctypes.c_uint32),
+    )
+
+
+class _Program(ctypes.Structure):
+    _fields_ = (("len", ctypes.c_ushort), ("filter", ctypes.POINTER(_Filter)))
+
+
+def supported() -> bool:
+    """Whether the filter is written for this machine's system call table."""
+    return kernel.MACHINE in _ARCHITECTURES
+
+
+def refuse(code: int) -> int:
+    """The verdict that fails a call with errno `code`."""
+    return ERRNO | code
+
+
+def _verdict(value: int) -> list[Instruction]:
+    return [(_RETURN, 0, 0, value & 0xFFFFFFFF)]
+
+
+def _argument(index: int, *, high: bool = False) -> Instruction:
+    # Both machines are little-endian: the low half of a 64-bit argument comes first.
+    return (_LOAD, 0, 0, _OFFSET_ARGUMENTS + 8 * index + (4 if high else 0))
+
+
+def _one_of(index: int, values: Iterable[int], otherwise: int) -> list[Instruction]:
+    """Allow when the low half of argument `index` is one of `values`."""
+    wanted = sorted(set(values))
+    body = [_argument(index)]
+    for position, value in enumerate(wanted):
+        # On a match, jump over the remaining comparisons and the refusal.
+        body.append((_JUMP_EQUAL, len(wanted) - position, 0, value & 0xFFFFFFFF))
+    return [*body, *_verdict(otherwise), *_verdict(ALLOW)]
+
+
+def _threads_only() -> list[Instruction]:
+    return [
+        _argument(0),
+        (_AND, 0, 0, _CLONE_THREAD | _CLONE_NEW),
+        (_JUMP_EQUAL, 1, 0, _CLONE_THREAD),
+        *_verdict(refuse(errno.EAGAIN)),
+        *_verdict(ALLOW),
+    ]
+
+
+def _own_signals(pid: int, pid_index: int, signal_index: int) -> list[Instruction]:
+    # The first process of a namespace cannot be killed from inside: a trap stands in for
+    # SIGKILL, because its handler aborts (see kernel.make_deadly).
+    return [
+        _argument(pid_index),
+        (_JUMP_EQUAL, 1, 0, pid),
+        *_verdict(refuse(errno.EPERM)),
+        _argument(signal_index),
+        (_JUMP_EQUAL, 1, 0, int(signal.SIGKILL)),
+        *_verdict(ALLOW),
+        *_verdict(TRAP),
+    ]
+
+
+def _no_address() -> list[Instruction]:
+    """sendto on a connected pair only: the address pointer must be null."""
+    return [
+        _argument(4),
+        (_JUMP_EQUAL, 0, 3, 0),
+        _argument(4, high=True),
+        (_JUMP_EQUAL, 0, 1, 0),
+        *_verdict(ALLOW),
+        *_verdict(refuse(errno.EPERM)),
+    ]
+
+
+def _checked(pid: int) -> dict[str, list[Instruction]]:
+    denied = refuse(errno.EPERM)
+    terminal = (termios.TCGETS, termios.TIOCGWINSZ, termios.FIONREAD)
+    descriptor = (_FIONBIO, _FIONCLEX, _FIOCLEX)
+    duplicate = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC)
+    flags = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL)
+    locks = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)
+    return {
+        "clone": _threads_only(),
+        "clone3": _verdict(refuse(errno.ENOSYS)),
+        "fork": _verdict(refuse(errno.EAGAIN)),
+        "vfork": _verdict(refuse(errno.EAGAIN)),
+        "execve": _verdict(denied),
+        "execveat": _verdict(denied),
+        "kill": _own_signals(pid, 0, 1),
+        "tgkill": _own_signals(pid, 0, 2),
+        "tkill": _own_signals(pid, 0, 1),
+        "prctl": _one_of(0, (_PR_SET_NAME, _PR_GET_NAME), denied),
+        "ioctl": _one_of(1, (*terminal, *descriptor), refuse(errno.ENOTTY)),
+        "fcntl": _one_of(1, (*duplicate, *flags, *locks), denied),
+        "prlimit64": _one_of(0, (0, pid), denied),
+        "setrlimit": _one_of(0, (resource.RLIMIT_STACK, resource.RLIMIT_CORE), denied),
+        "socketpair": _one_of(0, (socket.AF_UNIX,), denied),
+        "sendto": _no_address(),
+    }
+
+
+@dataclass(frozen=True)
+class ProgramFilter:
+    """A filter ready to be installed; `entry` keeps its instructions alive."""
+
+    instructions: tuple[Instruction, ...]
+    entry: ctypes.Structure
+
+    def install(self) -> None:
+        """Filter this process from now on. Needs no_new_privs."""
+        kernel.check(
+            kernel.libc.prctl(
+                _PR_SET_SECCOMP,
+                ctypes.c_ulong(_MODE_FILTER),
+                ctypes.byref(self.entry),
+                ctypes.c_ulong(0),
+                ctypes.c_ulong(0),
+            ),
+            "prctl seccomp",
+        )
+
+
+def program_filter(pid: int, machine: str = kernel.MACHINE) -> ProgramFilter:
+    """The filter for a program that knows itself as `pid`."""
+    instructions: list[Instruction] = [
+        (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
+        (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
+        *_verdict(KILL_PROCESS),
+        (_LOAD, 0, 0, _OFFSET_NUMBER),
+        *_search(_intervals(_bodies(pid, machine))),
+    ]
+    array = (_Filter * len(instructions))(*(_Filter(*row) for row in instructions))
+    entry = _Program(len(instructions), array)
+    return ProgramFilter(tuple(instructions), entry)
+
+
+def _bodies(pid: int, machine: str) -> dict[int, tuple[Instruction, ...]]:
+    """What happens to each known call number."""
+    bodies = {}
+    for value in syscalls.numbers(syscalls.ALLOWED, machine).values():
+        bodies[value] = tuple(_verdict(ALLOW))
+    conditions = _checked(pid)
+    for name, value in syscalls.numbers(syscalls.CHECKED, machine).items():
+        bodies[value] = tuple(conditions[name])
+    for value in syscalls.numbers(syscalls.HOSTILE, machine).values():
+        bodies[value] = tuple(_verdict(KILL_PROCESS))
+    return bodies
+
+
+_Interval = tuple[int, tuple[Instruction, ...]]
+
+
+def _intervals(bodies: dict[int, tuple[Instruction, ...]]) -> list[_Interval]:
+    """(first number, what happens) for stretches of numbers that are treated alike."""
+    denied = tuple(_verdict(refuse(errno.EPERM)))
+    result: list[_Interval] = []
+    for number in range(max(bodies) + 2):
+        body = bodies.get(number, denied)
+        if not result or result[-1][1] != body:
+            result.append((number, body))
+    return [*result, (_X32_BIT, tuple(_verdict(KILL_PROCESS)))]
+
+
+def _search(intervals: Sequence[_Interval]) -> list[Instruction]:
+    """A binary search for the interval of the loaded number.
+
+    The kernel walks the filter for every call number when it is installed, which happens for
+    every run, so that its depth matters more than its length.
+    """
+    if len(intervals) == 1:
+        return list(intervals[0][1])
+    middle = len(intervals) // 2
+    below, above = _search(intervals[:middle]), _search(intervals[middle:])
+    first = intervals[middle][0]
+    if len(below) <= _FARTHEST:
+        return [(_JUMP_GE, len(below), 0, first), *below, *above]
+    return [(_JUMP_GE, 0, 1, first), (_JUMP_ALWAYS, 0, 0, len(below)), *below, *above]

@@ -1,0 +1,210 @@
+"""The worker's main loop: requests in, results out, one at a time.
+
+No text of a request is ever in this process's memory, of which every program inherits a copy:
+programs, inputs and outputs go from the client's pipe to memory files and back.
+
+Request header: `programs`, `calls`, `stdins` (bytes of each, in the payload's order), `runs`
+(program and case numbers, flat), `limits`, `fresh`, `stop`. Reply headers: `results`, one row
+`[run, status, exit code, CPU us, wall us, memory KiB, stdout, stderr and value bytes]` for each
+run, with value -1 where there is none, followed by these bytes; `done` in the last one. A reply
+`{"failure": text}` means that the worker could not do its work, and ends it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import mmap
+import os
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from pettingllms.sandbox.worker import board, frames, jail, jobs, task
+
+_SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
+_LIMITS = (
+    ("cpu_ms", 86_400_000),
+    ("wall_ms", 86_400_000),
+    ("memory_mib", 1 << 20),
+    ("output_kib", 1 << 20),
+    ("processes", 1 << 15),
+    ("tmp_mib", 1 << 20),
+    ("open_files", 1 << 16),
+)
+
+
+class Files:
+    """The memory files of one request."""
+
+    def __init__(self) -> None:
+        self._fds: list[int] = []
+
+    def add(self, name: str, *, at: int = 0) -> int:
+        """A new empty file, positioned at offset `at`."""
+        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        self._fds.append(fd)
+        if at:
+            os.lseek(fd, at, os.SEEK_SET)
+        return fd
+
+    def drop(self, fds: Sequence[int]) -> None:
+        """Close these files."""
+        for fd in fds:
+            os.close(fd)
+            self._fds.remove(fd)
+
+    def close(self) -> None:
+        """Close what is left."""
+        self.drop(list(self._fds))
+
+
+class Request(NamedTuple):
+    """A request whose texts lie in memory files."""
+
+    bounds: jail.Bounds
+    programs: tuple[board.Span, ...]
+    calls: tuple[board.Span, ...]
+    text_fd: int
+    stdin_fds: tuple[int, ...]
+    runs: tuple[tuple[int, int], ...]
+    fresh: bool
+    stop: bool
+
+
+def serve(stream: frames.Stream, shop: jobs.Workshop) -> None:
+    """Answer requests until the client closes the stream."""
+    while True:
+        header = stream.read_header()
+        files = Files()
+        request = receive(stream, header, files)
+        try:
+            for index, result, run, done in perform(shop, request, files):
+                _reply(stream, request.bounds, index, result, run, done)
+        except jobs.JobFailed as error:
+            stream.write(frames.encode({"failure": str(error)[:1000]}))
+            raise
+        # Not in a `finally`: a program's process leaves through here with its files open.
+        files.close()
+
+
+def receive(stream: frames.Stream, header: dict[str, Any], files: Files) -> Request:
+    """Read a request's payload into memory files."""
+    programs, calls = frames.sizes(header, "programs"), frames.sizes(header, "calls")
+    stdins = frames.sizes(header, "stdins")
+    if len(calls) != len(stdins):
+        raise frames.FrameError("every case has a call and an input, each possibly empty")
+    text_fd = files.add("text")
+    _fill(stream, text_fd, sum(programs) + sum(calls))
+    offsets = list(itertools.accumulate((*programs, *calls), initial=0))
+    spans = [board.Span(*pair) for pair in zip(offsets, (*programs, *calls), strict=False)]
+    stdin_fds = []
+    for size in stdins:
+        fd = files.add("stdin")
+        _fill(stream, fd, size)
+        stdin_fds.append(fd)
+    flat = frames.sizes(header, "runs")
+    runs = tuple(zip(flat[::2], flat[1::2], strict=True))
+    if any(p >= len(programs) or c >= len(calls) for p, c in runs):
+        raise frames.FrameError("a run names a program or case that the request does not have")
+    return Request(
+        _bounds(header),
+        tuple(spans[: len(programs)]),
+        tuple(spans[len(programs) :]),
+        text_fd,
+        tuple(stdin_fds),
+        runs,
+        bool(header.get("fresh")),
+        bool(header.get("stop")),
+    )
+
+
+def _bounds(header: dict[str, Any]) -> jail.Bounds:
+    limits = header.get("limits")
+    if not isinstance(limits, dict):
+        raise frames.FrameError("a request has limits")
+    value = {name: frames.whole(limits, name, most=most) for name, most in _LIMITS}
+    return jail.Bounds(
+        cpu_s=value["cpu_ms"] / 1000,
+        wall_s=value["wall_ms"] / 1000,
+        memory_bytes=value["memory_mib"] << 20,
+        output_bytes=value["output_kib"] << 10,
+        processes=value["processes"],
+        tmp_bytes=value["tmp_mib"] << 20,
+        open_files=value["open_files"],
+    )
+
+
+def _fill(stream: frames.Stream, fd: int, size: int) -> None:
+    """Move `size` bytes from the stream to a file that nobody can change afterwards."""
+    if size:
+        os.ftruncate(fd, size)
+        with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
+            stream.read_into(view)
+    fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
+
+
+Finished = tuple[int, jobs.Result, board.Run, bool]
+
+
+def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Finished]:
+    """Do the request's runs: yields run number, result, files, and whether it was the last."""
+    todo = list(enumerate(request.runs))
+    codes: dict[int, int] = {}
+    compiled: set[int] = set()
+    while todo:
+        batch = todo[: 1 if request.fresh else board.MAX_RUNS]
+        runs = tuple(_open_run(request, files, index, *pair) for index, pair in batch)
+        number = runs[0].program
+        again = len(batch) == 1 and any(p == number for _, (p, _) in todo[1:])
+        if again and number not in codes:
+            codes[number] = files.add("code")
+        code_fd = codes.get(number, -1) if len(batch) == 1 else -1
+        job = task.Job(runs, request.bounds, request.text_fd, code_fd, number in compiled)
+        results, stored = shop.do(job)
+        if stored:
+            compiled.add(number)
+        todo = todo[len(results) :]
+        failed = {
+            run.program for run, result in zip(runs, results, strict=False) if result.status != "ok"
+        }
+        if request.stop:
+            todo = [entry for entry in todo if entry[1][0] not in failed]
+        for position, (run, result) in enumerate(zip(runs, results, strict=False), start=1):
+            yield run.index, result, run, position == len(results) and not todo
+        files.drop([fd for run in runs for fd in run.descriptors[1:]])
+
+
+def _open_run(request: Request, files: Files, index: int, program: int, case: int) -> board.Run:
+    start = request.bounds.output_start
+    call = request.calls[case]
+    return board.Run(
+        index,
+        program,
+        request.programs[program],
+        call,
+        request.stdin_fds[case],
+        files.add("stdout", at=start),
+        files.add("stderr", at=start),
+        files.add("value", at=start) if call.size else -1,
+    )
+
+
+def _reply(
+    stream: frames.Stream,
+    bounds: jail.Bounds,
+    index: int,
+    result: jobs.Result,
+    run: board.Run,
+    done: bool,
+) -> None:
+    start = bounds.output_start
+    fds = run.descriptors[1:]
+    lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
+    numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
+    row = [index, result.status, result.exit_code, *numbers, *lengths]
+    row += [-1] if run.value_fd < 0 else []
+    stream.write(frames.encode({"results": [row], "done": done}))
+    for fd, length in zip(fds, lengths, strict=True):
+        sent = 0
+        while sent < length:
+            sent += os.sendfile(stream.write_fd, fd, start + sent, length - sent)

@@ -1,0 +1,233 @@
+"""From a fresh interpreter to a serving worker: preload, look around, isolate, serve.
+
+The one argument is a JSON object: `packages` to preload, `allow_unsafe`, and `without` (layers
+to leave out, for tests of what happens where the kernel lacks them).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import gc
+import importlib
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import ModuleType
+
+from pettingllms.sandbox.worker import board, frames, jail, jobs, kernel, landlock, seccomp
+from pettingllms.sandbox.worker import program, server, view
+
+PROTOCOL = 1
+PRELOADED = (
+    "bisect collections.abc contextlib copy dataclasses datetime fractions functools heapq io "
+    "itertools json linecache math operator random re string threading time traceback types typing"
+).split()
+"""What small programs import most. Every module makes each fork a little dearer."""
+_OWN = "pettingllms"
+_KEPT: list[ModuleType] = []
+_ISOLATED = (jail.NAMESPACES, jail.LANDLOCK)
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the launcher asks for."""
+
+    packages: tuple[str, ...] = ()
+    allow_unsafe: bool = False
+    without: tuple[str, ...] = ()
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Become a worker. Returns when the client has closed the stream."""
+    given = json.loads(arguments[0]) if arguments else {}
+    options = Options(
+        tuple(given.get("packages", ())),
+        bool(given.get("allow_unsafe")),
+        tuple(given.get("without", ())),
+    )
+    os.umask(0o022)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    stream = _take_stream()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    try:
+        _preload(options.packages)
+        shop, hello = _isolate(options, stream)
+    except (OSError, ImportError, RuntimeError) as error:
+        stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
+        sys.exit(1)
+    _set_the_stage()
+    gc.collect()
+    gc.freeze()
+    gc.disable()
+    stream.write(frames.encode(hello))
+    try:
+        server.serve(stream, shop)
+    except (frames.FrameError, BrokenPipeError, jobs.ClientGone, jobs.JobFailed):
+        os._exit(0)
+
+
+def _take_stream() -> frames.Stream:
+    """Move the protocol away from descriptors 0 and 1, which programs use."""
+    read_fd = fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3)
+    write_fd = fcntl.fcntl(1, fcntl.F_DUPFD_CLOEXEC, 3)
+    nothing = os.open(os.devnull, os.O_RDWR)
+    os.dup2(nothing, 0)
+    os.dup2(nothing, 1)
+    os.close(nothing)
+    return frames.Stream(read_fd, write_fd, patient=True)
+
+
+def _preload(packages: Sequence[str]) -> None:
+    importlib.import_module("_sitebuiltins")
+    quitter = sys.modules["_sitebuiltins"]
+    for name in ("exit", "quit"):
+        setattr(sys.modules["builtins"], name, quitter.Quitter(name, "Ctrl-D (i.e. EOF)"))
+    sys.modules["builtins"].help = quitter._Helper()  # type: ignore[attr-defined]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in (*PRELOADED, *packages):
+            importlib.import_module(name)
+
+
+def _set_the_stage() -> None:
+    """Make everything look as a program should find it."""
+    program.open_streams()
+    os.environ.clear()
+    os.environ.update(program.ENVIRONMENT)
+    sys.argv[:] = [program.FILE_NAME]
+    own = [name for name in sys.modules if name.startswith(_OWN)]
+    # Kept alive: no process shall spend its time on taking modules apart.
+    _KEPT.extend(sys.modules.pop(name) for name in own)
+
+
+def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, dict[str, object]]:
+    """Take the strongest isolation that works here; say which, and what was missing."""
+    problems: list[str] = []
+    seen = view.find(options.packages)
+    jail.volunteer_for_oom()
+    base_bytes = jail.virtual_bytes()
+    layers: list[str] = []
+    scratch = view.SCRATCH
+    if _usable(jail.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
+        layers.append(jail.NAMESPACES)
+        jail.enter_namespaces(seen)
+        _continue_in_child()
+        kernel.make_deadly(jail.DEADLY)
+    else:
+        scratch = _make_scratch()
+    fence = None
+    if _usable(jail.LANDLOCK, options, problems, _try_landlock):
+        layers.append(jail.LANDLOCK)
+        fence = landlock.fence(seen.shown, view.DEVICES)
+    program_filter = None
+    if _usable(jail.SECCOMP, options, problems, _try_seccomp):
+        layers.append(jail.SECCOMP)
+        program_filter = seccomp.program_filter(1)
+        kernel.make_deadly((signal.SIGSYS,))
+    safe = jail.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
+    if not safe and not options.allow_unsafe:
+        raise RuntimeError("; ".join(problems) or "no isolation was asked for")
+    own = jail.Jail(
+        layers=tuple(layers) if safe else (),
+        scratch=scratch,
+        fence=fence,
+        filter=program_filter,
+        pid_namespace=os.pidfd_open(os.getpid()),
+        base_bytes=base_bytes,
+        base_processes=2,
+    )
+    marks = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+    shop = jobs.Workshop(own, board.Board(), marks, stream.read_fd)
+    hello: dict[str, object] = {
+        "protocol": PROTOCOL,
+        "layers": list(own.layers),
+        "problems": problems,
+        "python": sys.version.split()[0],
+        "scratch": scratch,
+    }
+    return shop, hello
+
+
+def _make_scratch() -> str:
+    """A private folder on the host, where programs cannot have a mount of their own."""
+    path = f"{view.SCRATCH}/pettingllms-{os.urandom(8).hex()}"
+    os.mkdir(path, 0o700)
+    return path
+
+
+def _usable(layer: str, options: Options, problems: list[str], attempt: Callable[[], None]) -> bool:
+    """Whether `attempt` works in a process of its own; adds the reason to `problems` if not."""
+    if layer in options.without:
+        problems.append(f"{layer}: left out on request")
+        return False
+    problem = _in_another_process(attempt)
+    if problem:
+        problems.append(f"{layer}: {problem}")
+    return not problem
+
+
+def _in_another_process(attempt: Callable[[], None]) -> str:
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            attempt()
+        except BaseException as error:  # noqa: BLE001 - nothing may leave the forked process
+            os.write(writer, (str(error) or type(error).__name__).encode())
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="utf-8", errors="replace") as pipe:
+        problem = pipe.read()
+    os.waitpid(pid, 0)
+    return problem
+
+
+def _try_namespaces(seen: view.View) -> None:
+    """All that the worker and then a program's process do."""
+    jail.enter_namespaces(seen)
+    problem = _in_another_process(_try_nested)
+    if problem:
+        raise OSError(problem)
+
+
+def _try_nested() -> None:
+    own = os.pidfd_open(os.getpid())
+    kernel.unshare(kernel.CLONE_NEWPID)
+    kernel.setns(own, kernel.CLONE_NEWPID)
+    kernel.unshare(kernel.CLONE_NEWNS)
+    kernel.mount("tmpfs", view.SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+
+
+def _try_landlock() -> None:
+    if landlock.version() == 0:
+        raise OSError("the kernel has no Landlock, or it is not enabled")
+
+
+def _try_seccomp() -> None:
+    if not seccomp.supported():
+        raise OSError(f"no system call table for {kernel.MACHINE}")
+    kernel.forbid_new_privileges()
+    seccomp.program_filter(os.getpid()).install()
+
+
+def _continue_in_child() -> None:
+    """Go on as pid 1 of the worker's PID namespace; this process only waits for it."""
+    alive = os.pidfd_open(os.getpid())
+    pid = os.fork()
+    if pid == 0:
+        kernel.die_with_parent()
+        if select.select([alive], [], [], 0)[0]:
+            os._exit(1)
+        os.close(alive)
+        return
+    os.closerange(0, 2)
+    os.closerange(3, 1 << 20)
+    _, status = os.waitpid(pid, 0)
+    os._exit(abs(os.waitstatus_to_exitcode(status)) & 0xFF)

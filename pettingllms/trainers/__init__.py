@@ -1,0 +1,1 @@
+"""AT-GRPO and what it needs: configuration, advantages, episodes, metrics."""

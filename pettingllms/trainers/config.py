@@ -1,0 +1,255 @@
+"""Every setting of a training run, in one flat dataclass, under TRL's names where TRL has one.
+
+The text of a field's `help` is its `--help`. `None` means "by model": small numbers for the embedded model,
+`LARGE` for any other, `LARGE_FULL` on top of it with `full`. `resolve` fills them in.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pettingllms.errors import ConfigError, did_you_mean
+
+EMBEDDED = {
+    "learning_rate": 3e-3,
+    "num_generations": 16,
+    "tasks_per_step": 16,
+    "max_steps": 60,
+    "warmup_steps": 0,
+    "max_completion_length": 96,
+    "tokens_per_batch": 16_384,
+    "eval_steps": 10,
+    "eval_tasks": 100,
+    "save_steps": 10,
+    "scoring_threads": 4,
+}
+LARGE = {
+    "learning_rate": 1e-4,
+    "num_generations": 8,
+    "tasks_per_step": 32,
+    "max_steps": 200,
+    "warmup_steps": 10,
+    "max_completion_length": 2048,
+    "tokens_per_batch": 16_384,
+    "eval_steps": 10,
+    "eval_tasks": 100,
+    "save_steps": 10,
+    "scoring_threads": 16,
+}
+LARGE_FULL = {"learning_rate": 5e-6}
+
+CHOICES = {
+    "branch": ("best", "sample", "first"),
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo"),
+    "scale_rewards": ("group", "batch", "none"),
+    "sampler": ("transformers",),
+    "sandbox": ("embedded",),
+    "dtype": ("auto", "float32", "bfloat16", "float16"),
+    "device": ("auto", "cpu", "cuda", "mps"),
+}
+
+
+def _f(default: Any, text: str) -> Any:
+    return field(default=default, metadata={"help": text})
+
+
+@dataclass
+class ATGRPOConfig:
+    """Settings of AT-GRPO; see the help of each field.
+
+    Raises:
+        ConfigError: a value that cannot be used; names the field, the value and the cure.
+        UnknownNameError: no estimator of that name.
+    """
+
+    env: str = _f(
+        "coding",
+        "Environment: a name (coding) or a path my_package.my_env:env of any PettingZoo AEC environment with text",
+    )
+    env_args: str | None = _f(
+        None, "Arguments of the environment as JSON, e.g. '{\"max_turns\": 2}'"
+    )
+    dataset: str | None = _f(
+        None, "A file of your own tasks for the environment, e.g. my.jsonl; default: its generator"
+    )
+    alpha: float = _f(1.0, "Weight of the team reward: alpha * team + local (paper, eq. 3)")
+    # Policies
+    model: str | None = _f(
+        None,
+        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B; default: the embedded tiny model",
+    )
+    policies: str = _f(
+        "per-role", "shared, per-role, a map like coder=a,tester=b, or a file with one"
+    )
+    train_roles: str | None = _f(
+        None, "Roles to train, comma-separated; the others stay as they are. Default: all"
+    )
+    adapters: str | None = _f(None, "Folder of adapters to start from: adapters/ of an earlier run")
+    full: bool = _f(False, "Train a full copy of the model for each policy instead of an adapter")
+    lora_r: int = _f(16, "Rank of the adapters")
+    lora_alpha: int = _f(32, "Scale of the adapters: their update counts lora_alpha / lora_r")
+    lora_target_modules: str = _f(
+        "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
+    )
+    chat_template_kwargs: str | None = _f(
+        None, "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'"
+    )
+    dtype: str = _f(
+        "auto",
+        "Weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
+    )
+    device: str = _f("auto", "auto, cpu, cuda or mps")
+    # Algorithm
+    estimator: str = _f("at_grpo", "Which replies are compared: at_grpo, grpo, agent, turn")
+    num_generations: int = _f(
+        None, "K: replies to one prompt (tree), or episodes of one task. Default by model: 16 or 8"
+    )
+    tasks_per_step: int = _f(None, "Tasks played in one step. Default by model: 16 or 32")
+    max_steps: int = _f(None, "Steps of training. Default by model: 60 or 200")
+    branch: str = _f(
+        "best", "The reply that is executed so that the episode goes on: best, sample, first"
+    )
+    temperature: float = _f(
+        1.0, "Sampling temperature; log-probabilities are of the same distribution"
+    )
+    max_completion_length: int = _f(
+        None, "Tokens of a reply at the most. Default by model: 96 or 2048"
+    )
+    mask_truncated_completions: bool = _f(
+        False, "Leave replies that were cut at the limit out of the loss"
+    )
+    loss_type: str = _f("dapo", "grpo, bnpo, dr_grpo or dapo, as in TRL")
+    scale_rewards: str = _f(
+        "group", "Divide advantages by the deviation of the group, the batch, or none"
+    )
+    epsilon: float = _f(0.2, "Clip range of the token ratio, below 1")
+    epsilon_high: float = _f(None, "Clip range above 1; default: epsilon")
+    delta: float | None = _f(
+        None, "Upper bound of the ratio where the advantage is negative (dual clip)"
+    )
+    beta: float = _f(0.0, "Weight of the KL divergence to the base model")
+    entropy_coef: float = _f(0.0, "Weight of an entropy bonus")
+    num_iterations: int = _f(1, "Optimizer steps on each rollout")
+    # Optimization
+    learning_rate: float = _f(None, "Default by model: 3e-3 embedded, 1e-4 LoRA, 5e-6 full")
+    lr_scheduler_type: str = _f("cosine", "Name of a transformers schedule")
+    warmup_steps: int = _f(None, "Steps in which the rate rises from 0. Default by model: 0 or 10")
+    weight_decay: float = _f(0.0, "AdamW")
+    adam_beta1: float = _f(0.9, "AdamW")
+    adam_beta2: float = _f(0.95, "AdamW")
+    max_grad_norm: float = _f(1.0, "Gradient norm of a policy above which its gradient is rescaled")
+    tokens_per_batch: int = _f(
+        None, "Padded tokens of one forward pass of the update: lower it if memory runs out"
+    )
+    # Run
+    output_dir: str | None = _f(None, "Run folder; default: runs/<env>-<policies>-<time>")
+    seed: int = _f(0, "Everything random follows from it")
+    eval_steps: int = _f(None, "Steps between validations; 0: none. Default: 10")
+    eval_tasks: int = _f(None, "Held-out tasks of a validation. Default: 100")
+    save_steps: int = _f(None, "Steps between checkpoints. Default: 10")
+    report_to: str = _f("none", "tensorboard, wandb, trackio, comma-separated, or none")
+    sampler: str = _f("transformers", "What samples replies: transformers")
+    sandbox: str = _f("embedded", "Where programs run: embedded")
+    scoring_threads: int = _f(
+        None, "Replies that are scored at the same time. Default by model: 4 or 16"
+    )
+
+    def __post_init__(self) -> None:
+        for name, known in CHOICES.items():
+            value = getattr(self, name)
+            if value not in known:
+                hint = did_you_mean(str(value), known)
+                raise ConfigError(
+                    f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}"
+                )
+        # Imported here because it needs torch, and `--help` must not wait for that.
+        from pettingllms.trainers.advantages import estimator_named
+
+        estimator_named(self.estimator)
+        if self.epsilon_high is None:
+            self.epsilon_high = self.epsilon
+        for name, low in _AT_LEAST.items():
+            value = getattr(self, name)
+            if value is not None and value < low:
+                raise ConfigError(f"{name} must be at least {low}, got {value}{_WHY.get(name, '')}")
+        for name in _POSITIVE:
+            value = getattr(self, name)
+            if value is not None and not value > 0:
+                raise ConfigError(f"{name} must be positive, got {value}")
+        for name in ("env_args", "chat_template_kwargs"):
+            self.mapping(name)
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """The JSON object of the field `name`; empty where it is not set.
+
+        Raises:
+            ConfigError: it is not a JSON object.
+        """
+        text = getattr(self, name)
+        if text is None:
+            return {}
+        try:
+            value = json.loads(text)
+        except (ValueError, TypeError) as error:
+            raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
+        if not isinstance(value, dict):
+            raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+        return value
+
+    def trained_policies(self, roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
+        """The policies of `train_roles`, in the order of the roles.
+
+        Raises:
+            ConfigError: an unknown role, or a policy that a frozen role shares with a trained one.
+        """
+        roles = list(roles_to_policies) if self.train_roles is None else self.train_roles.split(",")
+        for role in roles:
+            if role not in roles_to_policies:
+                raise ConfigError(
+                    f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
+                )
+        trained = dict.fromkeys(
+            roles_to_policies[role] for role in roles_to_policies if role in roles
+        )
+        for role, policy in roles_to_policies.items():
+            if role not in roles and policy in trained:
+                raise ConfigError(
+                    f"role {role!r} is not in train_roles but shares the policy {policy!r} with a role "
+                    "that is; give it a policy of its own (--policies)"
+                )
+        return tuple(trained)
+
+
+_AT_LEAST = {
+    "num_generations": 2,
+    "tasks_per_step": 1,
+    "max_steps": 1,
+    "max_completion_length": 1,
+    "num_iterations": 1,
+    "tokens_per_batch": 1,
+    "lora_r": 1,
+    "seed": 0,
+    "warmup_steps": 0,
+    "eval_steps": 0,
+    "eval_tasks": 1,
+    "save_steps": 1,
+    "scoring_threads": 1,
+    "beta": 0.0,
+    "epsilon": 0.0,
+    "learning_rate": 0.0,
+}
+_POSITIVE = ("temperature", "max_grad_norm", "delta", "lora_alpha")
+_WHY = {"num_generations": " (a group of one has no advantage)"}
+
+
+def resolve(config: ATGRPOConfig, *, embedded: bool) -> ATGRPOConfig:
+    """`config` with every "by model" field filled in; explicit values stay."""
+    defaults: dict[str, Any] = EMBEDDED if embedded else LARGE | (LARGE_FULL if config.full else {})
+    if embedded and config.full:
+        defaults = defaults | {"learning_rate": EMBEDDED["learning_rate"] / 10}
+    missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
+    return dataclasses.replace(config, **missing)

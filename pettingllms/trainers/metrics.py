@@ -1,0 +1,181 @@
+"""What is logged of a step, under TRL's names where TRL has one.
+
+Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `team_reward/<role>`,
+`local_reward/<role>`, `success/<role>` (share of replies after which the team has succeeded),
+`parse_error/<role>` (share), `completions/mean_length`, `completions/clipped_ratio` (share cut at
+the limit), `num_tokens` (generated), `turns` (mean decisions of an episode).
+
+Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipping), `learning_rate`,
+`entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
+`.../region_mean` (share of tokens), `groups`, `frac_reward_zero_std` (share of groups without variance, left out), `dropped_truncated` (replies),
+`sampling/sampling_logp_difference/mean` and `/max` (nats between the sampler's log-probabilities and the trainer's on the
+same tokens and weights).
+
+Of time: `time/sample`, `time/score` (environment and sandbox), `time/update`, `time/step` in seconds and
+`tokens_per_second` (generated, over the whole step).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from pettingllms.errors import NonFiniteError
+from pettingllms.types import Candidate, Group
+
+if TYPE_CHECKING:
+    from pettingllms.policies.packing import Batch
+    from pettingllms.trainers.config import ATGRPOConfig
+
+
+class Clock:
+    """Wall seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._spent: dict[str, float] = defaultdict(float)
+
+    @contextlib.contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Add the time of the block to `part`."""
+        started = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._spent[part] += time.perf_counter() - started
+
+    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
+        """Seconds by part, and generated tokens a second."""
+        total = time.perf_counter() - self._started
+        parts = {f"time/{part}": seconds for part, seconds in self._spent.items()}
+        return parts | {"time/step": total, "tokens_per_second": generated_tokens(groups) / total}
+
+
+def generated_tokens(groups: Sequence[Group]) -> int:
+    """Tokens sampled for all candidates of all groups."""
+    return sum(len(candidate.reply.token_ids) for group in groups for candidate in group.candidates)
+
+
+def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    """Rewards, successes, errors and lengths of a rollout."""
+    by_role: dict[str, list[Candidate]] = defaultdict(list)
+    for group in groups:
+        by_role[group.key.role] += group.candidates
+    everything = [candidate for candidates in by_role.values() for candidate in candidates]
+    metrics = {
+        "reward": mean([c.reward for c in everything]),
+        "reward_std": mean([_deviation(group) for group in groups]),
+        "completions/mean_length": mean([len(c.reply.token_ids) for c in everything]),
+        "completions/clipped_ratio": mean([not c.reply.finished for c in everything]),
+        "num_tokens": float(generated_tokens(groups)),
+        "turns": len(groups) / len({(g.key.task, g.key.episode) for g in groups}),
+    }
+    for role, candidates in by_role.items():
+        metrics[f"reward/{role}"] = mean([c.reward for c in candidates])
+        metrics[f"team_reward/{role}"] = mean([c.team_reward for c in candidates])
+        metrics[f"local_reward/{role}"] = mean([c.local_reward for c in candidates])
+        metrics[f"success/{role}"] = mean([bool(c.info.get("success")) for c in candidates])
+        metrics[f"parse_error/{role}"] = mean(
+            [c.info.get("parse_error") is not None for c in candidates]
+        )
+    return metrics
+
+
+def left_out_metrics(counts: Mapping[str, Counter[str]]) -> dict[str, float]:
+    """Of each policy: its groups, the share without variance, and replies that were dropped."""
+    metrics = {}
+    for policy, count in counts.items():
+        metrics[f"{policy}/groups"] = float(count["groups"])
+        metrics[f"{policy}/frac_reward_zero_std"] = count["silent"] / max(1, count["groups"])
+        metrics[f"{policy}/dropped_truncated"] = float(count["truncated"])
+    return metrics
+
+
+def mean(values: Sequence[float]) -> float:
+    """Arithmetic mean; 0 of nothing."""
+    return float(sum(values) / len(values)) if values else 0.0
+
+
+def _deviation(group: Group) -> float:
+    rewards = torch.tensor([candidate.reward for candidate in group.candidates])
+    return rewards.std().item() if len(rewards) > 1 else 0.0
+
+
+class LossMeter:
+    """Adds up what the micro-batches of one policy's update report."""
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.on_policy = True
+        """Whether the weights are still those that sampled: only then do log-probabilities agree."""
+        self._sums: dict[str, torch.Tensor] = {}
+        self._tokens = 0.0
+        self._worst = 0.0
+
+    def add(
+        self,
+        config: ATGRPOConfig,
+        batch: Batch,
+        logp_BT: torch.Tensor,
+        ratio_BT: torch.Tensor,
+        entropy_BT: torch.Tensor | None,
+        kl_BT: torch.Tensor | None,
+        loss: torch.Tensor,
+    ) -> None:
+        """Take note of one micro-batch; every token counts as often as its reply was drawn."""
+        weight_BT = batch.mask_BT * batch.counts_B[:, None]
+        advantage_B1 = batch.advantages_B[:, None]
+        low_BT = (ratio_BT < 1 - config.epsilon) & (advantage_B1 < 0)
+        high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantage_B1 > 0)
+        gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT
+        sums = {
+            "clip_ratio/low_mean": low_BT * weight_BT,
+            "clip_ratio/high_mean": high_BT * weight_BT,
+            "clip_ratio/region_mean": (low_BT | high_BT) * weight_BT,
+        }
+        if self.on_policy:
+            sums |= {"gap": gap_BT * weight_BT, "gap_tokens": weight_BT}
+            self._worst = max(self._worst, gap_BT.detach().max().item())
+        if entropy_BT is not None:
+            sums["entropy"] = entropy_BT * weight_BT
+        if kl_BT is not None:
+            sums["kl"] = kl_BT * weight_BT
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, torch.zeros(())) + value.detach().sum().cpu()
+        self._sums["loss"] = self._sums.get("loss", torch.zeros(())) + loss.detach().cpu()
+        self._tokens += weight_BT.sum().item()
+
+    def check_finite(self, what: str, value: torch.Tensor) -> None:
+        """Stop before a loss or gradient that is no number reaches the weights.
+
+        Raises:
+            NonFiniteError: it is not finite; names the policy.
+        """
+        if not torch.isfinite(value):
+            cure = "lower learning_rate, or look for extreme rewards in trees.jsonl"
+            raise NonFiniteError(f"the {what} of policy {self.policy!r} is {value.item()}; {cure}")
+
+    def metrics(self, grad_norm: float, learning_rate: float) -> dict[str, float]:
+        """Means over tokens; the loss as the sum of its parts."""
+        means = {
+            name: total.item() / self._tokens
+            for name, total in self._sums.items()
+            if name not in _TOTALS
+        }
+        gap = "sampling/sampling_logp_difference"
+        metrics = means | {
+            "loss": self._sums["loss"].item(),
+            f"{gap}/mean": self._sums["gap"].item() / self._sums["gap_tokens"].item(),
+            f"{gap}/max": self._worst,
+            "grad_norm": grad_norm,
+            "learning_rate": learning_rate,
+        }
+        return {f"{self.policy}/{name}": value for name, value in metrics.items()}
+
+
+_TOTALS = ("loss", "gap", "gap_tokens")

@@ -1,0 +1,46 @@
+"""A two-role environment in which even a random model's replies differ in reward."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pettingllms.envs.base import Outcome, TextEnv
+
+
+class raw_env(TextEnv):
+    """The writer earns its share of ASCII characters, the reader its share of lower bytes."""
+
+    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "letters_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "render_fps": 1,
+    }
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(roles=("writer", "reader"), **kwargs)
+
+    def _start(self, seed: int, options: dict[str, Any]) -> tuple[str, ...]:
+        return (f"word {seed % 1000} of {self.split}",)
+
+    def _text(self, state: tuple[str, ...], agent: str) -> str:
+        return f"{agent}: {state[-1]}"
+
+    def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
+        limit = 128 if agent == "writer_0" else 80
+        share = sum(ord(letter) < limit for letter in text) / max(1, len(text))
+        return Outcome(
+            (*state, text[:8]),
+            team=float(share > 0.9),
+            local=share,
+            success=share > 0.9,
+            info={"share": share},
+        )
+
+    def _view(self, state: tuple[str, ...]) -> str:
+        return " ".join(state)
+
+
+def env(**kwargs: Any) -> raw_env:
+    """The environment as PettingZoo users make it."""
+    return raw_env(**kwargs)

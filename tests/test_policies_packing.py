@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
+
+from pettingllms.errors import GroupError
+from pettingllms.policies.fit import share_prompts
+from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
+from pettingllms.policies.shared_prompts import enabled
+from pettingllms.types import Sample
+from tests.tiny_lm import tiny_config, tiny_model
+
+torch.set_num_threads(1)
+
+
+def a_sample(prompt, reply, advantage=1.0, count=1):
+    return Sample(tuple(prompt), tuple(reply), (-0.5,) * len(reply), advantage, count)
+
+
+MIXED = [
+    a_sample((5, 6, 7), (9, 8, 7, 6)),
+    a_sample((5, 6, 7), (9,)),
+    a_sample((20,), (11, 12)),
+    a_sample((30, 31, 32, 33, 34, 35), (40, 41, 42, 43, 44, 45, 46)),
+    a_sample((30, 31, 32, 33, 34, 35), (40, 41)),
+    a_sample((30, 31, 32, 33, 34, 35), (50, 51, 52)),
+    a_sample((5, 6, 7), (60, 61)),  # its group is further up
+]
+
+
+def sharing_model(**changes):
+    model = tiny_model(seed=2, config=tiny_config(**changes))
+    assert share_prompts(model)
+    return model
+
+
+def by_sample(model, samples, limit, *, packed, temperature=1.0):
+    """Log-probabilities and entropies of every sample, and the gradient of their weighted sum."""
+    model.zero_grad()
+    found: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+    for batch in microbatches(samples, limit, packed=packed):
+        logprobs, entropy = batch_logprobs(
+            model, batch, temperature=temperature, entropy=True, entropy_grad=True
+        )
+        assert entropy is not None
+        (logprobs.sin() + 0.1 * entropy**2).sum().backward()
+        for row, index in enumerate(batch.index):
+            length = len(samples[index].token_ids)
+            assert index not in found
+            found[index] = (logprobs[row, :length].detach(), entropy[row, :length].detach())
+            assert not logprobs[row, length:].any()
+    grads = [p.grad.clone() for p in model.parameters() if p.grad is not None]
+    return [found[index] for index in range(len(samples))], grads
+
+
+def one_by_one(model, sample, temperature=1.0):
+    """The plainest computation there is: one sequence, no mask, no padding."""
+    ids = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
+    logits = model(input_ids=ids, use_cache=False).logits[0].float() / temperature
+    start, length = len(sample.prompt_ids) - 1, len(sample.token_ids)
+    table = logits.log_softmax(-1)[start : start + length]
+    return (
+        table.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0],
+        -(table.exp() * table).sum(-1),
+    )
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("limit", [1, 17, 1000])
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_batches_give_the_numbers_of_single_sequences(packed, limit, kv_heads):
+    model = sharing_model(num_key_value_heads=kv_heads)
+    found, _ = by_sample(model, MIXED, limit, packed=packed, temperature=0.7)
+    for sample, (logprobs, entropy) in zip(MIXED, found, strict=True):
+        expected = one_by_one(model, sample, 0.7)
+        torch.testing.assert_close(logprobs, expected[0], atol=2e-5, rtol=0)
+        torch.testing.assert_close(entropy, expected[1], atol=2e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("limit", [1, 17, 1000])
+def test_packed_rows_have_the_gradients_of_flat_rows(limit):
+    model = sharing_model()
+    _, packed = by_sample(model, MIXED, limit, packed=True)
+    _, flat = by_sample(model, MIXED, 1000, packed=False)
+    assert len(packed) == len(flat) > 10
+    for left, right in zip(packed, flat, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model = sharing_model()
+    _, plain = by_sample(model, MIXED, 1000, packed=True)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.train()
+    _, checkpointed = by_sample(model, MIXED, 1000, packed=True)
+    for left, right in zip(plain, checkpointed, strict=True):
+        torch.testing.assert_close(left, right, atol=1e-6, rtol=1e-6)
+
+
+lengths = st.integers(1, 6)
+groups = st.lists(st.tuples(lengths, st.lists(lengths, min_size=1, max_size=5)), min_size=1)
+
+
+@settings(max_examples=60)
+@given(groups, st.integers(1, 60), st.booleans())
+def test_every_sample_is_in_exactly_one_batch_within_the_bound(groups, limit, packed):
+    samples = [
+        a_sample([number + 1] * prompt, range(1, reply + 1), advantage=number, count=reply)
+        for number, (prompt, replies) in enumerate(groups)
+        for reply in replies
+    ]
+    batches = microbatches(samples, limit, packed=packed)
+    assert sorted(i for batch in batches for i in batch.index) == list(range(len(samples)))
+    for batch in batches:
+        assert batch.tokens <= limit or len(batch.samples) == 1
+        assert batch.samples == tuple(samples[i] for i in batch.index)
+        assert batch.advantages_B.tolist() == [s.advantage for s in batch.samples]
+        assert batch.counts_B.tolist() == [s.count for s in batch.samples]
+        assert batch.mask_BT.sum(-1).tolist() == [len(s.token_ids) for s in batch.samples]
+        for row, sample in enumerate(batch.samples):
+            size = len(sample.token_ids)
+            assert batch.token_ids_BT[row, :size].tolist() == list(sample.token_ids)
+            assert batch.old_logprobs_BT[row, :size].tolist() == list(sample.logprobs)
+
+
+def test_a_prompt_is_counted_once_for_its_group():
+    prompt, reply = range(1, 11), (1, 2, 3)
+    samples = [a_sample(prompt, reply) for _ in range(4)]
+    packed = microbatches(samples, 1000, packed=True)
+    flat = microbatches(samples, 1000, packed=False)
+    assert [batch.tokens for batch in packed] == [10 + 4 * 3]
+    assert [batch.tokens for batch in flat] == [4 * 13]
+
+
+def test_a_group_that_fits_is_not_cut():
+    samples = [a_sample((number,) * 5, (1, 2, 3)) for number in (1, 2, 3) for _ in range(3)]
+    batches = microbatches(samples, 20, packed=True)
+    assert [len({s.prompt_ids for s in batch.samples}) for batch in batches] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(("prompt", "reply"), [((), (1,)), ((1,), ())])
+def test_a_sample_without_tokens_is_refused(prompt, reply):
+    with pytest.raises(GroupError, match="sample 0 has no prompt or no reply tokens"):
+        microbatches([a_sample(prompt, reply)], 10, packed=True)
+
+
+def test_nothing_gives_no_batches():
+    assert microbatches([], 10, packed=True) == microbatches([], 10, packed=False) == []
+
+
+def test_gradients_flow_through_the_entropy_only_when_asked():
+    model = sharing_model()
+    batch: Batch = microbatches(MIXED, 1000, packed=True)[0]
+    _, entropy = batch_logprobs(model, batch, entropy=True)
+    assert entropy is not None
+    assert not entropy.requires_grad
+    assert batch_logprobs(model, batch)[1] is None
+
+
+def test_a_model_with_sliding_attention_keeps_its_own(caplog):
+    config = MistralConfig(
+        vocab_size=64,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        sliding_window=4,
+    )
+    model = MistralForCausalLM(config).eval()
+    with caplog.at_level(logging.WARNING):
+        assert not share_prompts(model)
+    assert not enabled(model)
+    assert "slid" in caplog.text
+
+
+def test_a_model_of_another_family_is_tried_and_used():
+    config = GPT2Config(vocab_size=64, n_embd=16, n_layer=2, n_head=2, n_positions=64)
+    model = GPT2LMHeadModel(config).eval()
+    assert share_prompts(model)
+    found, _ = by_sample(model, MIXED, 1000, packed=True)
+    for sample, (logprobs, _) in zip(MIXED, found, strict=True):
+        torch.testing.assert_close(logprobs, one_by_one(model, sample)[0], atol=2e-5, rtol=0)
+
+
+def test_a_model_that_a_trial_shows_to_differ_keeps_its_own(caplog):
+    model = tiny_model()
+    # As a model whose positions do not follow position_ids: rows of a pack would be shifted.
+    rotary = model.model.rotary_emb
+    plain = rotary.forward
+    rotary.forward = lambda x, position_ids: plain(
+        x, torch.arange(x.shape[1]).expand(x.shape[0], -1)
+    )
+    with caplog.at_level(logging.WARNING):
+        assert not share_prompts(model)
+    assert "a trial differed" in caplog.text
+    assert model.config._attn_implementation == "sdpa"
+
+
+def test_a_model_set_to_shared_prompts_still_works_without_them():
+    own, sharing = tiny_model(seed=2), sharing_model()
+    ids = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
+    mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    with torch.no_grad():
+        assert torch.equal(own(ids, attention_mask=mask).logits, sharing(ids, mask).logits)
+        kwargs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
+        assert torch.equal(own.generate(ids, **kwargs), sharing.generate(ids, **kwargs))

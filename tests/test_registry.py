@@ -1,0 +1,147 @@
+"""Every registered environment exists, is found by its names, and keeps its promises.
+
+The tests run over `ENVIRONMENTS`: a new line there is tested without a change here, except for
+replies that the environment understands, which make `check_env` reach further.
+"""
+
+from __future__ import annotations
+
+import importlib
+import subprocess
+import sys
+
+import pettingzoo
+import pytest
+from pettingzoo.test.api_test import api_test
+from pettingzoo.test.max_cycles_test import max_cycles_test
+from pettingzoo.test.render_test import render_test
+from pettingzoo.test.seed_test import seed_test
+
+from pettingllms.envs import ENVIRONMENTS, TextEnv, check_env, load_env, make
+from pettingllms.errors import ConfigError, UnknownNameError
+
+REPLIES = {
+    "coding": (
+        "```python\nprint(1)\n```",
+        "```python\nimport sys\nprint(sum(map(int, sys.stdin.read().split())))\n```",
+        "```python\nwhile\n```",
+        "```input\n1 2\n```\n```output\n3\n```",
+        "```input\n[[1, 2]]\n```\n```output\n3\n```",
+    ),
+}
+
+# PettingZoo's tests were written for arrays; with text these three cannot be avoided.
+TEXT_WARNINGS = (
+    "ignore:Observation is not a NumPy array:UserWarning",
+    "ignore:Observation space for each agent probably should be:UserWarning",
+    "ignore:Action space for each agent probably should be:UserWarning",
+)
+FACTORIES = {**ENVIRONMENTS, "toy": "tests.toy_env:env"}
+environments = pytest.mark.parametrize("name", ENVIRONMENTS)
+factories = pytest.mark.parametrize("path", FACTORIES.values(), ids=FACTORIES)
+
+
+def factory(path):
+    return lambda **kwargs: load_env(path, **kwargs)
+
+
+# The table.
+
+
+@environments
+def test_an_entry_point_can_be_imported(name):
+    module_name, attribute = ENVIRONMENTS[name].split(":")
+    module = importlib.import_module(module_name)
+    assert callable(getattr(module, attribute))
+    assert issubclass(module.raw_env, TextEnv)
+    assert module.raw_env.metadata["name"] == module_name.rpartition(".")[2]
+
+
+@environments
+def test_an_environment_is_found_by_all_its_names(name):
+    versioned = make(name).metadata["name"]
+    ids = [name, versioned, versioned.replace("_v", "-v"), f"pettingllms/{name}"]
+    ids.append(f"pettingllms/{versioned.replace('_v', '-v')}")
+    kinds = {type(load_env(env_id)) for env_id in ids}
+    kinds |= {type(pettingzoo.make("aec", env_id)) for env_id in ids[3:]}
+    assert kinds == {type(make(name))}
+
+
+@environments
+def test_arguments_reach_an_environment(name):
+    assert make(name, max_turns=3, split="test").split == "test"
+    env = pettingzoo.make("aec", f"pettingllms/{name}", max_cycles=3)
+    assert isinstance(env, TextEnv)
+    assert env.max_turns == 3
+
+
+@environments
+def test_an_unusable_argument_is_refused(name):
+    with pytest.raises(ConfigError, match="did you mean 'train'"):
+        make(name, split="trainn")
+
+
+def test_a_misspelt_name_is_refused_with_the_nearest():
+    with pytest.raises(UnknownNameError, match="did you mean 'coding'"):
+        make("codingg")
+
+
+def test_importing_the_package_imports_no_environment_and_nothing_heavy():
+    code = (
+        "import sys, pettingllms.envs as envs\n"
+        "loaded = {name.partition('.')[0] for name in sys.modules}\n"
+        "heavy = loaded & {'torch', 'transformers', 'trl', 'peft', 'vllm', 'ray', 'datasets'}\n"
+        "made = {path.split(':')[0] for path in envs.ENVIRONMENTS.values()} & set(sys.modules)\n"
+        "sys.exit(f'{heavy} {made}' if heavy or made else 0)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+# The contract: PettingZoo's tests, then ours.
+
+
+@factories
+@pytest.mark.filterwarnings(*TEXT_WARNINGS)
+def test_pettingzoos_api_test(path):
+    api_test(load_env(path), num_cycles=20)
+
+
+@factories
+def test_pettingzoos_seed_test(path):
+    seed_test(factory(path), num_cycles=20)
+
+
+@factories
+def test_pettingzoos_render_test(path):
+    render_test(factory(path))
+
+
+@factories
+def test_pettingzoos_max_cycles_test_where_an_environment_is_parallelizable(path):
+    module = importlib.import_module(path.partition(":")[0])
+    assert module.raw_env.metadata["is_parallelizable"] == hasattr(module, "parallel_env")
+    if hasattr(module, "parallel_env"):
+        max_cycles_test(module)
+
+
+@factories
+def test_unreadable_replies_are_truncated_after_max_cycles(path):
+    env = load_env(path, max_cycles=3)
+    env.reset(seed=0)
+    for _ in range(3 * len(env.possible_agents)):
+        assert not any((*env.terminations.values(), *env.truncations.values()))
+        env.step("")
+    assert all(env.truncations.values())
+
+
+@pytest.mark.parametrize("name", FACTORIES)
+def test_check_env_passes(name, caplog):
+    check_env(
+        name if name in ENVIRONMENTS else FACTORIES[name],
+        episodes=2,
+        replies=REPLIES.get(name, ("5", "3", "right")),
+    )
+    assert caplog.records == []
