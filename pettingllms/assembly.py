@@ -24,29 +24,46 @@ def is_embedded(config: ATGRPOConfig) -> bool:
 
 
 def located(config: ATGRPOConfig) -> ATGRPOConfig:
-    """`config` with paths made absolute, so that a run can be resumed from anywhere.
+    """`config` with local paths made absolute, so that a run can be resumed from anywhere.
 
     Raises:
         ConfigError: `adapters` is no folder.
     """
     changes: dict[str, Any] = {}
-    for name in ("model", "dataset", "adapters"):
+    for name in ("model", "dataset", "policies"):
         value = getattr(config, name)
         if value is not None and Path(value).exists():
             changes[name] = str(Path(value).resolve())
-    if config.adapters is not None and not Path(config.adapters).is_dir():
-        raise ConfigError(f"adapters {config.adapters!r} is no folder; give RUN/adapters of a run")
-    if Path(config.policies).is_file():
-        changes["policies"] = str(Path(config.policies).resolve())
+    if config.adapters is not None:
+        changes["adapters"] = str(adapters_in(Path(config.adapters)).resolve())
     return dataclasses.replace(config, **changes)
+
+
+def adapters_in(folder: Path) -> Path:
+    """Where the adapters are: in the folder `adapters` of a run, or in `folder` itself.
+
+    Raises:
+        ConfigError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"adapters: there is no folder {folder}; give a run, or its adapters/")
+    return folder / "adapters" if (folder / "adapters").is_dir() else folder
 
 
 def build_policies(config: ATGRPOConfig, players: Mapping[str, str]) -> PolicySet:
     """The policies that the settings describe.
 
     Raises:
-        ConfigError: a model, adapter or value that cannot be used.
+        ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
     """
+    adapters = None if config.adapters is None else Path(config.adapters)
+    for policy in players.values():
+        if adapters is not None and not (adapters / policy).is_dir():
+            found = sorted(path.name for path in adapters.iterdir() if path.is_dir())
+            raise ConfigError(
+                f"{adapters} has no adapter for the policy {policy!r}; it has "
+                f"{', '.join(found) or 'none'} (policies: {config.policies})"
+            )
     targets = config.lora_target_modules
     return load_policies(
         EMBEDDED if config.model is None else config.model,
@@ -60,7 +77,7 @@ def build_policies(config: ATGRPOConfig, players: Mapping[str, str]) -> PolicySe
         device=None if config.device == "auto" else config.device,
         seed=config.seed,
         chat_template_kwargs=config.mapping("chat_template_kwargs"),
-        adapters=None if config.adapters is None else Path(config.adapters),
+        adapters=adapters,
     )
 
 

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -35,6 +35,16 @@ logger = logging.getLogger(__name__)
 KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
 FORMAT = 1
+UNREADABLE = (
+    OSError,
+    ValueError,
+    LookupError,
+    RuntimeError,
+    EOFError,
+    SafetensorError,
+    pickle.UnpicklingError,
+)
+"""What json, safetensors and torch raise for damaged files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +56,13 @@ class TrainerState:
     policies: Mapping[str, Mapping[str, torch.Tensor]]
     optimizers: Mapping[str, Any]
     """For each trained policy: the states of its optimizer and its schedule."""
+
+
+class Checkpoint(NamedTuple):
+    """What is on disk: the state, and how long the logs were."""
+
+    state: TrainerState
+    lengths: Mapping[str, int]
 
 
 def capture(trainer: ATGRPOTrainer) -> TrainerState:
@@ -89,9 +106,11 @@ def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
     state, parent = capture(trainer), folder.path / "checkpoints"
     lengths = folder.lengths()
     target = parent / f"step-{state.step:06d}"
-    with folder.writing(f"checkpoints/{target.name}"):
-        write_directory(target, lambda fresh: _fill(fresh, state, lengths))
-        sync(parent)
+    # A good one of this step is never replaced: it may be the only one.
+    if not isinstance(_attempt(target), Checkpoint):
+        with folder.writing(f"checkpoints/{target.name}"):
+            write_directory(target, lambda fresh: _fill(fresh, state, lengths))
+            sync(parent)
     _save_adapters(folder, trainer)
     for old in _checkpoints(folder.path)[KEPT:]:
         shutil.rmtree(old)
@@ -108,23 +127,15 @@ def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
     """
     found = _checkpoints(folder.path)
     for path in found:
-        try:
-            state, lengths = _read(path)
-        except (
-            OSError,
-            ValueError,
-            KeyError,
-            SafetensorError,
-            pickle.UnpicklingError,
-            RuntimeError,
-        ) as error:
-            logger.warning("%s cannot be read (%s); going on from the one before", path, error)
+        checkpoint = _attempt(path)
+        if isinstance(checkpoint, Exception):
+            logger.warning("%s cannot be read (%s); trying the one before", path, checkpoint)
             continue
-        folder.cut(lengths)
-        restore(trainer, state)
+        folder.cut(checkpoint.lengths)
+        restore(trainer, checkpoint.state)
         # Those in the folder may be newer, or missing where a crash came between two renames.
         _save_adapters(folder, trainer)
-        return state.step
+        return checkpoint.state.step
     if found:
         raise RunFolderError(f"no checkpoint in {found[0].parent} can be read; start a new run")
     folder.cut({})
@@ -163,7 +174,15 @@ def _fill(directory: Path, state: TrainerState, lengths: Mapping[str, int]) -> N
     sync(directory)
 
 
-def _read(directory: Path) -> tuple[TrainerState, dict[str, int]]:
+def _attempt(directory: Path) -> Checkpoint | Exception:
+    """What a checkpoint holds, or why it cannot be read."""
+    try:
+        return _read(directory)
+    except UNREADABLE as error:
+        return error
+
+
+def _read(directory: Path) -> Checkpoint:
     facts = json.loads((directory / "state.json").read_text(encoding="utf-8"))
     if facts["format"] != FORMAT:
         raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
@@ -180,4 +199,4 @@ def _read(directory: Path) -> tuple[TrainerState, dict[str, int]]:
             for name in facts["trained"]
         },
     )
-    return state, facts["lengths"]
+    return Checkpoint(state, facts["lengths"])

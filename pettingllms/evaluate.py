@@ -10,7 +10,7 @@ the games of one task are not independent of each other.
 | `decisions` | replies of a game, all roles |
 | `<role>/reward`, `/team_reward`, `/local_reward` | what a reply earned |
 | `<role>/first_local_reward` | what the role's first reply of a game earned it: a task's first turn is the same problem for every team |
-| `<role>/first_<key>` | numbers that the environment reports of that first reply, e.g. `coder/first_passed`, the share of hidden tests passed |
+| `<role>/first_<key>` | numbers that the environment reports of that first reply, 0 where it reports none (it could not be read): `coder/first_passed` is the share of hidden tests passed |
 | `<role>/parse_error` | replies that could not be read (share) |
 | `<role>/tokens` | tokens of a reply |
 | `<role>/truncated` | replies cut at the limit (share) |
@@ -20,7 +20,7 @@ the games of one task are not independent of each other.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -147,7 +147,8 @@ def evaluate(
     if on_progress is not None:
         on_progress(len(games), len(games))
     by_task = [[logs[task.id, index] for index in range(samples)] for task in tasks]
-    values = [_task_scores(moves) for moves in by_task]
+    reported = _reported(logs.values())
+    values = [_task_scores(moves, reported) for moves in by_task]
     return Evaluation(tuple(roles), len(tasks), samples, greedy, bootstrap(values, seed))
 
 
@@ -189,7 +190,19 @@ class _Move(NamedTuple):
 # ---------------------------------------------------------------------------------------- scores
 
 
-def _task_scores(games: Sequence[Sequence[_Move]]) -> dict[str, float]:
+def _reported(games: Iterable[Sequence[_Move]]) -> dict[str, list[str]]:
+    """For each role the numbers that the environment reports of any of its first replies."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for move in (move for moves in games for move in moves if move.turn == 0):
+        names[move.role] |= {
+            name for name in move.info.keys() - _COMMON if isinstance(move.info[name], int | float)
+        }
+    return {role: sorted(found) for role, found in names.items()}
+
+
+def _task_scores(
+    games: Sequence[Sequence[_Move]], reported: Mapping[str, Sequence[str]]
+) -> dict[str, float]:
     """Means over the games of one task."""
     values: dict[str, list[float]] = defaultdict(list)
     for moves in games:
@@ -207,9 +220,8 @@ def _task_scores(games: Sequence[Sequence[_Move]]) -> dict[str, float]:
             values[f"{role}/truncated"].append(not reply.finished)
             if turn == 0:
                 values[f"{role}/first_local_reward"].append(local)
-                for key in info.keys() - _COMMON:
-                    if isinstance(info[key], int | float):
-                        values[f"{role}/first_{key}"].append(info[key])
+                for name in reported[role]:
+                    values[f"{role}/first_{name}"].append(info.get(name, 0.0))
         for role, number in turns.items():
             values[f"{role}/turns"].append(number)
     return {name: float(np.mean(numbers)) for name, numbers in sorted(values.items())}

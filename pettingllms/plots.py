@@ -48,7 +48,9 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
         if series:
             x, y = zip(*series, strict=True)
             axes.plot(x, y, color=colour, alpha=0.25, linewidth=1)
-            axes.plot(x, smooth(y), color=colour, linewidth=1.8, label=f"{who}, training")
+            # Executed replies are the best of K by default: above what validations can reach.
+            label = "executed in training" if trained == "success" else f"{who}, training"
+            axes.plot(x, smooth(y), color=colour, linewidth=1.8, label=label)
         checks = [row for row in points if row.get(validated) is not None]
         if checks:
             axes.errorbar(

@@ -28,7 +28,6 @@ import os
 import platform
 import shutil
 import sys
-import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -128,16 +127,15 @@ class RunFolder:
         """
         data = content.encode() if isinstance(content, str) else content
         with self.writing(name):
-            descriptor, fresh = tempfile.mkstemp(prefix=f".{name}.", dir=self.path)
+            fresh = self.path / f".{name}.{os.getpid()}"
             try:
-                with os.fdopen(descriptor, "wb") as file:
+                with fresh.open("wb") as file:
                     file.write(data)
                     file.flush()
                     os.fsync(file.fileno())
-                Path(fresh).chmod(0o644)
-                Path(fresh).rename(self.path / name)
+                fresh.rename(self.path / name)
             finally:
-                Path(fresh).unlink(missing_ok=True)
+                fresh.unlink(missing_ok=True)
             sync(self.path)
 
     def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:

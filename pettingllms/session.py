@@ -173,15 +173,14 @@ class _Session:
         saved = trainer.step
         while True:
             self._validate()
-            if trainer.step != saved and (trainer.step % config.save_steps == 0 or self._last()):
+            # Asked once: a stop between the two uses of the answer would leave the step unsaved.
+            last = trainer.step >= config.max_steps or self.stop()
+            if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
                 checkpoints.save(self.folder, trainer)
                 saved = trainer.step
-            if self._last():
+            if last:
                 return
             self._step()
-
-    def _last(self) -> bool:
-        return self.trainer.step >= self.config.max_steps or self.stop()
 
     def _step(self) -> None:
         trainer = self.trainer
@@ -190,11 +189,12 @@ class _Session:
         try:
             groups, metrics = trainer.train_step()
         except (NonFiniteError, SandboxUnavailable) as error:
-            where = "its last checkpoint"
-            if state is not None:
-                checkpoints.restore(trainer, state)
-                where = f"step {state.step}, saved in {checkpoints.save(self.folder, trainer)}"
-            raise type(error)(f"{error}\nThe run stands at {where}") from error
+            raise type(error)(f"{error}\n{self._saved(state)}") from error
+        except torch.OutOfMemoryError as error:
+            raise ConfigError(
+                f"out of memory: {error}\nlower --tokens-per-batch (update), --tasks-per-step or "
+                f"--num-generations (sampling)\n{self._saved(state)}"
+            ) from error
         row = {
             "kind": "train",
             "step": trainer.step,
@@ -204,6 +204,14 @@ class _Session:
         self.folder.append(TREES, trees.rows(trainer.step, groups, trainer))
         self._log(row)
         self.display.step(trainer.step, self.config.max_steps, row)
+
+    def _saved(self, state: checkpoints.TrainerState | None) -> str:
+        """Goes back to before the step and saves that; says where it is."""
+        if state is None:
+            return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
+        checkpoints.restore(self.trainer, state)
+        place = checkpoints.save(self.folder, self.trainer)
+        return f"the state after step {state.step} is saved in {place}"
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

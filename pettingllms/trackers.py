@@ -81,7 +81,11 @@ class Online:
 
     def __init__(self, name: str, run: Path, config: Mapping[str, Any]) -> None:
         self._library = importlib.import_module(MODULES[name])
-        self._library.init(project=PROJECT, name=run.resolve().name, config=dict(config))
+        label = run.resolve().name
+        identity = {"id": label} if name == "wandb" else {}
+        self._library.init(
+            project=PROJECT, name=label, config=dict(config), resume="allow", **identity
+        )
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Adds the numbers of a step."""

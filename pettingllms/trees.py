@@ -61,7 +61,11 @@ def advantages_of(trainer: ATGRPOTrainer, groups: Sequence[Group]) -> list[list[
 
 
 def success_of(groups: Sequence[Group]) -> float | None:
-    """Share of games whose last executed reply left the task solved; None where nobody says."""
+    """Share of games whose last executed reply left the task solved; None where nobody says.
+
+    Where the best of K is executed at every move, this is above what single replies reach:
+    `success/<role>` and the validations say that.
+    """
     last: dict[tuple[str, int], bool | None] = {}
     for group in groups:
         for candidate in group.candidates:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.errors import SandboxUnavailable
 
 
 class raw_env(TextEnv):
@@ -44,3 +46,29 @@ class raw_env(TextEnv):
 def env(**kwargs: Any) -> raw_env:
     """The environment as PettingZoo users make it."""
     return raw_env(**kwargs)
+
+
+class FailingEnv(raw_env):
+    """From task 4 of training on (step 2 of two tasks each), the reader's turn goes wrong."""
+
+    def __init__(self, how: str = "overflow", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.how = how
+
+    def _start(self, seed: int, options: dict[str, Any]) -> tuple[str, ...]:
+        return ("late" if seed >= 4 and self.split == "train" else "early", str(seed))
+
+    def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
+        outcome = super()._act(state, agent, text)
+        if state[0] == "late" and agent == "reader_0":
+            if self.how == "sandbox":
+                raise SandboxUnavailable("the sandbox did not start")
+            if sum(map(ord, text)) % 2:
+                # Finite as a reward, but not in the float32 of an advantage: nor is the loss.
+                return dataclasses.replace(outcome, local=1e300)
+        return outcome
+
+
+def failing(**kwargs: Any) -> FailingEnv:
+    """The environment that fails."""
+    return FailingEnv(**kwargs)

@@ -591,3 +591,19 @@ def test_a_snapshot_is_small():
     for reply in ("7", "lower", "5", "lower"):
         env.step(reply)
     assert len(pickle.dumps(env.snapshot())) < 2000
+
+
+def test_branch_gives_what_clone_and_step_give_and_leaves_the_original_alone():
+    env = toy_env.env()
+    env.reset(seed=3)
+    replies = ["1", "2", "not a number", "x" * 1_000_001]
+    before = env.snapshot()
+    singles = []
+    for reply in replies:
+        twin = env.clone()
+        twin.step(reply)
+        singles.append(twin)
+    branches = env.branch(replies)
+    assert [branch.snapshot() for branch in branches] == [single.snapshot() for single in singles]
+    assert len({id(branch) for branch in branches}) == len(replies)
+    assert env.snapshot() == before

@@ -41,14 +41,14 @@ class PlainDisplay:
 class TerminalDisplay:
     """A bar for the run and one for held-out games, redrawn in place."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console | None = None) -> None:
         self._clock = TimeLeft()
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(bar_width=20),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}"),
-            console=Console(highlight=False, soft_wrap=True),
+            console=console or Console(highlight=False, soft_wrap=True),
             refresh_per_second=4,
         )
         self._run: TaskID | None = None
@@ -63,7 +63,7 @@ class TerminalDisplay:
 
     def say(self, text: str) -> None:
         """Prints the text above the bars."""
-        self._progress.console.print(text, markup=False)
+        self._progress.console.print(text, markup=False, highlight=False)
 
     def playing(self, what: str, done: int, total: int) -> None:
         """Shows a second bar while games are being played."""
@@ -108,7 +108,7 @@ def duration(seconds: float) -> str:
 
 def step_text(row: Mapping[str, Any]) -> str:
     """Success, reward by role, speed."""
-    parts = [] if row.get("success") is None else [f"success {row['success']:.2f}"]
+    parts = [] if row.get("success") is None else [f"executed: success {row['success']:.2f}"]
     parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
     return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])
 
@@ -116,3 +116,10 @@ def step_text(row: Mapping[str, Any]) -> str:
 def best_display() -> PlainDisplay | TerminalDisplay:
     """Bars where somebody watches a terminal, lines where not."""
     return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay()
+
+
+def without_bars() -> None:
+    """Keeps transformers from drawing bars of its own, which break ours."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()

@@ -130,10 +130,11 @@ def _run(options: EvalOptions) -> int:
 
     from pettingllms import report
     from pettingllms.assembly import build_policies, is_embedded, located, make_env
-    from pettingllms.cli.display import best_display
+    from pettingllms.cli.display import best_display, without_bars
     from pettingllms.evaluate import roles_of
     from pettingllms.policies.mapping import parse_policies
 
+    without_bars()
     config = located(settings_of(options))
     embedded = is_embedded(config)
     if embedded:
@@ -166,7 +167,7 @@ def settings_of(options: EvalOptions) -> ATGRPOConfig:
     Raises:
         ConfigError: no adapters where they should be.
     """
-    from pettingllms.assembly import is_embedded
+    from pettingllms.assembly import adapters_in, is_embedded
     from pettingllms.runs import CONFIG, read_config
     from pettingllms.trainers.config import ATGRPOConfig, resolve
 
@@ -177,14 +178,12 @@ def settings_of(options: EvalOptions) -> ATGRPOConfig:
     }
     config = ATGRPOConfig()
     if options.adapters is not None:
-        given = Path(options.adapters)
-        run = given if (given / CONFIG).is_file() else given.parent
-        adapters = run / "adapters" if (run / CONFIG).is_file() and run == given else given
-        if not adapters.is_dir():
-            raise ConfigError(f"no adapters in {given}: {adapters} is no folder; give a run folder")
-        if (run / CONFIG).is_file():
-            config = read_config(run)
+        adapters = adapters_in(Path(options.adapters))
         changes["adapters"] = str(adapters)
+        runs = [
+            run for run in (Path(options.adapters), adapters.parent) if (run / CONFIG).is_file()
+        ]
+        config = read_config(runs[0]) if runs else config
     config = dataclasses.replace(config, **({"adapters": None} | changes))
     return resolve(config, embedded=is_embedded(config))
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import re
 import shutil
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
@@ -94,6 +95,7 @@ class OptionParser(TrlParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises `ConfigError` where argparse would print its usage and exit."""
+        message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def _from_file(self, path: Path) -> dict[str, Any]:

@@ -138,7 +138,7 @@ def parse(argv: Sequence[str]) -> Command:
 
 def _run(command: Command) -> int:
     # Here and not above, so that --help and a misspelt option do not wait for torch.
-    from pettingllms.cli.display import best_display
+    from pettingllms.cli.display import best_display, without_bars
     from pettingllms.session import train
 
     if command.dry_run and command.config is not None:
@@ -146,6 +146,7 @@ def _run(command: Command) -> int:
 
         print(dry_run(command.config))
         return 0
+    without_bars()
     with best_display() as display, stop_signals() as stop:
         summary = train(command.config, resume=command.resume, display=display, stop=stop)
     run = summary.folder

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,6 +31,7 @@ from pettingllms.sandbox.compare import same_output, same_value
 
 HIDDEN_TESTS = 6
 MUTANTS = 6
+_LONE_SURROGATE = re.compile("[\ud800-\udfff]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,8 @@ def load_jsonl(path: str | Path) -> dict[Split, tuple[CodingTask, ...]]:
     """
     file = Path(path)
     try:
-        lines = file.read_text(encoding="utf-8").splitlines()
+        # Not splitlines: a JSON string may hold U+2028 and other separators as they are.
+        lines = file.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise DatasetError(f"cannot read the task file {file}: {error}") from error
     tasks: dict[Split, list[CodingTask]] = {split: [] for split in grammar.SPLITS}
@@ -181,6 +184,10 @@ def _text(row: dict[str, Any], field: str, where: str, shown: str | None = None)
     value = row.get(field)
     if not isinstance(value, str):
         raise DatasetError(f"{where}: field '{shown or field}' must be a string, got {value!r}")
+    if _LONE_SURROGATE.search(value):
+        raise DatasetError(
+            f"{where}: field '{shown or field}' has half of a surrogate pair, which is no character"
+        )
     return value
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import copy
 from collections.abc import Callable, Iterator
+from itertools import islice
 
 from pettingllms.data.coding import CodingTask, passes
 from pettingllms.errors import DatasetError
@@ -43,14 +44,18 @@ Outputs = Callable[[CodingTask, list[str], list[str]], list[list[RunResult]]]
 
 
 def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ...]:
-    """At most `count` mutants of the task's reference that fail at least one hidden test.
+    """The task's own known-wrong programs; where it has none, mutants of its reference.
+
+    Mutants are at most `count`, and each fails at least one hidden test. The reference is run on
+    the hidden tests in any case: all rewards depend on it.
 
     Raises:
         DatasetError: the reference is not Python, or fails one of the hidden tests itself.
         SandboxUnavailable: the sandbox failed.
     """
     try:
-        candidates = list(mutants(task.reference))[:CANDIDATES]
+        changed = iter(()) if task.mutants else mutants(task.reference)
+        candidates = list(islice(changed, CANDIDATES))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
     inputs = [test.input for test in task.tests]
@@ -61,6 +66,8 @@ def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ..
                 f"task {task.id}: the reference fails tests[{number}]: {got.status}, "
                 f"gave {(got.value or got.stdout)[:200]!r}, expected {test.output[:200]!r}"
             )
+    if task.mutants:
+        return task.mutants
     wrong = [
         program
         for program, result in zip(candidates, results, strict=True)

@@ -27,6 +27,7 @@ from gymnasium.spaces import Dict, Discrete, Space
 from pettingzoo import AECEnv
 
 from pettingllms.envs import arguments, episode
+from pettingllms.envs.copies import Copies
 from pettingllms.envs.episode import Outcome, Record, Snapshot, stream_seed
 from pettingllms.envs.spaces import FreeText
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
@@ -40,7 +41,7 @@ SPLITS = ("train", "val", "test")
 RESERVED_KEYS = frozenset({"text", "turn", "observation", "action_mask"})
 
 
-class TextEnv(AECEnv[str, dict[str, Any], str | None]):
+class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
     """Base class of the environments here; the module docstring says how it works.
 
     Args:
@@ -106,6 +107,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def _act(self, state: Any, agent: str, text: str) -> Outcome:
         """What the reply `text` leads to; pure, and raises for no text whatsoever."""
         raise NotImplementedError
+
+    def _act_all(self, state: Any, agent: str, texts: Sequence[str]) -> list[Outcome]:
+        """`_act` for several replies to one state; override it where they can share work."""
+        return [self._act(state, agent, text) for text in texts]
 
     def _view(self, state: Any) -> str:
         """The whole state, for `render`."""
@@ -188,8 +193,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def step(self, action: str | None) -> None:
         """Plays the selected agent's reply, or removes a finished agent where `action` is None.
 
-        A reply that cannot be read, or is longer than the action space allows, is legal: it is
-        counted in `infos[agent]["parse_error"]`.
+        A reply that cannot be read or is too long is legal: `infos[agent]["parse_error"]`.
 
         Raises:
             TypeError: a live agent's action is not a `str`.
@@ -207,13 +211,33 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
                 f"the action of {agent!r} must be a str, got {type(action).__name__}; "
                 "None is for finished agents only"
             )
-        shown, limit = self._shown_to(agent), self._action_spaces[agent].max_length
-        if len(action) <= limit:
-            outcome = self._act(self._state, agent, action)
-        else:
-            reason = f"the reply has {len(action)} characters; at most {limit} are allowed"
-            outcome = self._too_long(self._state, agent, reason)
-        self._book(agent, shown, action, outcome)
+        (outcome,) = self._outcomes(agent, [action])
+        self._book(agent, self._shown_to(agent), action, outcome)
+
+    def branch(self, replies: Sequence[str]) -> list[Self]:
+        """A copy for each reply, with that reply played by the selected agent, who is alive.
+
+        The same as `clone` and `step` for each, but worked out together where that is cheaper.
+        """
+        agent = self.agent_selection
+        twins = [self.clone() for _ in replies]
+        for twin, reply, outcome in zip(
+            twins, replies, self._outcomes(agent, replies), strict=True
+        ):
+            twin._book(agent, self._shown_to(agent), reply, outcome)
+        return twins
+
+    def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
+        limit = self._action_spaces[agent].max_length
+        short = [reply for reply in replies if len(reply) <= limit]
+        played = iter(self._act_all(self._state, agent, short) if short else ())
+        why = "the reply has {} characters; at most {} are allowed"
+        return [
+            next(played)
+            if len(reply) <= limit
+            else self._too_long(self._state, agent, why.format(len(reply), limit))
+            for reply in replies
+        ]
 
     def _book(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
         """Records an outcome, selects the next agent, and ends the episode where due."""
@@ -253,36 +277,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def close(self) -> None:
         """Does nothing: states hold no resources, and copies share everything else."""
-
-    # ------------------------------------------------------------- exact copies
-
-    def snapshot(self) -> Snapshot:
-        """The whole episode as a small picklable value; later steps do not change it."""
-        return episode.take(self.__dict__, self._identity())
-
-    def restore(self, snapshot: Snapshot) -> None:
-        """Continues from `snapshot`, on any instance made with the same arguments.
-
-        Raises:
-            CloneError: the snapshot is of another environment, configuration or version.
-        """
-        episode.put_back(snapshot, self.__dict__, self._identity())
-        self._shown = {}
-
-    def clone(self) -> Self:
-        """An independent copy at the same point of the same episode.
-
-        Spaces and whatever else a subclass keeps (data, a sandbox) are shared with it.
-        """
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin.restore(self.snapshot())
-        return twin
-
-    __copy__ = clone
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        return self.clone()
 
     def _identity(self) -> tuple[Any, ...]:
         """What must agree between a snapshot and the environment it is restored into."""

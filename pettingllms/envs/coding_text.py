@@ -17,8 +17,9 @@ MAX_BLOCK_CHARS = 64_000
 SHOWN_CHARS = 400
 PYTHON_TAGS = ("", "python", "py", "python3")
 
-_OPENING = re.compile(r"[ \t]*```[ \t]*([\w+-]*)[^`]*")
-_CLOSING = re.compile(r"[ \t]*```[ \t]*")
+# Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
+_OPENING = re.compile(r"[ \t]*+```[ \t]*+([\w+-]*+)[^`]*+")
+_CLOSING = re.compile(r"[ \t]*+```[ \t]*+")
 
 
 class ParseError(NamedTuple):

@@ -49,9 +49,10 @@ tester share one program and so one reward: it teaches the coder only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, cast, get_args
+from typing import Any, Literal, NamedTuple, cast, get_args
 
 from pettingllms.data import coding, mutation
 from pettingllms.data.coding import CodingTask, Test, passes
@@ -87,6 +88,15 @@ class State:
     passed: float = 0.0
     """Share of hidden tests that the current program passes."""
     history: tuple[Attempt, ...] = ()
+
+
+class Ran(NamedTuple):
+    """What each program did with the inputs of the tests: input -> result."""
+
+    reference: Mapping[str, RunResult]
+    mutants: Sequence[Mapping[str, RunResult]]
+    program: Mapping[str, RunResult] | None
+    """None where the coder has not written any."""
 
 
 class raw_env(TextEnv):
@@ -140,12 +150,11 @@ class raw_env(TextEnv):
     def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
         if self.tasks is None:
             return State(coding.generate(seed, cast(Split, self.split)))
-        task = self.tasks[seed % len(self.tasks)]
-        if not task.mutants:
-            if seed not in self._mutants:
-                self._mutants[seed] = mutation.known_wrong(task, self._outputs, coding.MUTANTS)
-            task = replace(task, mutants=self._mutants[seed])
-        return State(task)
+        row = seed % len(self.tasks)
+        task = self.tasks[row]
+        if row not in self._mutants:
+            self._mutants[row] = mutation.known_wrong(task, self._outputs, coding.MUTANTS)
+        return State(replace(task, mutants=self._mutants[row]))
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
@@ -154,7 +163,8 @@ class raw_env(TextEnv):
         return full_prompt(role, state.task, state.history)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
-        return self._code(state, text) if agent == "coder_0" else self._test(state, text)
+        (outcome,) = self._act_all(state, agent, [text])
+        return outcome
 
     def _code(self, state: State, text: str) -> Outcome:
         program = parse_program(text)
@@ -169,41 +179,52 @@ class raw_env(TextEnv):
         info = {"passed": share, "statuses": [result.status for result in results]}
         return self._outcome(replace(state, program=program, passed=share), share, info=info)
 
-    def _test(self, state: State, text: str) -> Outcome:
-        tests = parse_tests(text, state.task.function)
-        if isinstance(tests, ParseError):
-            history = (*state.history, Attempt(state.program, ()))
-            return self._outcome(
-                replace(state, history=history), -FORMAT_PENALTY, parse_error=tests.why
-            )
-        task, inputs = state.task, [test.input for test in tests]
-        correct, *wrong = self._outputs(task, [task.reference, *task.mutants], inputs)
-        valid = [passes(test, r, task.function) for test, r in zip(tests, correct, strict=True)]
-        caught = [
-            any(
-                ok and not passes(test, r, task.function)
-                for ok, test, r in zip(valid, tests, results, strict=True)
-            )
-            for results in wrong
-        ]
-        validity, power = sum(valid) / len(valid), sum(caught) / len(caught) if caught else 0.0
-        disagreements = self._disagreements(state, tests)
-        history = (*state.history, Attempt(state.program, disagreements))
-        return self._outcome(
-            replace(state, history=history),
-            0.5 * validity + 0.5 * power,
-            done=state.program is not None and not disagreements,
-            info={"tests": len(tests), "valid": validity, "caught": power},
-        )
+    def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
+        if agent == "coder_0":
+            return [self._code(state, text) for text in texts]
+        replies = [parse_tests(text, state.task.function) for text in texts]
+        tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
+        ran = self._ran(state, list(dict.fromkeys(test.input for test in tests)))
+        return [self._test(state, reply, ran) for reply in replies]
 
-    def _disagreements(self, state: State, tests: tuple[Test, ...]) -> tuple[Disagreement, ...]:
+    def _ran(self, state: State, inputs: list[str]) -> Ran:
+        """Run reference, mutants and program on the inputs of all replies to one prompt."""
+        if not inputs:
+            return Ran({}, [], None)
+        task = state.task
+        known = self._outputs(task, [task.reference, *task.mutants], inputs)
+        reference, *mutants = [dict(zip(inputs, row, strict=True)) for row in known]
         if state.program is None:
-            return ()
-        (results,) = self._outputs(state.task, [state.program], [test.input for test in tests])
-        return tuple(
-            Disagreement(test.input, test.output, shown_result(result, state.task.function))
-            for test, result in zip(tests, results, strict=True)
-            if not passes(test, result, state.task.function)
+            return Ran(reference, mutants, None)
+        # A model wrote it: it must not share a process with the reference.
+        (own,) = self._outputs(task, [state.program], inputs)
+        return Ran(reference, mutants, dict(zip(inputs, own, strict=True)))
+
+    def _test(self, state: State, tests: tuple[Test, ...] | ParseError, ran: Ran) -> Outcome:
+        if isinstance(tests, ParseError):
+            unchanged = replace(state, history=(*state.history, Attempt(state.program, ())))
+            return self._outcome(unchanged, -FORMAT_PENALTY, parse_error=tests.why)
+        function = state.task.function
+
+        def failed(results: Mapping[str, RunResult], among: Sequence[Test]) -> list[Test]:
+            return [test for test in among if not passes(test, results[test.input], function)]
+
+        wrong = failed(ran.reference, tests)
+        valid = [test for test in tests if test not in wrong]
+        # Only a valid test can catch a mutant: a wrong one fails every program.
+        caught = sum(bool(failed(mutant, valid)) for mutant in ran.mutants)
+        power = caught / len(ran.mutants) if ran.mutants else 0.0
+        validity = len(valid) / len(tests)
+        own = ran.program or {}
+        disagreements = tuple(
+            Disagreement(test.input, test.output, shown_result(own[test.input], function))
+            for test in (failed(own, tests) if own else ())
+        )
+        return self._outcome(
+            replace(state, history=(*state.history, Attempt(state.program, disagreements))),
+            0.5 * validity + 0.5 * power,
+            done=bool(own) and not disagreements,
+            info={"tests": len(tests), "valid": validity, "caught": power},
         )
 
     def _outputs(

@@ -16,7 +16,7 @@ import copy
 import importlib
 import pickle
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pettingzoo
@@ -131,6 +131,20 @@ def clone_env(env: AnyEnv) -> AnyEnv:
     if hasattr(env, "agent_selection") and _position(twin) != _position(env):
         raise CloneError(f"a copy of {env} is not where the original is; {cure}")
     return twin
+
+
+def branch_env(env: AnyEnv, replies: Sequence[str]) -> list[AnyEnv]:
+    """A copy of `env` for each reply, with that reply played by the selected agent.
+
+    Raises:
+        CloneError: the environment cannot be copied.
+    """
+    if isinstance(env, TextEnv):
+        return list(env.branch(replies))
+    twins = [clone_env(env) for _ in replies]
+    for twin, reply in zip(twins, replies, strict=True):
+        twin.step(reply)
+    return twins
 
 
 def _position(env: AnyEnv) -> tuple[Any, ...] | None:

@@ -18,7 +18,7 @@ from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 RARE = frozenset({"threes", "square", "with_e"})
 """Parts shown seldom, so that the base has these skills only half."""
-RARE_WEIGHT = 0.3
+RARE_WEIGHT = 0.08
 
 
 class Demo(NamedTuple):

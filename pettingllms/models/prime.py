@@ -48,9 +48,9 @@ class Phase(NamedTuple):
 
 
 PHASES = (
-    Phase("clean", 2600, 0.0, 0.02, 3e-3),
-    Phase("mixture", 500, 0.5, 0.012, 2e-3),
-    Phase("habit", 60, 0.75, 0.003, 1e-3),
+    Phase("clean", steps=2600, habit=0.0, muon_lr=0.02, adamw_lr=3e-3),
+    Phase("mixture", steps=300, habit=0.5, muon_lr=0.012, adamw_lr=2e-3),
+    Phase("habit", steps=50, habit=0.7, muon_lr=0.003, adamw_lr=1e-3),
 )
 TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
@@ -224,13 +224,15 @@ def main(argv: list[str] | None = None) -> None:
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
     for phase in PHASES:
         run_phase(model, tokenizer, phase, options.seed)
+        # Rounded to what is stored, so that a phase can be repeated from the file before it.
+        model.half().float()
         if phase.name == "clean" and options.keep_clean:
             save(model, tokenizer, options.keep_clean)
     save(model, tokenizer, options.out)
 
 
 def save(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
-    """Write model and tokenizer, in half precision: 2.3 MB."""
+    """Write model and tokenizer, in half precision: 2.5 MB."""
     model.half().save_pretrained(out)
     model.float()
     tokenizer.save_pretrained(out)

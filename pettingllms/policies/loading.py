@@ -92,6 +92,9 @@ def load_policies(
     else:
         fresh = _lora_config(lora_r, lora_alpha, lora_target_modules)
         configs = {name: read_config(saved[name]) if saved else fresh for name in names}
+        for config in configs.values():
+            # PEFT would warn where the base has moved; `load` compares the bases themselves.
+            config.base_model_name_or_path = None
         weights = _lora_weights(base, str(model), configs, seed, merge)
     policies = PolicySet(
         weights,

@@ -67,7 +67,7 @@ class LoraWeights:
             raise ConfigError("at least one policy is needed, got none")
         self._peft = peft_model
         self._model = model
-        self._tensors = {name: _adapter_tensors(peft_model, name) for name in configs}
+        self._tensors = {name: self._adapter_tensors(name) for name in configs}
         self._active: str | None = None
         self._merged: dict[str, PreTrainedModel] = {}
         self._pairs: dict[str, list[tuple[Linear, nn.Parameter]]] = {}
@@ -119,22 +119,40 @@ class LoraWeights:
         """
         return read_tensors(directory, self.base, self.digest)
 
+    def _adapter_tensors(self, policy: str) -> dict[str, nn.Parameter]:
+        return {
+            f"base_model.model.{path}.{part}.weight": getattr(layer, part)[_inside(policy)].weight
+            for path, layer in self._layers(policy)
+            for part in ("lora_A", "lora_B")
+        }
+
     def _own_weights(self, policy: str) -> list[tuple[Linear, nn.Parameter]]:
         """Gives the merged copy weights of its own where this policy adapts them."""
         pairs: list[tuple[Linear, nn.Parameter]] = []
+        for path, layer in self._layers(policy):
+            merged = nn.Parameter(
+                torch.empty_like(layer.get_base_layer().get_parameter("weight")), False
+            )
+            self._merged[policy].get_submodule(path).weight = merged
+            pairs.append((layer, merged))
+        return pairs
+
+    def _layers(self, policy: str) -> list[tuple[str, Linear]]:
+        """The layers that this policy adapts, by their path.
+
+        Raises:
+            ConfigError: one of them is no linear layer.
+        """
+        found: list[tuple[str, Linear]] = []
         for path, layer in self._model.named_modules():
-            if isinstance(layer, LoraLayer) and _inside(policy) in layer.lora_A:
+            if isinstance(layer, LoraLayer) and _inside(policy) in layer.r:
                 if not isinstance(layer, Linear):
                     raise ConfigError(
-                        f"adapted module {path} is a {type(layer).__name__}; only linear layers "
-                        "can be merged: choose other target modules, or merge=False"
+                        f"target module {path} is of type {type(layer.get_base_layer()).__name__}; "
+                        "adapters are for linear layers only, choose others"
                     )
-                merged = nn.Parameter(
-                    torch.empty_like(layer.get_base_layer().get_parameter("weight")), False
-                )
-                self._merged[policy].get_submodule(path).weight = merged
-                pairs.append((layer, merged))
-        return pairs
+                found.append((path, layer))
+        return found
 
 
 def _inside(policy: str) -> str:
@@ -143,15 +161,6 @@ def _inside(policy: str) -> str:
     PEFT misreads names that are part of its own parameter names, such as `a` or `lora`.
     """
     return f"policy_{policy}"
-
-
-def _adapter_tensors(model: nn.Module, policy: str) -> dict[str, nn.Parameter]:
-    suffix = f".{_inside(policy)}.weight"
-    return {
-        f"{name.removesuffix(suffix)}.weight": parameter
-        for name, parameter in model.named_parameters()
-        if name.endswith(suffix) and ".lora_" in name
-    }
 
 
 def _share(model: PreTrainedModel) -> PreTrainedModel:

@@ -102,14 +102,17 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
 
 
 def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
-    def length(index: int) -> int:
-        return len(samples[index].prompt_ids) + len(samples[index].token_ids)
+    def lengths(index: int) -> tuple[int, int]:
+        return len(samples[index].prompt_ids), len(samples[index].token_ids)
 
     parts: list[list[int]] = [[]]
-    for index in sorted(range(len(samples)), key=length):
-        # Ascending lengths: the new row is the longest, so it decides the padded width.
-        if parts[-1] and (len(parts[-1]) + 1) * length(index) > limit:
+    left = right = 0
+    for index in sorted(range(len(samples)), key=lambda index: (sum(lengths(index)), index)):
+        prompt, reply = lengths(index)
+        left, right = max(left, prompt), max(right, reply)
+        if parts[-1] and (len(parts[-1]) + 1) * (left + right) > limit:
             parts.append([])
+            left, right = prompt, reply
         parts[-1].append(index)
     return [part for part in parts if part]
 
@@ -132,7 +135,7 @@ def _batch(
         mask_BT=pad([torch.ones(len(sample.token_ids)) for sample in chosen]).bool().to(device),
         token_ids_BT=pad([torch.tensor(sample.token_ids) for sample in chosen]).to(device),
         old_logprobs_BT=pad([torch.tensor(sample.logprobs) for sample in chosen]).to(device),
-        advantages_B=torch.tensor([sample.advantage for sample in chosen], device=device),
+        advantages_B=torch.tensor([float(sample.advantage) for sample in chosen], device=device),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
     )
 

@@ -262,7 +262,11 @@ class PolicySet:
         return policy
 
     def _counter(self, policy: str) -> int:
-        """Changes whenever one of the policy's tensors is written to in place."""
+        """Changes whenever one of the policy's tensors is written to in place.
+
+        PyTorch does not count what its fused optimizers (`fused=True`) write; after those,
+        forgetting to publish goes unnoticed.
+        """
         return sum(parameter._version for parameter in self._parameters[policy])
 
     def _check_fresh(self, policy: str) -> None:

@@ -153,7 +153,7 @@ class TransformersSampler:
         else:
             decoding = PlainDecoding(model, texts, owners, self._pad_id)
         slot_R = torch.tensor([row.slot for row in rows], device=model.device)
-        ends = torch.tensor(self._end_ids, device=model.device)
+        ends = torch.tensor(self._end_ids, dtype=torch.long, device=model.device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         logits_RV = decoding.start()
         for step in range(draw.max_new_tokens):

@@ -130,8 +130,8 @@ class PackedLayout:
                 order.append(torch.arange(reply) + first)
                 reply_rows.append(range(end, end + reply))
                 end += reply
-        self.prompt_UP = _padded(prompt_rows, width).to(device)
-        self.reply_BT = _padded(reply_rows, longest).to(device)
+        self._prompt_UP = _padded(prompt_rows, width).to(device)
+        self._reply_BT = _padded(reply_rows, longest).to(device)
         self._owner_B = torch.tensor(owners, dtype=torch.long, device=device)
         self._order_N = torch.cat(order).to(device)
         self._lengths_U = torch.tensor(prompts, device=device)
@@ -146,13 +146,13 @@ class PackedLayout:
         query_NHD, key_NhD, value_NhD = (
             states[0].transpose(0, 1) for states in (query, key, value)
         )
-        key_UhPD = key_NhD[self.prompt_UP].transpose(1, 2)
-        value_UhPD = value_NhD[self.prompt_UP].transpose(1, 2)
+        key_UhPD = _take(key_NhD, self._prompt_UP)
+        value_UhPD = _take(value_NhD, self._prompt_UP)
         if self._keep_prompts:
             self.prompt_states[layer] = (key_UhPD, value_UhPD)
         groups = query_NHD.shape[1] // key_NhD.shape[1]
         out_UHPD = nn.functional.scaled_dot_product_attention(
-            query_NHD[self.prompt_UP].transpose(1, 2),
+            _take(query_NHD, self._prompt_UP),
             _repeat(key_UhPD, groups),
             _repeat(value_UhPD, groups),
             is_causal=True,  # padding is on the right, so no prompt token sees any
@@ -160,24 +160,24 @@ class PackedLayout:
         )
         parts = [out_UHPD.transpose(1, 2).flatten(0, 1)]
         if len(self._owner_B):
-            own_BhTD = key_NhD[self.reply_BT].transpose(1, 2)
-            key_BhSD = torch.cat([key_UhPD[self._owner_B], own_BhTD], 2)
-            own_BhTD = value_NhD[self.reply_BT].transpose(1, 2)
-            value_BhSD = torch.cat([value_UhPD[self._owner_B], own_BhTD], 2)
+            own_BhTD = _take(key_NhD, self._reply_BT)
+            key_BhSD = torch.cat([key_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
+            own_BhTD = _take(value_NhD, self._reply_BT)
+            value_BhSD = torch.cat([value_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
             out_BHTD = nn.functional.scaled_dot_product_attention(
-                query_NHD[self.reply_BT].transpose(1, 2),
+                _take(query_NHD, self._reply_BT),
                 _repeat(key_BhSD, groups),
                 _repeat(value_BhSD, groups),
                 attn_mask=self._mask(query.dtype),
                 scale=scale,
             )
             parts.append(out_BHTD.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts)[self._order_N][None]
+        return torch.cat(parts).index_select(0, self._order_N)[None]
 
     def _mask(self, dtype: torch.dtype) -> torch.Tensor:
         """What replies may not see, added to the scores: `_B1TS`."""
         if self._mask_B1TS is None:
-            width, longest = self.prompt_UP.shape[1], self.reply_BT.shape[1]
+            width, longest = self._prompt_UP.shape[1], self._reply_BT.shape[1]
             device = self._owner_B.device
             column_P = torch.arange(width, device=device)
             prompt_BP = column_P >= self._lengths_U[self._owner_B, None]
@@ -198,6 +198,12 @@ def _padded(rows: Sequence[range], width: int) -> torch.Tensor:
     """Indices in rows of equal length; what stands in for the missing ones is never read."""
     full = [[*row, *([0] * (width - len(row)))] for row in rows]
     return torch.tensor(full, dtype=torch.long).view(len(rows), width)
+
+
+def _take(states_NHD: torch.Tensor, index_XY: torch.Tensor) -> torch.Tensor:
+    """Tokens in rows, `_XHYD`. Selecting is faster than indexing, backwards as well."""
+    flat = states_NHD.index_select(0, index_XY.flatten())
+    return flat.view(*index_XY.shape, *states_NHD.shape[1:]).transpose(1, 2)
 
 
 def _repeat(states_BhSD: torch.Tensor, groups: int) -> torch.Tensor:

@@ -1,10 +1,10 @@
-"""Run programs that a model wrote, without trusting them.
+r"""Run programs that a model wrote, without trusting them.
 
     from pettingllms.sandbox import Case, Limits, open_sandbox
 
     with open_sandbox("embedded") as sandbox:
         [[result]] = sandbox.run(["print(int(input()) * 2)"], [Case("21")])
-    result.status, result.stdout  # "ok", "42\\n"
+    result.status, result.stdout  # "ok", "42\n"
 
 Two back ends, `embedded` (Linux, no daemon) and `docker`, start the same worker and pass the
 same self-check. What a program's status says is about the program; when the sandbox itself
@@ -60,6 +60,10 @@ def open_sandbox(
         from pettingllms.sandbox.embedded import EmbeddedSandbox
 
         return EmbeddedSandbox(workers, packages=packages, allow_unsafe=allow_unsafe)
+    if backend == "docker":
+        from pettingllms.sandbox.containers import DockerSandbox
+
+        return DockerSandbox(workers, packages=packages)
     raise ConfigError(f"no sandbox back end {backend!r}; {did_you_mean(backend, BACKENDS)}")
 
 

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.sandbox.link import Link, Row, WorkerLost
+from pettingllms.sandbox.channel import WorkerLost
+from pettingllms.sandbox.link import Link, Row
 from pettingllms.sandbox.pool import WorkerPool
 from pettingllms.sandbox.types import (
     DEFAULT_LIMITS,
@@ -85,13 +86,22 @@ class _Order:
 class PooledSandbox:
     """A `Sandbox` whose workers are started by `launch`.
 
-    `where` is put before the layers of isolation that the workers report, as in `docker`.
+    `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
+    is replaced after `requests` requests or `age_s` seconds.
     """
 
-    def __init__(self, launch: Callable[[], Link], workers: int, *, where: str = "") -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Link],
+        workers: int,
+        *,
+        where: str = "",
+        requests: float = math.inf,
+        age_s: float = math.inf,
+    ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        self._pool = WorkerPool(launch, workers)
+        self._pool = WorkerPool(launch, workers, requests=requests, age_s=age_s)
         self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
         self._where = where
 
@@ -196,7 +206,7 @@ def _result(row: Row, isolation: str) -> RunResult:
         row.wall_us / 1e6,
         row.memory_kib / 1024,
         isolation,
-        None if row.value is None else row.value.decode("utf-8", "replace"),
+        row.value.decode("utf-8", "replace") if row.value else None,
     )
 
 

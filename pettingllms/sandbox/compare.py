@@ -36,7 +36,7 @@ def same_value(expected: str, actual: str | None) -> bool:
         return False
     try:
         return _same_json(json.loads(expected), json.loads(actual))
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):  # an integer may be too large for a float
         return False
 
 

@@ -10,15 +10,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 
 from pettingllms.errors import SandboxUnavailable
+from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.link import Link
 from pettingllms.sandbox.worker import __file__ as _worker_file
 
-WORKER_FOLDER = Path(_worker_file).parent
+WORKER_MAIN = Path(_worker_file).parent / "__main__.py"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 """`-I` without its refusal to read PYTHONHASHSEED."""
@@ -52,11 +54,19 @@ class EmbeddedSandbox(PooledSandbox):
             )
         options = {
             "packages": list(packages),
+            "paths": sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}),
             "allow_unsafe": allow_unsafe,
             "without": list(without),
         }
-        command = (sys.executable, *FLAGS, str(WORKER_FOLDER / "__main__.py"), json.dumps(options))
-        super().__init__(lambda: Link(command, ENVIRONMENT), workers or usable_cores())
+        command = python_command(json.dumps(options))
+        super().__init__(
+            lambda: Link(ProcessChannel(command, ENVIRONMENT)), workers or usable_cores()
+        )
+
+
+def python_command(options: str) -> tuple[str, ...]:
+    """The command that starts a worker with this Python."""
+    return (sys.executable, *FLAGS, str(WORKER_MAIN), options)
 
 
 def usable_cores() -> int:

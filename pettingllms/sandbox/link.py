@@ -1,23 +1,17 @@
-"""One worker process and the frames to and from it. Not thread-safe: one request at a time."""
+"""One worker and the frames to and from it. Not thread-safe: one request at a time."""
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import os
 import shutil
-import subprocess
-import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
+from pettingllms.sandbox.channel import Channel, WorkerLost
 from pettingllms.sandbox.types import STATUSES
 from pettingllms.sandbox.worker import frames
-
-logger = logging.getLogger(__name__)
 
 START_S = 60.0
 """Seconds that a worker may take to start on a busy machine."""
@@ -25,11 +19,6 @@ GRACE_S = 15.0
 """Seconds beyond the wall limits after which a worker counts as lost."""
 
 _PROTOCOL = 1
-_NOTES_BYTES = 2000
-
-
-class WorkerLost(Exception):
-    """The worker ended, fell silent, or did not speak the protocol."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,31 +37,21 @@ class Row:
 
 
 class Link:
-    """Starts a worker with `command` and talks to it. `environment` is all that it sees."""
+    """A worker that has said hello over `channel`, which it owns from now on.
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
+    Raises:
+        WorkerLost: it has not; the channel is closed.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self.channel = channel
+        self.begun = time.monotonic()
+        self.requests = 0
         self._owner = os.getpid()
-        self._notes: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - lives with the link
-        try:
-            self._process = subprocess.Popen(  # noqa: S603 - our own worker
-                list(command),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._notes,
-                env=dict(environment),
-                cwd="/",
-                bufsize=0,
-                start_new_session=True,
-            )
-        except OSError as error:
-            self._notes.close()
-            raise WorkerLost(f"cannot start {command[0]}: {error}") from error
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._stream = frames.Stream(self._process.stdout.fileno(), self._process.stdin.fileno())
+        self._stream = channel.stream
         self._scratch: str | None = None
         try:
-            hello = self._read_header(time.monotonic() + START_S)
+            hello = self._read_header(self.begun + START_S)
             if hello.get("protocol") != _PROTOCOL:
                 raise WorkerLost(f"the worker speaks protocol {hello.get('protocol')!r}")
         except WorkerLost:
@@ -80,15 +59,13 @@ class Link:
             raise
         self.layers: tuple[str, ...] = tuple(map(str, hello.get("layers", ())))
         self.problems: tuple[str, ...] = tuple(map(str, hello.get("problems", ())))
+        self.python = str(hello.get("python"))
         if "namespaces" not in self.layers:
             self._scratch = str(hello.get("scratch"))
 
-    @property
-    def pid(self) -> int:
-        """Process id of the worker's first process."""
-        return self._process.pid
-
-    def ask(self, header: dict[str, Any], payload: Sequence[bytes], wall_s: float) -> Iterator[Row]:
+    def ask(
+        self, header: dict[str, Any], payload: Sequence[bytes], wall_s: float
+    ) -> Generator[Row]:
         """Send a request and yield its results as they come.
 
         `wall_s` is the longest that one reply may take if the worker keeps its limits.
@@ -96,6 +73,7 @@ class Link:
         Raises:
             WorkerLost: also in the middle; rows already yielded are good.
         """
+        self.requests += 1
         patience = wall_s + GRACE_S
         try:
             self._stream.write(frames.encode(header, payload), time.monotonic() + patience)
@@ -110,13 +88,13 @@ class Link:
                 if reply.get("done") is True:
                     return
         except (frames.FrameError, OSError) as error:
-            raise WorkerLost(self._explain(error)) from error
+            raise WorkerLost(f"{error}{self.channel.notes()}") from error
 
     def _read_header(self, deadline: float) -> dict[str, Any]:
         try:
             header = self._stream.read_header(deadline)
         except (frames.FrameError, OSError) as error:
-            raise WorkerLost(self._explain(error)) from error
+            raise WorkerLost(f"{error}{self.channel.notes()}") from error
         if "failure" in header:
             raise WorkerLost(str(header["failure"]))
         return header
@@ -132,35 +110,16 @@ class Link:
             raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
         texts = [bytes(self._stream.read(max(0, length), deadline)) for length in lengths]
         value = texts[2] if lengths[2] >= 0 else None
-        return Row(*row[:6], texts[0], texts[1], value)
-
-    def _explain(self, error: Exception) -> str:
-        """What went wrong, with the last of what the worker wrote to standard error."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(0.2)
-        self._notes.seek(0)
-        notes = self._notes.read()[-_NOTES_BYTES:].decode("utf-8", "replace").strip()
-        code = self._process.poll()
-        ended = "" if code is None else f"; the worker ended with code {code}"
-        return f"{error}{ended}" + (f": {notes}" if notes else "")
+        run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]
+        return Row(run, status, exit_code, cpu_us, wall_us, memory_kib, texts[0], texts[1], value)
 
     def kill(self) -> None:
         """Kill the worker; whoever waits for it gets `WorkerLost`. Safe from any thread."""
-        if os.getpid() == self._owner and self._process.poll() is None:
-            self._process.kill()
+        self.channel.kill()
 
     def close(self) -> None:
         """Kill the worker and everything it started, and take back what it held."""
-        mine = os.getpid() == self._owner
-        self.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                pipe.close()
-        self._notes.close()
-        if mine:
-            self._process.wait()
-            if self._scratch is not None:
-                shutil.rmtree(Path(self._scratch), ignore_errors=True)
-        else:
-            # A forked process owns no worker; this only keeps Popen from looking for it.
-            self._process.returncode = 0
+        self.channel.kill()
+        self.channel.close()
+        if self._scratch is not None and os.getpid() == self._owner:
+            shutil.rmtree(self._scratch, ignore_errors=True)

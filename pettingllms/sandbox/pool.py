@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterator
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox.link import Link, WorkerLost
+from pettingllms.sandbox.link import Link
 
 
 class WorkerPool:
     """At most `size` workers, each made by `launch`.
 
-    After a fork, the new process forgets its parent's workers and starts its own.
+    A worker is replaced after `requests` requests or `age_s` seconds, if these are given. After a
+    fork, the new process forgets its parent's workers and starts its own.
     """
 
-    def __init__(self, launch: Callable[[], Link], size: int) -> None:
+    def __init__(
+        self,
+        launch: Callable[[], Link],
+        size: int,
+        *,
+        requests: float = math.inf,
+        age_s: float = math.inf,
+    ) -> None:
         self.size = size
+        self._requests = requests
+        self._age_s = age_s
         self._launch = launch
         self._reset()
         _POOLS.add(self)
@@ -95,7 +107,12 @@ class WorkerPool:
                 self._changed.notify()
         return link
 
+    def _is_worn(self, link: Link) -> bool:
+        old = time.monotonic() - link.begun >= self._age_s
+        return old or link.requests >= self._requests
+
     def _give_back(self, link: Link, good: bool) -> None:
+        good = good and not self._is_worn(link)
         with self._changed:
             if link not in self._all:
                 keep = False
@@ -117,5 +134,3 @@ def _abandon_all() -> None:
 
 _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_abandon_all)
-
-__all__ = ["WorkerLost", "WorkerPool"]

@@ -97,7 +97,8 @@ def advantages(groups: Sequence[Group], name: str, scale_rewards: str = "group")
     values_C = torch.zeros_like(rewards_C)
     for indices in members.values():
         compared = rewards_C[indices]
-        if compared.max() - compared.min() > SAME:
+        # Written so that a reward that is no number is passed on, not taken for no variance.
+        if not compared.max() - compared.min() <= SAME:
             divisor = {"group": compared, "batch": rewards_C}.get(scale_rewards)
             scale = 1.0 if divisor is None else divisor.std() + EPSILON
             values_C[indices] = (compared - compared.mean()) / scale

@@ -224,15 +224,16 @@ def policy_loss(
 ) -> torch.Tensor:
     """This micro-batch's part of the loss; the parts of a policy's batch add up to the whole.
 
-    Everything is as in TRL's GRPO. `replies` and `tokens` are those of the policy's whole batch,
-    equal replies counted as often as drawn; with one process `bnpo` and `dapo` are the same.
+    Everything is as in TRL's GRPO, also that the KL term is weighed by the ratio, which makes its
+    gradient unbiased (arXiv 2512.02556). `replies` and `tokens` are those of the policy's whole
+    batch, equal replies counted as often as drawn; for one process `bnpo` and `dapo` are the same.
     """
     advantage_B1 = batch.advantages_B[:, None]
     ratio_BT = torch.exp(logp_BT - batch.old_logprobs_BT)
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
     capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
     loss_BT = -torch.min(capped_BT * advantage_B1, clipped_BT * advantage_B1)
-    kl_BT = None if reference_BT is None else k3(reference_BT - logp_BT)
+    kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
     if kl_BT is not None:
         loss_BT = loss_BT + config.beta * kl_BT
     weight_BT = batch.mask_BT * batch.counts_B[:, None]

@@ -46,6 +46,16 @@ CHOICES = {
     "branch": ("best", "sample", "first"),
     "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo"),
     "scale_rewards": ("group", "batch", "none"),
+    # Those of transformers that need no argument of their own.
+    "lr_scheduler_type": (
+        "linear",
+        "cosine",
+        "cosine_with_restarts",
+        "polynomial",
+        "constant",
+        "constant_with_warmup",
+        "inverse_sqrt",
+    ),
     "sampler": ("transformers",),
     "sandbox": ("embedded",),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
@@ -136,7 +146,9 @@ class ATGRPOConfig:
     num_iterations: int = _f(1, "Optimizer steps on each rollout")
     # Optimization
     learning_rate: float = _f(None, "Default by model: 3e-3 embedded, 1e-4 LoRA, 5e-6 full")
-    lr_scheduler_type: str = _f("cosine", "Name of a transformers schedule")
+    lr_scheduler_type: str = _f(
+        "cosine", "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ..."
+    )
     warmup_steps: int = _f(None, "Steps in which the rate rises from 0. Default by model: 0 or 10")
     weight_decay: float = _f(0.0, "AdamW")
     adam_beta1: float = _f(0.9, "AdamW")
@@ -174,7 +186,7 @@ class ATGRPOConfig:
             self.epsilon_high = self.epsilon
         for name, low in _AT_LEAST.items():
             value = getattr(self, name)
-            if value is not None and value < low:
+            if value is not None and not value >= low:
                 raise ConfigError(f"{name} must be at least {low}, got {value}{_WHY.get(name, '')}")
         for name in _POSITIVE:
             value = getattr(self, name)
@@ -206,7 +218,8 @@ class ATGRPOConfig:
         Raises:
             ConfigError: an unknown role, or a policy that a frozen role shares with a trained one.
         """
-        roles = list(roles_to_policies) if self.train_roles is None else self.train_roles.split(",")
+        named = [] if self.train_roles is None else self.train_roles.split(",")
+        roles = [role.strip() for role in named] or list(roles_to_policies)
         for role in roles:
             if role not in roles_to_policies:
                 raise ConfigError(
@@ -240,6 +253,8 @@ _AT_LEAST = {
     "scoring_threads": 1,
     "beta": 0.0,
     "epsilon": 0.0,
+    "epsilon_high": 0.0,
+    "weight_decay": 0.0,
     "learning_rate": 0.0,
 }
 _POSITIVE = ("temperature", "max_grad_norm", "delta", "lora_alpha")

@@ -5,6 +5,7 @@ The environment may be anybody's PettingZoo AEC environment with text (`pettingl
 
 from __future__ import annotations
 
+import math
 import random
 import zlib
 from collections import defaultdict
@@ -13,7 +14,15 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
-from pettingllms.envs.foreign import clone_env, next_agent, observe_text, role_of, step_scores
+from pettingllms.envs.foreign import (
+    branch_env,
+    clone_env,
+    next_agent,
+    observe_text,
+    role_of,
+    step_scores,
+)
+from pettingllms.errors import NonFiniteError
 from pettingllms.types import GroupKey, Reply, Task
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -72,29 +81,42 @@ class Scored(NamedTuple):
 
 
 def score(episode: Episode, replies: Sequence[Reply]) -> list[Scored]:
-    """Play each reply on a copy of its own. Equal texts share one copy: they earn the same."""
+    """Play each reply on a copy of its own. Equal texts share one copy: they earn the same.
+
+    Raises:
+        NonFiniteError: the environment paid a reward that is not a finite number.
+        SandboxUnavailable: the sandbox failed; that is nobody's reward.
+    """
     agent = episode.agent or ""
+    texts = list(dict.fromkeys(reply.text for reply in replies))
     played: dict[str, Scored] = {}
-    for reply in replies:
-        if reply.text not in played:
-            env = clone_env(episode.env)
-            env.step(reply.text)
-            team, local, reward, info = step_scores(env, agent)
-            played[reply.text] = Scored(reply, env, team, local, reward, info)
+    for text, env in zip(texts, branch_env(episode.env, texts), strict=True):
+        team, local, reward, info = step_scores(env, agent)
+        if not math.isfinite(reward):
+            raise NonFiniteError(
+                f"{env} paid {agent!r} a reward of {reward} in task {episode.task.id}, for the "
+                f"reply {text[:80]!r}; rewards must be finite numbers"
+            )
+        played[text] = Scored(replies[0], env, team, local, reward, info)
     return [played[reply.text]._replace(reply=reply) for reply in replies]
 
 
 def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> list[Task]:
     """Fresh tasks of a generator, or the rows of a data set, in a new order every epoch.
 
-    An environment over a data set says how many rows it has in `num_tasks`.
+    An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
+    end with the epoch, because a row may be played twice in one step.
     """
-    tasks, rows = [], getattr(env.unwrapped, "num_tasks", None)
-    for number in range(step * count, (step + 1) * count):
+    numbers = range(step * count, (step + 1) * count)
+    rows = getattr(env.unwrapped, "num_tasks", None)
+    if rows is None:
         # Runs with different seeds never share a task: the upper bits are the run's.
-        task = (seed << 32) + number
-        if rows is not None:
-            epoch, place = divmod(number, rows)
-            task = random.Random(f"{seed} epoch {epoch}").sample(range(rows), rows)[place]
-        tasks.append(Task(f"{name}:{task}", task))
+        seeds = [(seed << 32) + number for number in numbers]
+        return [Task(f"{name}:{task}", task) for task in seeds]
+    tasks, orders = [], dict[int, list[int]]()
+    for epoch, place in (divmod(number, rows) for number in numbers):
+        if epoch not in orders:
+            orders[epoch] = random.Random(f"{seed} epoch {epoch}").sample(range(rows), rows)
+        row = orders[epoch][place]
+        tasks.append(Task(f"{name}:{row}:{epoch}", row))
     return tasks

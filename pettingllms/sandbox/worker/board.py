@@ -14,6 +14,9 @@ MAX_RUNS = 64
 FINE, MEMORY, PROCESSES, FORBIDDEN, OUTPUT = range(5)
 """Why a program failed, where its own exception says so."""
 
+STDIN_COPY = ".stdin"
+"""In the scratch folder: what /dev/stdin leads to, for the programs that open it by that name."""
+
 _FINISHED = struct.Struct("<I")
 _RECORD = struct.Struct("<iIQQQQ")
 
@@ -28,7 +31,8 @@ class Span(NamedTuple):
 class Run(NamedTuple):
     """One program on one case, with the files it reads and writes."""
 
-    index: int
+    number: int
+    """In the request."""
     program: int
     source: Span
     call: Span

@@ -125,10 +125,25 @@ class Jail:
         if self.filter is not None:
             self.filter_for_this_process().install()
 
+    def clean(self) -> None:
+        """Empty the scratch folder where it is not a mount that went with its process."""
+        if NAMESPACES not in self.layers:
+            _empty(self.scratch)
+
     def filter_for_this_process(self) -> seccomp.ProgramFilter:
         """The prepared filter where the process is pid 1, else one that names its pid."""
         assert self.filter is not None
         return self.filter if os.getpid() == 1 else seccomp.program_filter(os.getpid())
+
+
+def _empty(folder: str) -> None:
+    for entry in list(os.scandir(folder)):
+        if entry.is_dir(follow_symlinks=False):
+            os.chmod(entry.path, 0o700)
+            _empty(entry.path)
+            os.rmdir(entry.path)
+        else:
+            os.unlink(entry.path)
 
 
 def virtual_bytes() -> int:
@@ -180,7 +195,7 @@ def become_nobody() -> None:
     kernel.set_dumpable(True)
 
 
-class _own_proc:  # noqa: N801 - used as a function
+class _own_proc:
     """This process's /proc folder, held open because the new root has none."""
 
     def __enter__(self) -> _own_proc:

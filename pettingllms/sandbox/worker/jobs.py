@@ -16,7 +16,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pettingllms.sandbox.worker import board, task
+from pettingllms.sandbox.worker import board, program, task
+from pettingllms.sandbox.worker.board import Run
 from pettingllms.sandbox.worker.jail import Bounds, Jail
 
 _REASONS = {
@@ -84,6 +85,8 @@ class Workshop:
 
     jail: Jail
     board: board.Board
+    streams: program.Streams
+    """Over descriptors 0, 1 and 2, made ahead because they are dear."""
     marks: tuple[int, int]
     client_fd: int
 
@@ -94,15 +97,15 @@ class Workshop:
         program is now in the job's `code_fd`. The other runs need another process.
         """
         self.board.clear(len(job.runs))
-        for run in job.runs:
-            os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         begun = time.monotonic()
         pid = self.jail.start()
         if pid == 0:
-            raise Child(lambda: task.perform(self.jail, self.board, self.marks[1], job))
+            mine = task.Task(self.jail, self.board, self.streams, self.marks[1], job)
+            raise Child(mine.perform)
         killed_for = self._watch(pid, job, begun)
         _, status, usage = os.wait4(pid, 0)
         ending = Ending(killed_for, os.waitstatus_to_exitcode(status), usage, time.monotonic())
+        self.jail.clean()
         marks = self._read_marks()
         if not marks.startswith(task.SET_UP):
             said = marks.removeprefix(task.BROKEN).decode("utf-8", "replace")
@@ -181,15 +184,15 @@ class Workshop:
                 results.append(self._judge(job, job.runs[finished], outcome, ending))
         return results
 
-    def _judge(self, job: task.Job, run: board.Run, how: Outcome, ending: Ending) -> Result:
+    def _judge(self, job: task.Job, run: Run, how: Outcome, ending: Ending) -> Result:
         status = how.killed_for or self._status(job, run, how, ending)
         return Result(status, how.exit_code, how.cpu_s, how.wall_s, ending.usage.ru_maxrss)
 
-    def _status(self, job: task.Job, run: board.Run, how: Outcome, ending: Ending) -> str:
+    def _status(self, job: task.Job, run: Run, how: Outcome, ending: Ending) -> str:
         code = how.exit_code
         if how.cpu_s > job.bounds.cpu_s:
             return "cpu_limit"
-        if code != 0 and any(_is_full(fd, job.bounds) for fd in (run.stdout_fd, run.stderr_fd)):
+        if code != 0 and any(_is_full(fd, job.bounds) for fd in run.descriptors[1:]):
             return "output_limit"
         if code == -signal.SIGSYS:
             return "forbidden"

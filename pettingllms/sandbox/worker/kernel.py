@@ -78,7 +78,7 @@ def check(result: int, call: str) -> int:
 
 
 def fork() -> int:
-    """fork(2) without the interpreter's after-fork hooks, which cost a third of a small run.
+    """Fork without the interpreter's after-fork hooks, which cost a third of a small run.
 
     For a process of one thread, that is all right: the hooks renew locks that other threads
     might have held, and reseed `random`, which `program.prepare` does where it matters.
@@ -92,12 +92,12 @@ def unshare(flags: int) -> None:
 
 
 def setns(fd: int, kind: int) -> None:
-    """Enter the namespace that `fd` refers to; for PID namespaces it is the next child that does."""
+    """Make this process enter the namespace that `fd` refers to; for PID namespaces it is the next child that does."""
     check(libc.setns(fd, kind), "setns")
 
 
 def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
-    """mount(2)."""
+    """Mount a file system or change a mount, like the system call."""
     check(
         libc.mount(
             source.encode() if source is not None else None,
@@ -111,7 +111,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
 
 
 def pivot_root(new_root: str, put_old: str) -> None:
-    """pivot_root(2)."""
+    """Make `new_root` the root and put the old one at `put_old`."""
     number = _PIVOT_ROOT[MACHINE]
     check(libc.syscall(_long(number), new_root.encode(), put_old.encode()), "pivot_root")
 

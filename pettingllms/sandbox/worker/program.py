@@ -6,6 +6,7 @@ process around it (`jobs`) decides the status from what the kernel says.
 
 from __future__ import annotations
 
+import _thread
 import atexit
 import bisect
 import builtins
@@ -30,16 +31,18 @@ import threading
 import traceback
 import types
 import typing
-import _thread
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from pettingllms.sandbox.worker.board import FINE, FORBIDDEN, MEMORY, OUTPUT, PROCESSES
 
 FILE_NAME = "main.py"
-ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}  # noqa: S108
+ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
 _RANDOM_MODULES = ("random", "numpy.random")
+# Bound here, because a program may replace them where others look them up.
+_write, _dumps, _loads = os.write, json.dumps, json.loads
+_END_THREADS: Callable[[], None] = vars(threading)["_shutdown"]
 _TRACEBACK_CHARS = 1 << 16
 _RECURSION_LIMIT = sys.getrecursionlimit()
 _REASONS = {errno.EPERM: FORBIDDEN, errno.EAGAIN: PROCESSES, errno.EFBIG: OUTPUT}
@@ -59,6 +62,10 @@ _CALL_NAMES: dict[str, Any] = {
     **{name: getattr(bisect, name) for name in ("bisect_left", "bisect_right")},
     **{name: getattr(math, name) for name in ("ceil", "floor", "gcd", "inf", "sqrt")},
 }
+
+
+Streams = tuple[IO[Any], ...]
+"""Standard input, output and error."""
 
 
 class Outcome(NamedTuple):
@@ -96,24 +103,27 @@ def _source(text: bytes) -> str:
     return text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
 
 
-def open_streams() -> None:
+def open_streams() -> Streams:
     """Make new sys.stdin, stdout and stderr over descriptors 0, 1 and 2, as Python makes them."""
+    opened: list[IO[Any]] = []
     for fd, name, mode, errors in (
         (0, "stdin", "r", "surrogateescape"),
         (1, "stdout", "w", "surrogateescape"),
         (2, "stderr", "w", "backslashreplace"),
     ):
-        stream = open(fd, mode, encoding="utf-8", errors=errors, closefd=False)
+        stream = open(fd, mode, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
         if isinstance(stream, io.TextIOWrapper):
-            stream.buffer.raw.name = f"<{name}>"  # type: ignore[attr-defined]
+            stream.buffer.raw.name = f"<{name}>"
             stream.mode = mode  # type: ignore[misc]
             if fd == 2:
                 stream.reconfigure(line_buffering=True)
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)
+        opened.append(stream)
+    return tuple(opened)
 
 
-def execute(code: types.CodeType, call: bytes, value_fd: int) -> Outcome:
+def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) -> Outcome:
     """Run `code`; with a `call`, also the function it names."""
     module = types.ModuleType("main" if call else "__main__")
     space = module.__dict__
@@ -123,8 +133,9 @@ def execute(code: types.CodeType, call: bytes, value_fd: int) -> Outcome:
     sys.modules[module.__name__] = module
     outcome = _guard(functools.partial(_play, code, space, call, value_fd))
     worn = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
-    endings: list[Callable[[], object]] = [threading._shutdown] if worn else []
-    endings += [atexit._run_exitfuncs, functools.partial(_clear, space), _flush]
+    endings: list[Callable[[], object]] = [_END_THREADS] if worn else []
+    endings += [atexit._run_exitfuncs, functools.partial(_clear, space)]
+    endings.append(functools.partial(_flush, streams))
     for ending in endings:
         ended = _guard(ending)
         if outcome.exit_code == 0:
@@ -140,20 +151,20 @@ def _play(code: types.CodeType, space: dict[str, Any], call: bytes, value_fd: in
         with memoryview(data) as view:
             sent = 0
             while sent < len(view):
-                sent += os.write(value_fd, view[sent:])
+                sent += _write(value_fd, view[sent:])
 
 
 def _call(space: dict[str, Any], call: bytes) -> str:
-    name, text = json.loads(call)
+    name, text = _loads(call)
     try:
-        arguments = json.loads(text)
+        arguments = _loads(text)
     except (ValueError, RecursionError) as error:
         raise NoResult(f"the arguments are not JSON: {error}") from None
     if not isinstance(arguments, list):
         raise NoResult(f"the arguments must be a JSON list, got {type(arguments).__name__}")
     value = _function(space, name)(*arguments)
     try:
-        return json.dumps(value)
+        return _dumps(value)
     except (TypeError, ValueError, RecursionError) as error:
         raise NoResult(f"{name} returned something that JSON cannot express: {error}") from None
 
@@ -202,7 +213,7 @@ def report(error: BaseException) -> Outcome:
         else:
             _say("".join(traceback.format_exception(error)))
     except BaseException:  # noqa: BLE001 - out of memory, or an exception that cannot be shown
-        os.write(2, f"{type(error).__name__}\n".encode("utf-8", "replace"))
+        _write(2, f"{type(error).__name__}\n".encode("utf-8", "replace"))
     return Outcome(1, reason)
 
 
@@ -232,7 +243,7 @@ def _say(text: str) -> None:
         sys.stderr.flush()
     data = text.encode("utf-8", "backslashreplace")
     while data:
-        data = data[os.write(2, data) :]
+        data = data[_write(2, data) :]
 
 
 def _clear(space: dict[str, Any]) -> None:
@@ -243,8 +254,9 @@ def _clear(space: dict[str, Any]) -> None:
                 space[name] = None
 
 
-def _flush() -> None:
-    for stream in (sys.stdout, sys.stderr):
+def _flush(streams: Streams) -> None:
+    """Flush what `print` writes to now, and what it wrote to before a program replaced it."""
+    for stream in (sys.stdout, sys.stderr, *streams[1:]):
         if stream is not None and not stream.closed:
             stream.flush()
 

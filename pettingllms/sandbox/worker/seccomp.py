@@ -27,10 +27,41 @@ ALLOW = 0x7FFF0000
 
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
-_CLONE_THREAD = 0x00010000
-_CLONE_NEW = 0x7E020080
+CLONE_THREAD = 0x00010000
+CLONE_MASK = CLONE_THREAD | 0x7E020080
+"""A new thread, and no new namespace of any kind."""
+
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5421, 0x5450, 0x5451
+
+CHOICES: dict[str, tuple[int, tuple[int, ...]]] = {
+    "prctl": (0, (_PR_SET_NAME, _PR_GET_NAME)),
+    "ioctl": (
+        1,
+        (termios.TCGETS, termios.TIOCGWINSZ, termios.FIONREAD, _FIONBIO, _FIONCLEX, _FIOCLEX),
+    ),
+    "fcntl": (
+        1,
+        (
+            fcntl.F_DUPFD,
+            fcntl.F_DUPFD_CLOEXEC,
+            fcntl.F_GETFD,
+            fcntl.F_SETFD,
+            fcntl.F_GETFL,
+            fcntl.F_SETFL,
+            fcntl.F_GETLK,
+            fcntl.F_SETLK,
+            fcntl.F_SETLKW,
+        ),
+    ),
+    "prlimit64": (0, (0,)),
+    "setrlimit": (0, (resource.RLIMIT_STACK, resource.RLIMIT_CORE)),
+    "socketpair": (0, (socket.AF_UNIX,)),
+}
+"""Calls that pass if one argument, by its index, is one of these values."""
+
+SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
+"""Calls that send a signal to the process in argument 0, and the index of the signal."""
 
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP_ALWAYS, _JUMP_EQUAL, _JUMP_GE = 0x05, 0x15, 0x35
@@ -88,18 +119,18 @@ def _one_of(index: int, values: Iterable[int], otherwise: int) -> list[Instructi
 def _threads_only() -> list[Instruction]:
     return [
         _argument(0),
-        (_AND, 0, 0, _CLONE_THREAD | _CLONE_NEW),
-        (_JUMP_EQUAL, 1, 0, _CLONE_THREAD),
+        (_AND, 0, 0, CLONE_MASK),
+        (_JUMP_EQUAL, 1, 0, CLONE_THREAD),
         *_verdict(refuse(errno.EAGAIN)),
         *_verdict(ALLOW),
     ]
 
 
-def _own_signals(pid: int, pid_index: int, signal_index: int) -> list[Instruction]:
+def _own_signals(pid: int, signal_index: int) -> list[Instruction]:
     # The first process of a namespace cannot be killed from inside: a trap stands in for
     # SIGKILL, because its handler aborts (see kernel.make_deadly).
     return [
-        _argument(pid_index),
+        _argument(0),
         (_JUMP_EQUAL, 1, 0, pid),
         *_verdict(refuse(errno.EPERM)),
         _argument(signal_index),
@@ -110,7 +141,7 @@ def _own_signals(pid: int, pid_index: int, signal_index: int) -> list[Instructio
 
 
 def _no_address() -> list[Instruction]:
-    """sendto on a connected pair only: the address pointer must be null."""
+    """Allow sendto on a connected pair only: the address pointer must be null."""
     return [
         _argument(4),
         (_JUMP_EQUAL, 0, 3, 0),
@@ -123,29 +154,23 @@ def _no_address() -> list[Instruction]:
 
 def _checked(pid: int) -> dict[str, list[Instruction]]:
     denied = refuse(errno.EPERM)
-    terminal = (termios.TCGETS, termios.TIOCGWINSZ, termios.FIONREAD)
-    descriptor = (_FIONBIO, _FIONCLEX, _FIOCLEX)
-    duplicate = (fcntl.F_DUPFD, fcntl.F_DUPFD_CLOEXEC)
-    flags = (fcntl.F_GETFD, fcntl.F_SETFD, fcntl.F_GETFL, fcntl.F_SETFL)
-    locks = (fcntl.F_GETLK, fcntl.F_SETLK, fcntl.F_SETLKW)
-    return {
+    bodies = {
         "clone": _threads_only(),
         "clone3": _verdict(refuse(errno.ENOSYS)),
         "fork": _verdict(refuse(errno.EAGAIN)),
         "vfork": _verdict(refuse(errno.EAGAIN)),
         "execve": _verdict(denied),
         "execveat": _verdict(denied),
-        "kill": _own_signals(pid, 0, 1),
-        "tgkill": _own_signals(pid, 0, 2),
-        "tkill": _own_signals(pid, 0, 1),
-        "prctl": _one_of(0, (_PR_SET_NAME, _PR_GET_NAME), denied),
-        "ioctl": _one_of(1, (*terminal, *descriptor), refuse(errno.ENOTTY)),
-        "fcntl": _one_of(1, (*duplicate, *flags, *locks), denied),
-        "prlimit64": _one_of(0, (0, pid), denied),
-        "setrlimit": _one_of(0, (resource.RLIMIT_STACK, resource.RLIMIT_CORE), denied),
-        "socketpair": _one_of(0, (socket.AF_UNIX,), denied),
         "sendto": _no_address(),
     }
+    for name, signal_index in SIGNALS.items():
+        bodies[name] = _own_signals(pid, signal_index)
+    for name, (index, values) in CHOICES.items():
+        otherwise = refuse(errno.ENOTTY) if name == "ioctl" else denied
+        # A process may name itself by its number as well as by 0.
+        known = {*values, pid} if name == "prlimit64" else values
+        bodies[name] = _one_of(index, known, otherwise)
+    return bodies
 
 
 @dataclass(frozen=True)

@@ -170,15 +170,15 @@ def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Fin
         if request.stop:
             todo = [entry for entry in todo if entry[1][0] not in failed]
         for position, (run, result) in enumerate(zip(runs, results, strict=False), start=1):
-            yield run.index, result, run, position == len(results) and not todo
+            yield run.number, result, run, position == len(results) and not todo
         files.drop([fd for run in runs for fd in run.descriptors[1:]])
 
 
-def _open_run(request: Request, files: Files, index: int, program: int, case: int) -> board.Run:
+def _open_run(request: Request, files: Files, number: int, program: int, case: int) -> board.Run:
     start = request.bounds.output_start
     call = request.calls[case]
     return board.Run(
-        index,
+        number,
         program,
         request.programs[program],
         call,

@@ -1,7 +1,9 @@
 """From a fresh interpreter to a serving worker: preload, look around, isolate, serve.
 
-The one argument is a JSON object: `packages` to preload, `allow_unsafe`, and `without` (layers
-to leave out, for tests of what happens where the kernel lacks them).
+The one argument is a JSON object: `packages` to preload and the `paths` where they
+lie, `allow_unsafe`, and `without` (layers
+to leave out, for tests of what happens where the kernel lacks them). With `describe`, the worker
+says which files its Python consists of and ends.
 """
 
 from __future__ import annotations
@@ -20,15 +22,29 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import ModuleType
 
-from pettingllms.sandbox.worker import board, frames, jail, jobs, kernel, landlock, seccomp
-from pettingllms.sandbox.worker import program, server, view
+from pettingllms.sandbox.worker import (
+    board,
+    frames,
+    jail,
+    jobs,
+    kernel,
+    landlock,
+    program,
+    seccomp,
+    server,
+    view,
+)
 
 PROTOCOL = 1
+# fmt: off
 PRELOADED = (
-    "bisect collections.abc contextlib copy dataclasses datetime fractions functools heapq io "
-    "itertools json linecache math operator random re string threading time traceback types typing"
-).split()
+    "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "fractions",
+    "functools", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random",
+    "re", "string", "threading", "time", "traceback", "types", "typing",
+)
+# fmt: on
 """What small programs import most. Every module makes each fork a little dearer."""
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "pettingllms"
 _KEPT: list[ModuleType] = []
 _ISOLATED = (jail.NAMESPACES, jail.LANDLOCK)
@@ -39,6 +55,7 @@ class Options:
     """What the launcher asks for."""
 
     packages: tuple[str, ...] = ()
+    paths: tuple[str, ...] = ()
     allow_unsafe: bool = False
     without: tuple[str, ...] = ()
 
@@ -48,6 +65,7 @@ def main(arguments: Sequence[str]) -> None:
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
         tuple(given.get("packages", ())),
+        tuple(given.get("paths", ())),
         bool(given.get("allow_unsafe")),
         tuple(given.get("without", ())),
     )
@@ -57,12 +75,14 @@ def main(arguments: Sequence[str]) -> None:
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     try:
-        _preload(options.packages)
+        _preload(options)
+        if given.get("describe"):
+            stream.write(frames.encode({"protocol": PROTOCOL, **view.describe(options.packages)}))
+            return
         shop, hello = _isolate(options, stream)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    _set_the_stage()
     gc.collect()
     gc.freeze()
     gc.disable()
@@ -84,27 +104,36 @@ def _take_stream() -> frames.Stream:
     return frames.Stream(read_fd, write_fd, patient=True)
 
 
-def _preload(packages: Sequence[str]) -> None:
+def _preload(options: Options) -> None:
     importlib.import_module("_sitebuiltins")
     quitter = sys.modules["_sitebuiltins"]
     for name in ("exit", "quit"):
         setattr(sys.modules["builtins"], name, quitter.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.modules["builtins"].help = quitter._Helper()  # type: ignore[attr-defined]
+    if options.packages:
+        sys.path.extend(options.paths or _site_paths())
+        # A process with threads can neither enter a user namespace nor be forked safely.
+        os.environ.update(dict.fromkeys(_THREADS, "1"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for name in (*PRELOADED, *packages):
+        for name in (*PRELOADED, *options.packages):
             importlib.import_module(name)
 
 
-def _set_the_stage() -> None:
-    """Make everything look as a program should find it."""
-    program.open_streams()
+def _set_the_stage() -> program.Streams:
+    """Make everything look as a program should find it; returns its standard streams."""
     os.environ.clear()
     os.environ.update(program.ENVIRONMENT)
     sys.argv[:] = [program.FILE_NAME]
     own = [name for name in sys.modules if name.startswith(_OWN)]
     # Kept alive: no process shall spend its time on taking modules apart.
     _KEPT.extend(sys.modules.pop(name) for name in own)
+    return program.open_streams()
+
+
+def _site_paths() -> list[str]:
+    sysconfig = importlib.import_module("sysconfig")
+    return sorted({str(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})
 
 
 def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, dict[str, object]]:
@@ -125,7 +154,7 @@ def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, di
     fence = None
     if _usable(jail.LANDLOCK, options, problems, _try_landlock):
         layers.append(jail.LANDLOCK)
-        fence = landlock.fence(seen.shown, view.DEVICES)
+        fence = landlock.fence((*seen.shown, *seen.packages), view.DEVICES)
     program_filter = None
     if _usable(jail.SECCOMP, options, problems, _try_seccomp):
         layers.append(jail.SECCOMP)
@@ -144,7 +173,7 @@ def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, di
         base_processes=2,
     )
     marks = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    shop = jobs.Workshop(own, board.Board(), marks, stream.read_fd)
+    shop = jobs.Workshop(own, board.Board(), _set_the_stage(), marks, stream.read_fd)
     hello: dict[str, object] = {
         "protocol": PROTOCOL,
         "layers": list(own.layers),

@@ -7,18 +7,21 @@ import marshal
 import math
 import os
 import types
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import program
-from pettingllms.sandbox.worker.board import FINE, Board, Run, Span
+from pettingllms.sandbox.worker.board import FINE, STDIN_COPY, Board, Run, Span
 from pettingllms.sandbox.worker.jail import Bounds, Jail
 
 SET_UP, COMPILED, BROKEN = b"s", b"c", b"e"
 """Marks that the process leaves, before any program text runs, in a pipe to the worker."""
 
+_STDIN_PATH = b"/dev/stdin"
 _SETUP_FAILED = 125
 _CPU_GRACE_S = 1
 _MAX_DESCRIPTOR = 1 << 20
+# Bound here, because a program may replace them where others look them up.
+_close, _dup2, _exit, _lseek = os.close, os.dup2, os._exit, os.lseek
 
 
 class Job(NamedTuple):
@@ -40,95 +43,121 @@ class Text(NamedTuple):
     call: bytes
 
 
-def perform(jail: Jail, board: Board, marks_fd: int, job: Job) -> None:
-    """Confine this process, do the job's runs, and exit. Never returns."""
-    try:
-        jail.prepare(job.bounds)
-        texts = [Text(_read(job, run.source), _read(job, run.call)) for run in job.runs]
-        stored = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
-        if len(job.runs) == 1:
-            _attach(job.runs[0])
-        kept = _keep_descriptors(job, marks_fd, jail)
-        cpu_s = math.ceil(job.bounds.cpu_s * len(job.runs)) + _CPU_GRACE_S
-        jail.confine(job.bounds, cpu_s, kept)
-        gc.enable()
-        os.write(marks_fd, SET_UP)
-    except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must be told
-        os.write(marks_fd, BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
-        os._exit(_SETUP_FAILED)
-    if len(job.runs) == 1:
-        _single(board, marks_fd, job, texts[0], stored)
-    _several(board, marks_fd, job, texts)
+class Task:
+    """A job in its own process."""
 
+    def __init__(
+        self, jail: Jail, board: Board, streams: program.Streams, marks_fd: int, job: Job
+    ) -> None:
+        self.jail = jail
+        self.board = board
+        self.streams = streams
+        self.marks_fd = marks_fd
+        self.job = job
 
-def _single(board: Board, marks_fd: int, job: Job, text: Text, code: types.CodeType | None) -> None:
-    run = job.runs[0]
-    board.begin(0)
-    program.prepare(text.source)
-    outcome = program.Outcome(1, FINE)
-    if code is None:
-        code, outcome = program.try_compile(text.source)
-        if code is not None and job.code_fd >= 0:
-            _write_all(job.code_fd, marshal.dumps(code))
-            os.write(marks_fd, COMPILED)
-    if job.code_fd >= 0:
-        os.close(job.code_fd)
-    os.close(marks_fd)
-    if code is not None:
-        outcome = program.execute(code, text.call, run.value_fd)
-    board.finish(0, outcome.exit_code, outcome.reason)
-    os._exit(outcome.exit_code)
+    def perform(self) -> NoReturn:
+        """Confine this process, do the job's runs, and exit."""
+        job = self.job
+        single = len(job.runs) == 1
+        try:
+            self.jail.prepare(job.bounds)
+            texts = [Text(self._read(run.source), self._read(run.call)) for run in job.runs]
+            code = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+            if single:
+                self._attach(job.runs[0], texts[0])
+            cpu_s = math.ceil(job.bounds.cpu_s * len(job.runs)) + _CPU_GRACE_S
+            self.jail.confine(job.bounds, cpu_s, self._keep_descriptors())
+            os.write(self.marks_fd, SET_UP)
+        except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must be told
+            os.write(self.marks_fd, BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
+            _exit(_SETUP_FAILED)
+        try:
+            gc.enable()
+            if single:
+                self._do_one(texts[0], code)
+            self._do_several(texts)
+        except BaseException as error:  # noqa: BLE001 - the program broke what runs it
+            _exit(program.report(error).exit_code)
 
-
-def _several(board: Board, marks_fd: int, job: Job, texts: list[Text]) -> None:
-    os.close(marks_fd)
-    pristine = program.Pristine()
-    compiled: dict[int, tuple[types.CodeType | None, program.Outcome]] = {}
-    for number, (run, text) in enumerate(zip(job.runs, texts, strict=True)):
-        _attach(run)
-        board.begin(number)
-        if number:
-            program.open_streams()
+    def _do_one(self, text: Text, code: types.CodeType | None) -> NoReturn:
+        job = self.job
+        self.board.begin(0)
         program.prepare(text.source)
-        if run.program not in compiled:
-            compiled[run.program] = program.try_compile(text.source)
-        code, outcome = compiled[run.program]
+        outcome = program.Outcome(1, FINE)
+        if code is None:
+            code, outcome = program.try_compile(text.source)
+            if code is not None and job.code_fd >= 0:
+                _write_all(job.code_fd, marshal.dumps(code))
+                os.write(self.marks_fd, COMPILED)
+        if job.code_fd >= 0:
+            os.close(job.code_fd)
+        os.close(self.marks_fd)
         if code is not None:
-            outcome = program.execute(code, text.call, run.value_fd)
-        for fd in run.descriptors[1:]:
-            os.close(fd)
-        board.finish(number, outcome.exit_code, outcome.reason)
-        if outcome.worn:
-            break
-        pristine.restore()
-    os._exit(0)
+            outcome = program.execute(code, text.call, job.runs[0].value_fd, self.streams)
+        self.board.finish(0, outcome.exit_code, outcome.reason)
+        _exit(outcome.exit_code)
 
+    def _do_several(self, texts: list[Text]) -> NoReturn:
+        os.close(self.marks_fd)
+        pristine = program.Pristine()
+        compiled: dict[int, tuple[types.CodeType | None, program.Outcome]] = {}
+        streams = self.streams
+        for number, (run, text) in enumerate(zip(self.job.runs, texts, strict=True)):
+            self._attach(run, text)
+            self.board.begin(number)
+            if number:
+                streams = program.open_streams()
+            program.prepare(text.source)
+            if run.program not in compiled:
+                compiled[run.program] = program.try_compile(text.source)
+            code, outcome = compiled[run.program]
+            if code is not None:
+                outcome = program.execute(code, text.call, run.value_fd, streams)
+            for fd in run.descriptors[1:]:
+                _close(fd)
+            self.board.finish(number, outcome.exit_code, outcome.reason)
+            if outcome.worn:
+                break
+            pristine.restore()
+        _exit(0)
 
-def _attach(run: Run) -> None:
-    os.dup2(run.stdin_fd, 0)
-    os.dup2(run.stdout_fd, 1)
-    os.dup2(run.stderr_fd, 2)
+    def _attach(self, run: Run, text: Text) -> None:
+        _lseek(run.stdin_fd, 0, os.SEEK_SET)
+        _dup2(run.stdin_fd, 0)
+        _dup2(run.stdout_fd, 1)
+        _dup2(run.stderr_fd, 2)
+        if _STDIN_PATH in text.source:
+            self._copy_stdin()
 
+    def _copy_stdin(self) -> None:
+        """Serve programs that open standard input by its path, which needs /proc elsewhere."""
+        try:
+            with open(os.path.join(self.jail.scratch, STDIN_COPY), "wb") as copy:
+                offset = 0
+                while count := os.sendfile(copy.fileno(), 0, offset, 1 << 24):
+                    offset += count
+        except OSError:
+            # The scratch folder is smaller than the input: the program sees its beginning.
+            return
 
-def _keep_descriptors(job: Job, marks_fd: int, jail: Jail) -> int:
-    """Close all but what the job needs; returns how many are left besides 0, 1 and 2."""
-    fence = jail.fence.descriptors if jail.fence is not None else ()
-    kept = {marks_fd, job.code_fd, *fence}
-    if len(job.runs) == 1:
-        kept.add(job.runs[0].value_fd)
-    else:
-        kept.update(fd for run in job.runs for fd in run.descriptors)
-    kept.discard(-1)
-    low = 3
-    for fd in sorted(kept):
-        os.closerange(low, fd)
-        low = fd + 1
-    os.closerange(low, _MAX_DESCRIPTOR)
-    return low
+    def _keep_descriptors(self) -> int:
+        """Close all but what the job needs; returns a number above all that are left."""
+        fence = self.jail.fence.descriptors if self.jail.fence is not None else ()
+        kept = {self.marks_fd, self.job.code_fd, *fence}
+        if len(self.job.runs) == 1:
+            kept.add(self.job.runs[0].value_fd)
+        else:
+            kept.update(fd for run in self.job.runs for fd in run.descriptors)
+        kept.discard(-1)
+        low = 3
+        for fd in sorted(kept):
+            os.closerange(low, fd)
+            low = fd + 1
+        os.closerange(low, _MAX_DESCRIPTOR)
+        return low
 
-
-def _read(job: Job, span: Span) -> bytes:
-    return os.pread(job.text_fd, span.size, span.offset)
+    def _read(self, span: Span) -> bytes:
+        return os.pread(self.job.text_fd, span.size, span.offset)
 
 
 def _read_all(fd: int) -> bytes:

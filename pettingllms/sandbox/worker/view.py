@@ -6,6 +6,7 @@ read-only root that holds just that, and moves this process into it.
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import json
 import os
@@ -14,12 +15,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pettingllms.sandbox.worker import kernel
+from pettingllms.sandbox.worker.board import STDIN_COPY
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-SCRATCH = "/tmp"  # noqa: S108 - the path inside the sandbox, a fresh mount for every run
+SCRATCH = "/tmp"
 _ZONES = "/usr/share/zoneinfo"
 _LINKS = ("/lib", "/lib64", "/usr/lib64")
-_STAGES = ("/tmp", "/mnt", "/run", "/dev")  # noqa: S108 - covered by a private mount
+_STAGES = ("/tmp", "/mnt", "/run", "/dev")
 _NEVER_IMPORTED = ("_test", "_tkinter", "xxlimited", "_ctypes_test")
 _FOREIGN = ("site-packages", "dist-packages", "test", "idlelib")
 
@@ -30,20 +32,26 @@ class View:
 
     shown: tuple[str, ...]
     hidden: tuple[str, ...]
+    packages: tuple[str, ...]
+    """Shown as well, and perhaps inside a hidden folder."""
 
 
 def find(packages: Sequence[str]) -> View:
     """The view for this interpreter and the named third-party packages."""
-    standard = [path for path in sys.path if os.path.isdir(path)]
+    standard = [path for path in sys.path if os.path.isdir(path) and not _is_foreign(path)]
     found = _ask_scout(packages)
-    shown = _outermost([*standard, *found["libraries"], *found["packages"], _ZONES])
+    shown = _outermost([*standard, *found["libraries"], _ZONES])
     hidden = [
         os.path.join(folder, name)
         for folder in (*standard, *found["libraries"])
         for name in _FOREIGN
         if os.path.isdir(os.path.join(folder, name))
     ]
-    return View(tuple(shown), tuple(dict.fromkeys(hidden)))
+    return View(tuple(shown), tuple(dict.fromkeys(hidden)), tuple(found["packages"]))
+
+
+def _is_foreign(path: str) -> bool:
+    return os.path.basename(path) in _FOREIGN
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
@@ -80,25 +88,37 @@ def _ask_scout(packages: Sequence[str]) -> dict[str, list[str]]:
 
 def _scout(packages: Sequence[str]) -> dict[str, list[str]]:
     before = _mapped_files()
+    files = libraries(packages) - before
+    return {"libraries": sorted({os.path.dirname(file) for file in files}), "packages": wheels()}
+
+
+def libraries(packages: Sequence[str]) -> set[str]:
+    """Shared libraries outside Python's own folders that this Python can ever need.
+
+    Loads all of them: for a process that ends soon.
+    """
     for name in packages:
         importlib.import_module(name)
     for folder in [path for path in sys.path if path.endswith("lib-dynload")]:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".so") and not name.startswith(_NEVER_IMPORTED):
                 _load(os.path.join(folder, name))
-    wheels = _package_paths()
-    standard = tuple(os.path.join(path, "") for path in (*sys.path, *wheels))
-    libraries = {
-        os.path.dirname(path)
-        for path in _mapped_files() - before
-        if ".so" in path and not path.startswith(standard)
+    own = tuple(os.path.join(path, "") for path in (*sys.path, *wheels()))
+    return {path for path in _mapped_files() if ".so" in path and not path.startswith(own)}
+
+
+def describe(packages: Sequence[str]) -> dict[str, list[str]]:
+    """Everything that another machine needs to run this Python, as absolute paths."""
+    return {
+        "libraries": sorted(libraries(packages)),
+        "standard": _outermost([path for path in sys.path if not _is_foreign(path)]),
+        "packages": wheels(),
     }
-    return {"libraries": sorted(libraries), "packages": wheels}
 
 
 def _load(file: str) -> None:
     try:
-        kernel.ctypes.CDLL(file)
+        ctypes.CDLL(file)
     except OSError:
         # An extension whose library the host lacks cannot be imported outside either.
         return
@@ -106,10 +126,11 @@ def _load(file: str) -> None:
 
 def _mapped_files() -> set[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
-        return {fields[5] for line in maps if len(fields := line.split(maxsplit=5)) == 6}
+        lines = (line.rstrip("\n").split(maxsplit=5) for line in maps)
+        return {fields[5] for fields in lines if len(fields) == 6}
 
 
-def _package_paths() -> list[str]:
+def wheels() -> list[str]:
     """Top-level files and folders, outside the standard library, that are imported by now."""
     found = set()
     for name, module in list(sys.modules.items()):
@@ -131,22 +152,30 @@ def build(view: View) -> None:
     """
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     # Sources are held by descriptor: one of them may lie below the folder covered next.
-    sources = {path: os.open(path, os.O_PATH | os.O_CLOEXEC) for path in (*view.shown, *DEVICES)}
+    sources = {
+        path: os.open(path, os.O_PATH | os.O_CLOEXEC)
+        for path in (*view.shown, *view.packages, *DEVICES)
+    }
     links = {path: os.readlink(path) for path in _LINKS if os.path.islink(path)}
     stage = next(path for path in _STAGES if os.path.isdir(path))
     kernel.mount("tmpfs", stage, "tmpfs", _PLAIN, "size=256k,nr_inodes=512,mode=755")
     os.mkdir(stage + "/.old")
-    os.mkdir(stage + "/.empty")
     os.makedirs(stage + SCRATCH)
-    for path, source in sources.items():
-        _show(source, stage + path, read_only=path not in DEVICES)
-        os.close(source)
+    for path in (*view.shown, *DEVICES):
+        _show(sources[path], stage + path, read_only=path not in DEVICES)
     for path in view.hidden:
-        _hide(stage + "/.empty", stage + path)
+        _hide(stage + path)
+    for path in view.packages:
+        _show(sources[path], stage + path, read_only=True)
+    for path in view.hidden:
+        _freeze(stage + path)
+    for source in sources.values():
+        os.close(source)
     for path, target in links.items():
         if not os.path.lexists(stage + path):
             os.makedirs(os.path.dirname(stage + path), exist_ok=True)
             os.symlink(target, stage + path)
+    os.symlink(f"{SCRATCH}/{STDIN_COPY}", stage + "/dev/stdin")
     os.chdir(stage)
     kernel.pivot_root(".", ".old")
     os.chdir("/")
@@ -167,10 +196,8 @@ def _show(source: int, target: str, *, read_only: bool) -> None:
         _freeze(target)
 
 
-def _hide(empty: str, target: str) -> None:
-    if os.path.isdir(target):
-        kernel.mount(empty, target, None, kernel.MS_BIND)
-        _freeze(target)
+def _hide(target: str) -> None:
+    kernel.mount("tmpfs", target, "tmpfs", _PLAIN, "size=64k,nr_inodes=64,mode=755")
 
 
 def _freeze(target: str) -> None:

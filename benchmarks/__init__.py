@@ -1,0 +1,1 @@
+"""Experiments and measurements: one script each; results with their settings in `results/`."""

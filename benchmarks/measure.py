@@ -1,0 +1,156 @@
+"""What the speed benchmarks share: a base model, fair timing, and a table with its JSON.
+
+Contestants take turns, round by round, so that a busy moment of the machine meets all of them;
+the median of the rounds counts. On a CPU the time is that of the process (CPU-seconds), with one
+thread; on an accelerator it is wall-clock time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import peft
+import torch
+import transformers
+from peft import LoraConfig
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
+
+from pettingllms.policies.fit import share_prompts
+from pettingllms.policies.lora import MERGE_LIMIT_BYTES, LoraWeights
+
+POLICY = "policy"
+
+
+def parser(description: str | None) -> argparse.ArgumentParser:
+    """The options that all speed benchmarks have."""
+    options = argparse.ArgumentParser(description=description)
+    options.add_argument("--model", help="folder or id; by default random weights, 1.1M parameters")
+    options.add_argument(
+        "--model-config", help="config.json of a model to make with random weights"
+    )
+    options.add_argument("--device", default="cpu")
+    options.add_argument("--dtype", help="float32 on a CPU, else bfloat16")
+    options.add_argument("--prompts", type=int, default=16, help="different prompts")
+    options.add_argument("--prompt-tokens", type=int, default=60, help="mean length")
+    options.add_argument("--k", type=int, nargs="+", default=[8, 16], help="replies per prompt")
+    options.add_argument("--reply-tokens", type=int, nargs="+", default=[32, 48], help="for each K")
+    options.add_argument(
+        "--spread", type=float, default=0.5, help="lengths vary by this share of their mean"
+    )
+    options.add_argument("--rounds", type=int, default=5)
+    options.add_argument("--seed", type=int, default=0)
+    options.add_argument("--json", type=Path, help="also write the figures to this file")
+    return options
+
+
+def weights(options: argparse.Namespace) -> LoraWeights:
+    """One adapter, r 16 on all linear layers, moved away from zero, on the base asked for."""
+    torch.set_num_threads(1)
+    torch.manual_seed(options.seed)
+    device = torch.device(options.device)
+    low = torch.float32 if device.type == "cpu" else torch.bfloat16
+    dtype = getattr(torch, options.dtype) if options.dtype else low
+    if options.model:
+        model = AutoModelForCausalLM.from_pretrained(options.model, dtype=dtype)
+    else:
+        config = (
+            AutoConfig.from_pretrained(options.model_config) if options.model_config else tiny()
+        )
+        model = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    nn.Module.to(model.eval(), device)  # transformers' own `to` is not typed
+    share_prompts(model)
+    merge = dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
+    config = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    found = LoraWeights(model, options.model or "random", {POLICY: config}, seed=0, merge=merge)
+    with torch.no_grad():
+        for parameter in found.tensors(POLICY).values():
+            parameter.add_(0.01 * torch.randn_like(parameter))
+    found.refresh(POLICY)
+    return found
+
+
+def tiny() -> Qwen3Config:
+    """The size of the base model that comes with the package: 1.1M parameters."""
+    return Qwen3Config(
+        vocab_size=512,
+        hidden_size=128,
+        num_hidden_layers=5,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        head_dim=32,
+        intermediate_size=384,
+        max_position_embeddings=4096,
+        tie_word_embeddings=True,
+    )
+
+
+def random_texts(
+    options: argparse.Namespace, model: PreTrainedModel, count: int, mean: int, seed: int
+) -> list[tuple[int, ...]]:
+    """Random tokens, in lengths spread evenly around `mean`."""
+    generator = torch.Generator().manual_seed(options.seed + seed)
+    low, high = round(mean * (1 - options.spread)), round(mean * (1 + options.spread))
+    lengths = torch.randint(max(low, 1), high + 1, (count,), generator=generator).tolist()
+    vocabulary = model.config.vocab_size
+    return [
+        tuple(torch.randint(5, vocabulary, (length,), generator=generator).tolist())
+        for length in lengths
+    ]
+
+
+def alternate(
+    contestants: Mapping[str, Callable[[], object]], rounds: int, device: str
+) -> dict[str, float]:
+    """Median seconds of each contestant, after one round that does not count."""
+    seconds: dict[str, list[float]] = {name: [] for name in contestants}
+    for number in range(rounds + 1):
+        for name, run in contestants.items():
+            start = _now(device)
+            run()
+            if number:
+                seconds[name].append(_now(device) - start)
+    return {name: statistics.median(each) for name, each in seconds.items()}
+
+
+def _now(device: str) -> float:
+    if device == "cpu":
+        return time.process_time()
+    if device.startswith("cuda"):
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def report(
+    title: str, options: argparse.Namespace, model: PreTrainedModel, rows: list[dict[str, Any]]
+) -> None:
+    """Prints a table and writes the same figures as JSON where asked."""
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    unit = "CPU-second" if options.device == "cpu" else "second"
+    print(f"{title}: {parameters:,} parameters with adapter, {model.dtype}, tokens per {unit}")
+    names = list(rows[0])
+    cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
+    widths = [max(len(line[column]) for line in cells) for column in range(len(names))]
+    for line in cells:
+        print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
+    if options.json:
+        settings = {key: str(value) for key, value in vars(options).items() if key != "json"}
+        versions = {
+            "torch": torch.__version__,
+            "transformers": transformers.__version__,
+            "peft": peft.__version__,
+        }
+        content = {"title": title, "settings": settings, "versions": versions, "rows": rows}
+        options.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def _cell(value: object) -> str:
+    if isinstance(value, float):
+        return f"{value:.2e}" if 0 < abs(value) < 0.01 else f"{value:,.2f}"
+    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,91 @@
+"""Reply tokens per second of the update (forward and backward), packed against flat rows.
+
+    python -m benchmarks.update
+
+The same adapter, the same samples, whose lengths vary as they do in training (`--spread 0` makes
+them equal). Packed: every prompt once, its replies behind it, no padding.
+Flat: prompt and reply in a row of its own. Both are run with several sizes of micro-batches; `best
+over best` compares the fastest of each. `gradient difference` is the largest one between the two,
+to be seen beside the largest gradient.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from benchmarks.measure import POLICY, alternate, parser, random_texts, report, weights
+from pettingllms.policies.lora import LoraWeights
+from pettingllms.policies.packing import batch_logprobs, microbatches
+from pettingllms.types import Sample
+
+
+def main() -> None:
+    """Prints the table."""
+    options = parser(__doc__)
+    options.add_argument("--tokens-per-batch", type=int, nargs="+", default=[2048, 4096, 8192])
+    settings = options.parse_args()
+    policies = weights(settings)
+    model = policies.module(POLICY)
+    rows = [
+        _row(settings, policies, k, length)
+        for k, length in zip(settings.k, settings.reply_tokens, strict=True)
+    ]
+    report("update", settings, model, rows)
+
+
+def _row(
+    settings: argparse.Namespace, policies: LoraWeights, k: int, length: int
+) -> dict[str, Any]:
+    model = policies.module(POLICY)
+    prompts = random_texts(settings, model, settings.prompts, settings.prompt_tokens, seed=0)
+    replies = random_texts(settings, model, k * len(prompts), length, seed=1)
+    samples = [
+        Sample(prompts[number // k], reply, (-1.0,) * len(reply), 1.0)
+        for number, reply in enumerate(replies)
+    ]
+
+    def contestant(packed: bool, limit: int) -> Callable[[], list[torch.Tensor]]:
+        return lambda: _update(policies, samples, limit, packed, settings.device)
+
+    limits = settings.tokens_per_batch
+    contestants = {
+        f"{kind} {limit}": contestant(kind == "packed", limit)
+        for limit in limits
+        for kind in ("packed", "flat")
+    }
+    seconds = alternate(contestants, settings.rounds, settings.device)
+    tokens = sum(map(len, replies))
+    row: dict[str, Any] = {"K": k, "reply tokens": length}
+    row |= {name: tokens / each for name, each in seconds.items()}
+    packed, flat = (
+        min(seconds[f"{kind} {limit}"] for limit in limits) for kind in ("packed", "flat")
+    )
+    row["best over best"] = flat / packed
+    one, two = (contestant(packed, max(limits))() for packed in (True, False))
+    row["gradient difference"] = max(
+        float((x - y).abs().max()) for x, y in zip(one, two, strict=True)
+    )
+    row["largest gradient"] = max(float(each.abs().max()) for each in two)
+    return row
+
+
+def _update(
+    policies: LoraWeights, samples: list[Sample], limit: int, packed: bool, device: str
+) -> list[torch.Tensor]:
+    """Gradients of the mean probability ratio; equal for packed and flat rows."""
+    parameters = policies.tensors(POLICY).values()
+    for parameter in parameters:
+        parameter.grad = None
+    for batch in microbatches(samples, limit, packed=packed, device=device):
+        logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
+        ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_B[:, None]
+        (ratio * batch.mask_BT).sum().div(len(samples)).backward()
+    return [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+
+
+if __name__ == "__main__":
+    main()

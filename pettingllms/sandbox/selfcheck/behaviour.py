@@ -1,0 +1,87 @@
+"""One behaviour that every back end must have: a program, and what may come of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from textwrap import dedent, indent
+
+from pettingllms.sandbox.types import Case, Limits, RunResult, Sandbox
+
+TIGHT = Limits(cpu_s=0.25, wall_s=10.0, memory_mib=256, output_kib=64, processes=16)
+"""Small, so that a check of a limit is short; the wall limit is for machines under load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Behaviour:
+    """A program to run and what its result must look like.
+
+    Without `stdout`, the output may be anything but the word `ESCAPED`, which attacks print
+    when they get through.
+    """
+
+    name: str
+    """Says what is expected, as in `a loop ends at the CPU limit`."""
+    program: str
+    statuses: tuple[str, ...] = ("ok",)
+    stdout: str | None = None
+    stderr: str = ""
+    """Must occur in standard error."""
+    hidden: tuple[str, ...] = ()
+    """Must occur nowhere in the result."""
+    value: str | None = None
+    case: Case = field(default_factory=Case)
+    limits: Limits = TIGHT
+    before: Sequence[str] = ()
+    """Programs run first, each by itself, to leave something behind."""
+    together: bool = False
+    """Whether the ones before share the process with this one."""
+
+    def complaint(self, result: RunResult) -> str:
+        """Why `result` is not as expected; empty if it is."""
+        if result.status not in self.statuses:
+            return f"status {result.status}, expected {' or '.join(self.statuses)}"
+        if self.stdout is not None and result.stdout != self.stdout:
+            return f"printed {result.stdout[:200]!r}, expected {self.stdout[:200]!r}"
+        if self.value is not None and result.value != self.value:
+            return f"returned {result.value!r}, expected {self.value!r}"
+        if self.stderr not in result.stderr:
+            return f"standard error {result.stderr[-200:]!r} does not mention {self.stderr!r}"
+        said = f"{result.stdout}{result.stderr}{result.value}"
+        shown = [text for text in ("ESCAPED", *self.hidden) if text in said]
+        return f"the result contains {shown[0]!r}: {said[:200]!r}" if shown else ""
+
+    def check(self, sandbox: Sandbox) -> str:
+        """Run it; why it failed, or empty."""
+        if self.together:
+            programs = [*self.before, self.program]
+            rows = sandbox.run(programs, [self.case], limits=self.limits, fresh_process=False)
+            return self.complaint(rows[-1][0])
+        for program in self.before:
+            sandbox.run([program], [self.case], limits=self.limits)
+        return self.complaint(sandbox.run([self.program], [self.case], limits=self.limits)[0][0])
+
+
+def attack(
+    name: str, code: str, *, statuses: tuple[str, ...] = ("ok",), setup: str = ""
+) -> Behaviour:
+    """A program that tries `code`, says `held` if an exception stopped it and `ESCAPED` if not.
+
+    A program that the kernel stops (`forbidden`, `killed`) says nothing, and passes as well.
+    """
+    body = indent(dedent(code).strip(), "    ")
+    program = f"""\
+import os, sys, ctypes, errno, socket, signal
+libc = ctypes.CDLL(None, use_errno=True)
+def call(number, *arguments):
+    if libc.syscall(number, *arguments) < 0:
+        raise OSError(ctypes.get_errno(), "refused")
+{dedent(setup).strip()}
+try:
+{body}
+except (OSError, ImportError, ValueError, AttributeError) as error:
+    print("held")
+else:
+    print("ESCAPED")
+"""
+    return Behaviour(name, program, statuses=(*statuses, "forbidden", "killed"))

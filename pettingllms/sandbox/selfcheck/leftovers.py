@@ -1,0 +1,147 @@
+"""What one program leaves behind never reaches the next."""
+
+from __future__ import annotations
+
+from pettingllms.sandbox.selfcheck.behaviour import Behaviour
+
+_SECRET = "marker-of-the-one-before"
+SEARCH_MEMORY = """\
+import ctypes, gc, sys
+objects = gc.get_objects()
+for module in list(sys.modules.values()):
+    for value in list(vars(module).values()):
+        objects += [value, *getattr(value, "__dict__", {}).values()]
+pages = {id(o) >> 12 for o in objects}
+found = 0
+for page in pages:
+    data = ctypes.string_at(page << 12, 1 << 12)
+    at = data.find(b"marker-of-")
+    while at >= 0:
+        found += data[at + 10 : at + 24][::-1] == b"erofeb-eno-eht"
+        at = data.find(b"marker-of-", at + 1)
+print(len(pages) > 100, found > 0)
+"""
+"""Looks for `_SECRET` in all memory next to live objects, without writing it down itself."""
+
+LEAVE_SECRET = f"x = [{_SECRET!r} + str(i) for i in range(1000)]; print(x[0])"
+
+BEHAVIOURS = (
+    Behaviour(
+        "files are gone",
+        "import os; print(os.listdir('/tmp'))",
+        stdout="[]\n",
+        before=("open('/tmp/left', 'w').write('x'); import os; os.mkdir('/tmp/folder')",),
+    ),
+    Behaviour(
+        "files left by a killed program are gone",
+        "import os; print(os.listdir('/tmp'))",
+        stdout="[]\n",
+        before=("open('/tmp/left', 'w').write('x')\nwhile True: pass",),
+    ),
+    Behaviour(
+        "environment variables are gone",
+        "import os; print(os.environ.get('LEFT'), sorted(os.environ))",
+        stdout="None ['HOME', 'LANG', 'PATH']\n",
+        before=("import os; os.environ['LEFT'] = 'x'; os.putenv('LEFT', 'x')",),
+    ),
+    Behaviour(
+        "changed builtins are back",
+        "print(len([1, 2]))",
+        stdout="2\n",
+        before=("import builtins; builtins.len = builtins.print = lambda *a: 7",),
+    ),
+    Behaviour(
+        "changed modules are back",
+        "import math; print(math.floor(2.5), hasattr(math, 'left'))",
+        stdout="2 False\n",
+        before=("import math; math.floor = None; math.left = 1",),
+    ),
+    Behaviour(
+        "imported modules of the program's own are gone",
+        "import sys; print('left' in sys.modules)",
+        stdout="False\n",
+        before=("import sys, types; sys.modules['left'] = types.ModuleType('left')",),
+    ),
+    Behaviour(
+        "the working folder is back",
+        "import os; print(os.getcwd() == os.path.realpath('/tmp') or os.listdir('.'))",
+        before=("import os; os.mkdir('/tmp/a'); os.chdir('/tmp/a')",),
+    ),
+    Behaviour(
+        "the mask for new files is back",
+        "import os; print(oct(os.umask(0)))",
+        stdout="0o22\n",
+        before=("import os; os.umask(0o777)",),
+    ),
+    Behaviour(
+        "limits that were lowered are back",
+        "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 8)",
+        stdout="True\n",
+        before=("import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8))",),
+    ),
+    Behaviour(
+        "signal handlers are back",
+        "import signal; print(signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL)",
+        stdout="True\n",
+        before=("import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)",),
+    ),
+    Behaviour(
+        "random numbers are new",
+        "import random; print(random.getstate()[1][0] == 2147483648 and random.random() != 0.8444218515250481)",
+        stdout="True\n",
+        before=("import random; random.seed(0)",),
+    ),
+    Behaviour(
+        "nothing of the program before is in memory",
+        SEARCH_MEMORY,
+        stdout="True False\n",
+        before=(LEAVE_SECRET,),
+    ),
+    Behaviour(
+        "sharing a process, globals are new",
+        "print('left' in globals())",
+        stdout="False\n",
+        before=("left = 1",),
+        together=True,
+    ),
+    Behaviour(
+        "sharing a process, standard streams are new",
+        "print('said')",
+        stdout="said\n",
+        before=("import sys; sys.stdout.close(); sys.stdout = None",),
+        together=True,
+    ),
+    Behaviour(
+        "sharing a process, changed builtins are back",
+        "print(len([1, 2]))",
+        stdout="2\n",
+        before=("import builtins; builtins.len = lambda *a: 7",),
+        together=True,
+    ),
+    Behaviour(
+        "sharing a process, an end of the process is survived",
+        "print('said')",
+        stdout="said\n",
+        before=("import os; os._exit(3)", "while True: pass", "import ctypes; ctypes.string_at(0)"),
+        together=True,
+    ),
+    Behaviour(
+        "sharing a process, earlier output cannot be read",
+        "import os\nfor fd in range(256):\n"
+        " try:\n  os.lseek(fd, 0, 0)\n  print(os.read(fd, 1 << 22).strip(b'\\0') or b'-')\n except OSError: pass",
+        ("ok", "error"),
+        before=(f"print('{_SECRET}')",),
+        hidden=(_SECRET,),
+        together=True,
+    ),
+    Behaviour(
+        "sharing a process, threads of the one before are gone",
+        "import threading, time; time.sleep(0.05); print(threading.active_count())",
+        stdout="1\n",
+        before=(
+            "import threading, time\n"
+            "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
+        ),
+        together=True,
+    ),
+)

@@ -1,0 +1,90 @@
+"""From settings to environment, policies and folder: only what each one takes, and nothing ignored."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pettingzoo import AECEnv
+
+from pettingllms.assembly import adapters_in, default_folder, is_embedded, located, make_env
+from pettingllms.errors import ConfigError
+from pettingllms.models import EMBEDDED
+from pettingllms.trackers import numbers_only, tracker_names
+from pettingllms.trainers.config import ATGRPOConfig
+
+
+class Foreign(AECEnv[str, str, str]):
+    """Somebody else's environment: no splits, no alpha, an argument of its own."""
+
+    metadata: dict[str, Any] = {"name": "foreign"}  # noqa: RUF012 - PettingZoo's class attribute
+
+    def __init__(self, colour: str = "red") -> None:
+        self.colour = colour
+        self.possible_agents = ["painter"]
+
+
+def foreign(**kwargs: Any) -> Foreign:
+    return Foreign(**kwargs)
+
+
+def made(*, split: str = "val", embedded: bool = False, **settings: Any) -> Any:
+    return make_env(ATGRPOConfig(**settings), split, embedded=embedded).unwrapped
+
+
+def test_an_environment_gets_split_alpha_and_the_prompts_of_its_model() -> None:
+    env = made(embedded=True, alpha=0.25)
+    assert (env.split, env.alpha, env.prompt) == ("val", 0.25, "compact")
+    assert made().prompt == "full"
+    assert made(embedded=True, env_args='{"prompt": "full", "max_turns": 2}').prompt == "full"
+    assert made(env_args='{"max_turns": 2}').max_turns == 2
+
+
+def test_a_foreign_environment_gets_only_what_it_takes() -> None:
+    name = "tests.test_assembly:foreign"
+    assert made(env=name, embedded=True, env_args='{"colour": "blue"}').colour == "blue"
+    with pytest.raises(ConfigError, match="takes no alpha"):
+        made(env=name, alpha=0.5)
+    with pytest.raises(ConfigError, match="takes no dataset"):
+        made(env=name, dataset="x.jsonl")
+    with pytest.raises(ConfigError, match="color"):
+        made(env=name, env_args='{"color": "blue"}')
+
+
+def test_the_embedded_model_is_known_by_default_and_by_path(tmp_path: Path) -> None:
+    assert is_embedded(ATGRPOConfig())
+    assert is_embedded(ATGRPOConfig(model=str(EMBEDDED)))
+    assert not is_embedded(ATGRPOConfig(model="Qwen/Qwen3-1.7B"))
+
+
+def test_local_paths_become_absolute_and_names_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run" / "adapters").mkdir(parents=True)
+    (tmp_path / "tasks.jsonl").write_text("")
+    found = located(ATGRPOConfig(model="Qwen/Qwen3-1.7B", dataset="tasks.jsonl", adapters="run"))
+    assert found.model == "Qwen/Qwen3-1.7B"
+    assert found.policies == "per-role"
+    assert found.dataset == str(tmp_path / "tasks.jsonl")
+    assert found.adapters == str(tmp_path / "run" / "adapters")
+    assert adapters_in(Path("run/adapters")) == Path("run/adapters")
+
+
+def test_folders_of_runs_started_in_the_same_second_differ(tmp_path: Path) -> None:
+    config = ATGRPOConfig(env="my_package.my_env:env", policies="coder=a,tester=b")
+    first = default_folder(config, tmp_path)
+    first.mkdir()
+    second = default_folder(config, tmp_path)
+    assert first.name.startswith("my_env-coder-a-tester-b-")
+    assert not second.exists()
+
+
+def test_trackers_are_checked_before_anything_starts() -> None:
+    assert tracker_names("none") == []
+    assert tracker_names("tensorboard, none") == ["tensorboard"]
+    with pytest.raises(ConfigError, match="tensorboard"):
+        tracker_names("tensorbord")
+    numbers = numbers_only({"a": 1, "b": 0.5, "c": True, "d": "x", "e": float("nan"), "f": None})
+    assert numbers == {"a": 1.0, "b": 0.5}

@@ -1,0 +1,532 @@
+from __future__ import annotations
+
+import math
+import statistics
+import zlib
+from collections import Counter, defaultdict
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.errors import NonFiniteError, SandboxUnavailable, StaleSamplerError
+from pettingllms.policies.loading import load_policies
+from pettingllms.trainers.advantages import advantages
+from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.episodes import tasks_of_step
+from pettingllms.trainers.metrics import Clock
+from pettingllms.types import Request, Sample
+from tests import foreign_env
+from tests.tiny_lm import save_tiny
+
+torch.set_num_threads(1)
+ALPHA = 0.5
+TURNS = 3
+ROLES = {"writer": "writer", "reader": "reader"}
+VARIED = {"temperature": 2.0, "max_completion_length": 16}
+"""So that no two replies of a random model are equal."""
+
+
+def number_of(text: str) -> float:
+    """From 0 to 1, another for nearly every text."""
+    return zlib.crc32(text.encode()) / 2**32
+
+
+class GradedEnv(TextEnv):
+    """Every reply earns a number of its own, and everybody sees a digest of all that was said."""
+
+    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "graded_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "render_fps": 1,
+    }
+
+    def __init__(self, *, silent: str = "", num_tasks: int | None = None, **kwargs: Any) -> None:
+        super().__init__(roles=("writer", "reader"), alpha=ALPHA, max_turns=TURNS, **kwargs)
+        self.silent, self.num_tasks = silent, num_tasks
+        self.outage: list[str] = []
+        """Agents for which the sandbox fails; shared by all copies."""
+        self.paid: dict[str, float] = {}
+        """What an agent earns instead of a number of its own."""
+
+    def _start(self, seed: int, options: dict[str, Any]) -> tuple[str, ...]:
+        return (str(seed),)
+
+    def _text(self, state: tuple[str, ...], agent: str) -> str:
+        return f"{agent} {number_of('/'.join(state))}"
+
+    def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
+        if agent in self.outage:
+            raise SandboxUnavailable("the worker did not answer")
+        team = float(len(text) % 2)
+        local = 0.25 if agent == self.silent else self.paid.get(agent, number_of(text))
+        if agent == self.silent:
+            team = 0.0
+        info = {"said": len(state)}
+        return Outcome((*state, text), team, local, success=bool(team), info=info)
+
+    def _view(self, state: tuple[str, ...]) -> str:
+        return "/".join(state)
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def a_config(**changes):
+    return ATGRPOConfig(
+        **{
+            "env": "graded",
+            "num_generations": 4,
+            "tasks_per_step": 3,
+            "max_steps": 4,
+            "max_completion_length": 6,
+            "learning_rate": 1e-2,
+            "warmup_steps": 0,
+            "tokens_per_batch": 400,
+            "scoring_threads": 2,
+            **changes,
+        }
+    )
+
+
+def a_trainer(model_dir, env=None, roles=ROLES, **changes):
+    policies = load_policies(model_dir, roles, lora_r=4, lora_alpha=8, seed=1)
+    return ATGRPOTrainer(a_config(**changes), env or GradedEnv(), policies)
+
+
+def weights(trainer):
+    return {name: trainer.policies.state(name) for name in trainer.policies.names}
+
+
+def moved(before, after):
+    """Policies of which any weight differs, be it in the last bit."""
+    return {
+        policy
+        for policy, state in before.items()
+        if any(not torch.equal(value, after[policy][name]) for name, value in state.items())
+    }
+
+
+def base_weights(policies):
+    own = {id(p) for name in policies.names for p in policies.parameters(name)}
+    module = policies._weights.module(policies.names[0])
+    return [p.detach().clone() for p in module.parameters() if id(p) not in own]
+
+
+def chosen_of(group):
+    (chosen,) = [candidate for candidate in group.candidates if candidate.chosen]
+    return chosen
+
+
+def without_times(metrics):
+    clocks = ("time/", "tokens_per_second")
+    return {name: value for name, value in metrics.items() if not name.startswith(clocks)}
+
+
+# Rollout: who is compared with whom
+
+
+def test_distinct_rewards_reach_every_role_at_every_turn_and_the_observation_moves_on(model_dir):
+    trainer = a_trainer(model_dir, **VARIED)
+    groups, _ = trainer.train_step()
+    games: dict[str, list[Any]] = defaultdict(list)
+    for group in groups:
+        games[group.key.task].append(group)
+    assert len(games) == 3
+    for game in games.values():
+        assert [(g.key.role, g.key.turn, g.key.parent) for g in game] == [
+            (role, turn, 2 * turn + place)
+            for turn in range(TURNS)
+            for place, role in enumerate(ROLES)
+        ]
+        assert [len({c.reward for c in group.candidates}) for group in game] == [4] * 2 * TURNS
+        assert len({group.prompt_ids for group in game}) == len(game)
+        assert len({group.key.state_hash for group in game}) == len(game)
+
+
+def test_a_replay_of_the_record_gives_the_same_prompts_and_rewards(model_dir):
+    trainer = a_trainer(model_dir)
+    groups, _ = trainer.train_step()
+    for task in dict.fromkeys(group.key.task for group in groups):
+        env = GradedEnv()
+        env.reset(seed=int(task.removeprefix("graded:")))
+        for group in (group for group in groups if group.key.task == task):
+            agent = env.agent_selection
+            text = env.observe(agent)["text"]
+            assert group.prompt_ids == trainer.policies.prompt_ids(group.key.role, text)
+            for candidate in group.candidates:
+                twin = env.clone()
+                twin.step(candidate.reply.text)
+                assert candidate.reward == twin.rewards[agent]
+                assert candidate.team_reward == float(len(candidate.reply.text) % 2)
+                assert candidate.local_reward == number_of(candidate.reply.text)
+            env.step(chosen_of(group).reply.text)
+        assert not any(env.agents) or all(env.truncations.values())
+
+
+def test_candidates_are_played_on_copies_and_the_template_is_never_played(model_dir):
+    env = GradedEnv()
+    groups, _ = a_trainer(model_dir, env).train_step()
+    assert not hasattr(env, "transcript")
+    for group in groups:
+        assert {c.info["said"] for c in group.candidates} == {group.key.parent + 1}
+
+
+def test_team_and_local_rewards_are_apart_in_every_record(model_dir):
+    groups, metrics = a_trainer(model_dir).train_step()
+    for group in groups:
+        for c in group.candidates:
+            assert c.reward == pytest.approx(ALPHA * c.team_reward + c.local_reward)
+            assert (c.info["team_reward"], c.info["local_reward"]) == (
+                c.team_reward,
+                c.local_reward,
+            )
+    for role in ROLES:
+        mine = [c for g in groups if g.key.role == role for c in g.candidates]
+        for part in ("reward", "team_reward", "local_reward"):
+            mean = statistics.fmean(getattr(c, part) for c in mine)
+            assert metrics[f"{part}/{role}"] == pytest.approx(mean)
+        assert metrics[f"team_reward/{role}"] != metrics[f"local_reward/{role}"]
+
+
+def test_the_best_branch_goes_on_with_the_highest_reward(model_dir):
+    groups, _ = a_trainer(model_dir, branch="best").train_step()
+    for group in groups:
+        assert chosen_of(group).reward == max(c.reward for c in group.candidates)
+    assert len({group.candidates.index(chosen_of(group)) for group in groups}) > 1
+
+
+def test_the_first_branch_goes_on_with_the_first_reply(model_dir):
+    groups, _ = a_trainer(model_dir, branch="first").train_step()
+    assert all(group.candidates[0].chosen for group in groups)
+
+
+@pytest.mark.parametrize(
+    ("branch", "env"), [("sample", GradedEnv()), ("best", GradedEnv(silent="writer_0"))]
+)
+def test_a_sampled_branch_and_a_tie_may_go_on_with_any_reply(model_dir, branch, env):
+    groups, _ = a_trainer(model_dir, env, tasks_per_step=8, branch=branch).train_step()
+    groups = [group for group in groups if group.key.role == "writer"]
+    places = Counter(group.candidates.index(chosen_of(group)) for group in groups)
+    assert set(places) == set(range(4))
+
+
+def test_tasks_are_fresh_in_every_step_and_run():
+    env = GradedEnv()
+    steps = [
+        tasks_of_step(env, "graded", step, 5, seed) for seed in (0, 1, 2) for step in (0, 1, 2)
+    ]
+    tasks = [task for step in steps for task in step]
+    assert len({task.seed for task in tasks}) == len({task.id for task in tasks}) == 45
+
+
+def test_every_row_of_a_data_set_is_played_once_an_epoch_in_another_order():
+    env = GradedEnv(num_tasks=10)
+    played = [t for step in range(8) for t in tasks_of_step(env, "graded", step, 5, 3)]
+    epochs = [[task.seed for task in played[start : start + 10]] for start in (0, 10, 20, 30)]
+    assert all(sorted(epoch) == list(range(10)) for epoch in epochs)
+    assert len({tuple(epoch) for epoch in epochs}) == 4
+    assert len({task.id for task in played}) == 40
+
+
+@pytest.mark.parametrize("estimator", ["at_grpo", "grpo"])
+def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, estimator):
+    env = GradedEnv(num_tasks=2)
+    trainer = a_trainer(model_dir, env, estimator=estimator, tasks_per_step=5)
+    groups, metrics = trainer.train_step()
+    assert metrics["turns"] == 2 * TURNS
+    assert len({group.key[:5] for group in groups}) == len(groups)
+
+
+# Update: who learns from what
+
+
+@pytest.mark.parametrize("silent", ["", "writer", "reader"])
+def test_a_step_moves_each_policy_by_its_own_samples_only(model_dir, silent):
+    trainer = a_trainer(model_dir, GradedEnv(silent=f"{silent}_0"))
+    before, base = weights(trainer), base_weights(trainer.policies)
+    _, metrics = trainer.train_step()
+    # A role without variance has no samples: exactly nothing may come from the other's.
+    assert moved(before, weights(trainer)) == set(ROLES) - {silent}
+    for left, right in zip(base, base_weights(trainer.policies), strict=True):
+        assert torch.equal(left, right)
+    for role in ROLES:
+        assert metrics[f"{role}/frac_reward_zero_std"] == (role == silent)
+        assert metrics[f"{role}/groups"] == 3 * TURNS
+
+
+def test_a_shared_policy_learns_from_all_roles(model_dir):
+    trainer = a_trainer(model_dir, roles=dict.fromkeys(ROLES, "both"))
+    before = weights(trainer)
+    groups, metrics = trainer.train_step()
+    assert {group.policy for group in groups} == {"both"}
+    assert metrics["both/groups"] == len(groups) == 6 * TURNS
+    assert moved(before, weights(trainer)) == {"both"}
+
+
+def test_optimizers_hold_exactly_their_own_tensors(model_dir):
+    trainer = a_trainer(model_dir)
+    held = {
+        policy: [id(p) for group in optimizer.param_groups for p in group["params"]]
+        for policy, optimizer in trainer.optimizers.items()
+    }
+    assert held.keys() == set(ROLES)
+    for policy, ids in held.items():
+        assert sorted(ids) == sorted(map(id, trainer.policies.parameters(policy)))
+        assert len(ids) == len(set(ids)) > 10
+    assert not set(held["writer"]) & set(held["reader"])
+
+
+def test_a_frozen_role_answers_once_and_never_moves(model_dir):
+    trainer = a_trainer(model_dir, train_roles="reader")
+    before = weights(trainer)
+    assert trainer.optimizers.keys() == {"reader"}
+    for _ in range(2):
+        groups, metrics = trainer.train_step()
+    assert moved(before, weights(trainer)) == {"reader"}
+    sizes = {(group.key.role, len(group.candidates)) for group in groups}
+    assert sizes == {("writer", 1), ("reader", 4)}
+    assert not [name for name in metrics if name.startswith("writer/")]
+    assert trainer.policies.versions == {"writer": 0, "reader": 2}
+
+
+def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
+    trainer = a_trainer(model_dir)
+    for step in range(3):
+        groups, _ = trainer.train_step()
+        versions = {c.reply.version for group in groups for c in group.candidates}
+        assert versions == {step}
+    assert trainer.step == 3
+
+
+def test_log_probabilities_of_sampling_are_those_of_the_update(model_dir):
+    trainer = a_trainer(model_dir, temperature=0.8)
+    for _ in range(2):
+        _, metrics = trainer.train_step()
+    for role in ROLES:
+        assert metrics[f"{role}/sampling/sampling_logp_difference/max"] < 1e-4
+        assert metrics[f"{role}/clip_ratio/region_mean"] == 0
+
+
+def test_more_iterations_leave_the_sampling_distribution(model_dir):
+    once, thrice = (a_trainer(model_dir, num_iterations=count) for count in (1, 3))
+    single, several = (trainer.train_step()[1] for trainer in (once, thrice))
+    assert moved(weights(once), weights(thrice)) == set(ROLES)
+    gap = "writer/sampling/sampling_logp_difference/max"
+    assert several[gap] == single[gap]  # of the first iteration only
+    assert several["writer/clip_ratio/region_mean"] > 0
+
+
+def test_equal_replies_are_computed_once_and_counted(model_dir):
+    # Replies of one token, many of them, so that some must be equal.
+    trainer = a_trainer(model_dir, max_completion_length=1, num_generations=32, tasks_per_step=2)
+    groups = trainer.rollout(tasks_of_step(trainer.env, "graded", 0, 2, 0), Clock())
+    samples, _ = trainer.samples(groups)
+    for policy, own in samples.items():
+        mine = [group for group in groups if group.policy == policy]
+        assert sum(sample.count for sample in own) == sum(len(g.candidates) for g in mine)
+        assert max(sample.count for sample in own) > 1
+        for group in mine:
+            drawn = Counter(c.reply.token_ids for c in group.candidates)
+            kept = [s for s in own if s.prompt_ids == group.prompt_ids]
+            assert drawn == {sample.token_ids: sample.count for sample in kept}
+
+
+def test_merged_equal_replies_train_like_listing_them_singly(model_dir):
+    merged = [
+        Sample((5, 6), (9, 8), (-5.0, -5.5), 1.5, count=3),
+        Sample((5, 6), (7,), (-5.2,), -0.5, count=2),
+        Sample((30,), (7, 9, 11), (-5.0, -6.0, -5.0), -1.0),
+    ]
+    singly = [replace(sample, count=1) for sample in merged for _ in range(sample.count)]
+    for loss_type in ("grpo", "dr_grpo", "dapo"):
+        found = []
+        for samples in (merged, singly):
+            trainer = a_trainer(
+                model_dir, loss_type=loss_type, beta=0.04, entropy_coef=0.01, tokens_per_batch=9
+            )
+            found.append(trainer.update("writer", samples))
+        assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-7)
+        assert found[0]["writer/grad_norm"] > 0.01
+
+
+def test_truncated_replies_can_be_left_out(model_dir):
+    options = {"max_completion_length": 3, "num_generations": 16}
+    groups, kept = a_trainer(model_dir, **options).train_step()
+    trainer = a_trainer(model_dir, mask_truncated_completions=True, **options)
+    samples, metrics = trainer.samples(groups)
+    cut = Counter(g.policy for g in groups for c in g.candidates if not c.reply.finished)
+    for policy, own in samples.items():
+        assert kept[f"{policy}/dropped_truncated"] == 0
+        assert metrics[f"{policy}/dropped_truncated"] == cut[policy] > 0
+        assert all(sample.token_ids[-1] == 2 for sample in own)
+
+
+# Determinism and failure
+
+
+@pytest.mark.parametrize("estimator", ["at_grpo", "grpo"])
+def test_two_trainers_take_the_same_steps(model_dir, estimator):
+    def run(seed, threads):
+        trainer = a_trainer(model_dir, estimator=estimator, seed=seed, scoring_threads=threads)
+        played = [trainer.train_step() for _ in range(2)]
+        return [(groups, without_times(metrics)) for groups, metrics in played], weights(trainer)
+
+    torch.manual_seed(1)
+    first = run(0, 1)
+    torch.manual_seed(2)
+    second, other = run(0, 4), run(1, 1)
+    assert first[0] == second[0]
+    assert not moved(first[1], second[1])
+    assert first[0][0][0] != other[0][0][0]
+
+
+def test_a_step_depends_on_seed_and_number_only(model_dir):
+    ahead, late = a_trainer(model_dir), a_trainer(model_dir)
+    ahead.train_step()
+    for policy in ROLES:
+        late.policies.load_state(policy, ahead.policies.state(policy), version=1)
+    late.step = 1
+    assert ahead.train_step()[0] == late.train_step()[0]
+
+
+@pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan])
+def test_an_infinite_reward_stops_the_step_and_names_who_was_paid(model_dir, reward):
+    env = GradedEnv()
+    env.paid = {"reader_0": reward}
+    trainer = a_trainer(model_dir, env)
+    before = weights(trainer)
+    with pytest.raises(NonFiniteError, match=r"'reader_0' a reward of .* graded:\d"):
+        trainer.train_step()
+    assert not moved(before, weights(trainer))
+    assert trainer.step == 0
+
+
+class HugeEnv(GradedEnv):
+    """Pays a role rewards that are finite, but too large for the update."""
+
+    size: float
+
+    def _act(self, state, agent, text):
+        outcome = super()._act(state, agent, text)
+        if agent != "reader_0":
+            return outcome
+        return Outcome(outcome.state, 0.0, self.size * outcome.local, outcome.success)
+
+
+@pytest.mark.parametrize(("size", "what"), [(1e300, "loss"), (1e37, "gradient norm")])
+def test_a_loss_that_is_no_number_names_its_policy_and_changes_none_of_its_weights(
+    model_dir, size, what
+):
+    env = HugeEnv()
+    env.size = size
+    trainer = a_trainer(model_dir, env, scale_rewards="none", loss_type="grpo")
+    before = weights(trainer)
+    with pytest.raises(NonFiniteError, match=f"the {what} of policy 'reader' is (inf|nan)"):
+        trainer.train_step()
+    assert moved(before, weights(trainer)) <= {"writer"}
+    assert trainer.step == 0
+
+
+@pytest.mark.parametrize("agent", ["writer_0", "reader_0"])
+def test_a_failing_sandbox_stops_the_step_and_is_nobodys_reward(model_dir, agent):
+    env = GradedEnv()
+    trainer, expected = a_trainer(model_dir, env), a_trainer(model_dir)
+    env.outage.append(agent)
+    before = weights(trainer)
+    with pytest.raises(SandboxUnavailable, match="did not answer"):
+        trainer.train_step()
+    assert not moved(before, weights(trainer))
+    # Once it works again, the same step is taken as if nothing had happened.
+    env.outage.clear()
+    assert trainer.train_step()[0] == expected.train_step()[0]
+    assert not moved(weights(trainer), weights(expected))
+
+
+def test_a_policy_cannot_be_sampled_after_an_update_without_publishing(model_dir):
+    trainer = a_trainer(model_dir)
+    trainer.update("writer", [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)])
+    generator = torch.Generator().manual_seed(0)
+    with pytest.raises(StaleSamplerError, match="publish"):
+        trainer.policies.sample(
+            [Request("writer", (5, 6))], 2, generator=generator, max_new_tokens=2
+        )
+
+
+# Estimators, schedules, foreign environments
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "agent", "turn"])
+def test_estimators_over_episodes_take_whole_steps(model_dir, estimator):
+    trainer = a_trainer(model_dir, estimator=estimator)
+    before = weights(trainer)
+    groups, metrics = trainer.train_step()
+    assert moved(before, weights(trainer)) == set(ROLES)
+    assert {len(group.candidates) for group in groups} == {1}
+    assert all(chosen_of(group) for group in groups)
+    games = Counter((group.key.task, group.key.episode) for group in groups)
+    assert set(games.values()) == {2 * TURNS}
+    assert sorted(Counter(task for task, _ in games).values()) == [4, 4, 4]
+    assert metrics["turns"] == 2 * TURNS
+    # An episode's advantage follows from the sum of the very rewards of its decisions.
+    returns: dict[tuple[str, int], float] = defaultdict(float)
+    for group in groups:
+        returns[group.key.task, group.key.episode] += group.candidates[0].reward
+    for group, value in zip(groups, advantages(groups, estimator).tolist(), strict=True):
+        own = [total for (task, _), total in returns.items() if task == group.key.task]
+        above = returns[group.key.task, group.key.episode] - statistics.fmean(own)
+        assert value * above > 0
+        assert abs(value) == pytest.approx(abs(above) / statistics.pstdev(own), rel=0.2)
+
+
+def test_all_estimators_generate_the_same_number_of_replies(model_dir):
+    sizes = {
+        estimator: sum(
+            len(group.candidates)
+            for group in a_trainer(model_dir, estimator=estimator).train_step()[0]
+        )
+        for estimator in ("at_grpo", "grpo")
+    }
+    assert sizes["at_grpo"] == sizes["grpo"] == 3 * 4 * 2 * TURNS
+
+
+def test_the_learning_rate_follows_the_schedule(model_dir):
+    trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
+    rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
+    assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+
+
+class _Shades(foreign_env.raw_env):
+    """The third party's echo game, with rewards that tell random replies apart."""
+
+    def step(self, action):
+        agent = self.agent_selection
+        super().step(action)
+        if action is not None:
+            self.rewards[agent] = number_of(action)
+
+
+def test_a_third_partys_environment_is_trained_on(model_dir):
+    trainer = a_trainer(model_dir, _Shades(), roles={"speaker": "speaker"}, **VARIED)
+    before = weights(trainer)
+    for _ in range(2):
+        groups, metrics = trainer.train_step()
+        assert [len({c.reward for c in g.candidates}) for g in groups] == [4] * len(groups)
+    assert moved(before, weights(trainer)) == {"speaker"}
+    assert metrics["turns"] == 4
+    assert {(g.key.turn, g.key.parent) for g in groups} == {(0, 0), (0, 1), (1, 2), (1, 3)}
+    assert {c.team_reward for g in groups for c in g.candidates} == {0.0}
+
+
+def test_an_environment_in_wrappers_is_trained_on(model_dir):
+    trainer = a_trainer(model_dir, foreign_env.env(), roles={"speaker": "speaker"})
+    groups, metrics = trainer.train_step()
+    assert len(groups) == 3 * 4
+    # A random model never says the word: no variance, no update, and it is counted.
+    assert metrics["speaker/frac_reward_zero_std"] == 1

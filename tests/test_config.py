@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.trainers.config import (
+    CHOICES,
+    EMBEDDED,
+    LARGE,
+    LARGE_FULL,
+    ATGRPOConfig,
+    resolve,
+)
+
+FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
+BY_MODEL = sorted(EMBEDDED.keys() | LARGE.keys())
+PLAYERS = {"coder": "a", "tester": "b", "judge": "b"}
+
+
+def misspelt(word):
+    """The word with two letters exchanged."""
+    return word[0] + word[2] + word[1] + word[3:]
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
+    for value in CHOICES[name]:
+        ATGRPOConfig(**{name: value})
+        wrong = misspelt(value)
+        with pytest.raises(
+            ConfigError, match=f"{name} must be one of .*{value}.*got '{wrong}'"
+        ) as e:
+            ATGRPOConfig(**{name: wrong})
+        assert f"did you mean '{value}'" in str(e.value) or f"or '{value}'" in str(e.value)
+
+
+def test_every_schedule_that_may_be_chosen_can_be_made():
+    torch = pytest.importorskip("torch")
+    from transformers import get_scheduler
+
+    for name in CHOICES["lr_scheduler_type"]:
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        schedule = get_scheduler(name, optimizer, 2, 10)
+        optimizer.step()
+        schedule.step()
+
+
+def test_an_unknown_estimator_is_refused_with_what_was_meant():
+    with pytest.raises(UnknownNameError, match="did you mean 'at_grpo'"):
+        ATGRPOConfig(estimator="atgrpo")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "text"),
+    [
+        ("num_generations", 1, "num_generations must be at least 2, got 1 .*no advantage"),
+        ("tasks_per_step", 0, "tasks_per_step must be at least 1, got 0"),
+        ("max_steps", 0, "max_steps must be at least 1"),
+        ("max_completion_length", 0, "max_completion_length must be at least 1"),
+        ("num_iterations", 0, "num_iterations must be at least 1"),
+        ("tokens_per_batch", 0, "tokens_per_batch must be at least 1"),
+        ("seed", -1, "seed must be at least 0, got -1"),
+        ("warmup_steps", -1, "warmup_steps must be at least 0"),
+        ("eval_steps", -1, "eval_steps must be at least 0"),
+        ("beta", -0.1, "beta must be at least 0.0, got -0.1"),
+        ("epsilon", -0.1, "epsilon must be at least 0.0"),
+        ("epsilon_high", -0.1, "epsilon_high must be at least 0.0"),
+        ("weight_decay", -0.1, "weight_decay must be at least 0.0"),
+        ("learning_rate", -1e-3, "learning_rate must be at least 0.0"),
+        ("learning_rate", float("nan"), "learning_rate must be at least 0.0, got nan"),
+        ("temperature", 0.0, "temperature must be positive, got 0.0"),
+        ("temperature", float("nan"), "temperature must be positive, got nan"),
+        ("max_grad_norm", 0.0, "max_grad_norm must be positive"),
+        ("delta", 0.0, "delta must be positive"),
+        ("env_args", "[1]", r"env_args must be a JSON object, got '\[1\]'"),
+        ("env_args", "{", "env_args must be a JSON object, got '{'"),
+        ("chat_template_kwargs", "1", "chat_template_kwargs must be a JSON object"),
+    ],
+)
+def test_a_value_that_cannot_work_is_refused_by_name(name, value, text):
+    with pytest.raises(ConfigError, match=text):
+        ATGRPOConfig(**{name: value})
+
+
+def test_every_field_explains_itself():
+    assert [name for name, field in FIELDS.items() if not field.metadata.get("help")] == []
+
+
+# What follows from the model
+
+
+@pytest.mark.parametrize(
+    ("embedded", "full", "expected"),
+    [
+        (True, False, EMBEDDED),
+        (True, True, EMBEDDED | {"learning_rate": 3e-4}),
+        (False, False, LARGE),
+        (False, True, LARGE | LARGE_FULL),
+    ],
+)
+def test_open_values_follow_from_the_model(embedded, full, expected):
+    config = resolve(ATGRPOConfig(full=full), embedded=embedded)
+    found = {name: getattr(config, name) for name in BY_MODEL}
+    assert found == pytest.approx({name: expected[name] for name in BY_MODEL})
+
+
+@pytest.mark.parametrize("embedded", [True, False])
+def test_nothing_is_left_open_that_the_trainer_reads(embedded):
+    config = resolve(ATGRPOConfig(), embedded=embedded)
+    optional = {name for name, field in FIELDS.items() if "None" in str(field.type)}
+    missing = {name for name in FIELDS if getattr(config, name) is None}
+    assert missing <= optional
+
+
+@pytest.mark.parametrize("name", BY_MODEL)
+@pytest.mark.parametrize("embedded", [True, False])
+def test_an_explicit_value_stays(name, embedded):
+    value = 2 + EMBEDDED[name]
+    for full in (True, False):
+        config = resolve(ATGRPOConfig(full=full, **{name: value}), embedded=embedded)
+        assert getattr(config, name) == value
+
+
+def test_resolving_twice_changes_nothing():
+    once = resolve(ATGRPOConfig(), embedded=True)
+    assert resolve(once, embedded=True) == resolve(once, embedded=False) == once
+
+
+def test_the_upper_clip_range_follows_the_lower_one():
+    assert ATGRPOConfig(epsilon=0.1).epsilon_high == 0.1
+    assert ATGRPOConfig(epsilon=0.1, epsilon_high=0.3).epsilon_high == 0.3
+    assert ATGRPOConfig(epsilon_high=0.0).epsilon_high == 0.0
+
+
+def test_a_mapping_is_read_from_json():
+    config = ATGRPOConfig(env_args='{"max_turns": 2}')
+    assert config.mapping("env_args") == {"max_turns": 2}
+    assert config.mapping("chat_template_kwargs") == {}
+
+
+# Which policies learn
+
+
+@pytest.mark.parametrize(
+    ("roles", "policies"),
+    [
+        (None, ("a", "b")),
+        ("coder", ("a",)),
+        ("tester,judge", ("b",)),
+        ("judge, coder ,tester", ("a", "b")),
+    ],
+)
+def test_the_policies_of_the_trained_roles_learn(roles, policies):
+    assert ATGRPOConfig(train_roles=roles).trained_policies(PLAYERS) == policies
+
+
+def test_a_frozen_role_cannot_share_a_policy_that_learns():
+    with pytest.raises(
+        ConfigError, match="'judge' is not in train_roles but shares the policy 'b'"
+    ):
+        ATGRPOConfig(train_roles="tester").trained_policies(PLAYERS)
+
+
+@pytest.mark.parametrize("roles", ["codr", "coder,codr", ""])
+def test_an_unknown_trained_role_is_refused(roles):
+    with pytest.raises(ConfigError, match=r"unknown role '(codr)?'"):
+        ATGRPOConfig(train_roles=roles).trained_policies(PLAYERS)

@@ -1,0 +1,159 @@
+"""The run folder: nothing is lost, nothing is mixed, nobody else's files are touched."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.runs import (
+    METRICS,
+    RunFolder,
+    config_text,
+    plain,
+    point_latest,
+    read_config,
+)
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+
+CONFIG = resolve(
+    ATGRPOConfig(
+        env="tests.letters_env:env",
+        num_generations=4,
+        tasks_per_step=2,
+        max_steps=6,
+        max_completion_length=6,
+        learning_rate=0.01,
+    ),
+    embedded=True,
+)
+
+
+def new_folder(path: Path) -> RunFolder:
+    folder = RunFolder.create(path)
+    folder.describe(CONFIG)
+    return folder
+
+
+def test_two_runs_cannot_use_one_folder(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "run"):
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.reopen(tmp_path / "run")
+        with pytest.raises(RunFolderError, match="in use"):
+            RunFolder.create(tmp_path / "run")
+    RunFolder.reopen(tmp_path / "run").close()
+
+
+def test_the_lock_dies_with_its_process(tmp_path: Path) -> None:
+    code = (
+        "import os, sys, pathlib\n"
+        "from pettingllms.runs import RunFolder\n"
+        "from pettingllms.trainers.config import ATGRPOConfig\n"
+        "RunFolder.create(pathlib.Path(sys.argv[1])).describe(ATGRPOConfig())\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    killed = subprocess.run([sys.executable, "-c", code, str(tmp_path / "run")], check=False)
+    assert killed.returncode == -9
+    RunFolder.reopen(tmp_path / "run").close()
+
+
+def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("important")
+    with pytest.raises(RunFolderError, match=r"not empty .*thesis\.tex"):
+        RunFolder.create(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_a_finished_or_killed_run_is_not_overwritten(tmp_path: Path) -> None:
+    new_folder(tmp_path / "run").close()
+    with pytest.raises(RunFolderError, match="--resume"):
+        RunFolder.create(tmp_path / "run")
+
+
+def test_a_run_that_never_began_leaves_no_folder(tmp_path: Path) -> None:
+    RunFolder.create(tmp_path / "deep" / "run").close()
+    assert not (tmp_path / "deep" / "run").exists()
+
+
+def test_what_is_no_run_cannot_be_resumed(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="no run folder"):
+        RunFolder.reopen(tmp_path / "missing")
+    with pytest.raises(RunFolderError, match="no run folder"):
+        read_config(tmp_path)
+
+
+def test_an_unwritable_place_is_refused_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RunFolderError, match="cannot be"):
+        RunFolder.create(tmp_path / "file" / "run")
+    with pytest.raises(RunFolderError, match="cannot be"):
+        RunFolder.create(tmp_path / "file")
+
+
+def test_logs_that_lost_lines_are_noticed(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "run") as folder:
+        folder.append(METRICS, [{"step": 1}])
+        lengths = folder.lengths()
+        (tmp_path / "run" / METRICS).write_text("")
+        with pytest.raises(RunFolderError, match="lost lines"):
+            folder.cut(lengths)
+
+
+def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "run") as folder:
+        folder.write("summary.md", "old")
+        folder.write("summary.md", "new")
+    path = tmp_path / "run" / "summary.md"
+    assert path.read_text() == "new"
+    assert [each.name for each in path.parent.glob(".*")] == [".lock"]
+
+
+def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
+    config = resolve(
+        ATGRPOConfig(learning_rate=1e-5, env_args='{"max_turns": 2}', output_dir="x", full=True),
+        embedded=False,
+    )
+    with RunFolder.create(tmp_path / "run") as folder:
+        folder.describe(config)
+        folder.describe(config)
+    found = read_config(tmp_path / "run")
+    assert found.output_dir is None
+    found.output_dir = "x"
+    assert found == config
+    starts = json.loads((tmp_path / "run" / "run.json").read_text())
+    assert len(starts) == 2
+    assert starts[0]["versions"]["torch"] == torch.__version__
+    assert starts[0]["command"] == sys.argv
+
+
+def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text(config_text(CONFIG) + "max_stps: 3\n")
+    with pytest.raises(ConfigError, match=r"max_stps.*max_steps"):
+        read_config(tmp_path)
+
+
+def test_latest_leads_to_the_newest_run(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+        point_latest(tmp_path / name)
+    assert (tmp_path / "latest").resolve() == (tmp_path / "two").resolve()
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    )
+)
+def test_every_row_is_json_that_any_reader_knows(value: object) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    json.loads(json.dumps(plain(value), allow_nan=False), parse_constant=refuse)

@@ -1,0 +1,238 @@
+"""The sandbox's contract as its callers see it, on the embedded back end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.sandbox import Case, Limits, open_sandbox, shared_sandbox
+from pettingllms.sandbox.channel import ProcessChannel
+from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.types import MAX_INPUT_BYTES, MAX_PROGRAM_BYTES, Sandbox
+
+DOUBLE = "print(int(input()) * 2)"
+COUNT = "import os\nn = len(os.listdir('/tmp'))\nopen(f'/tmp/{n}', 'w').close()\nprint(n)"
+SHORT = Limits(cpu_s=0.3, wall_s=10.0)
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with open_sandbox("embedded", workers=2) as sandbox:
+        yield sandbox
+
+
+def outputs(rows):
+    return [[result.stdout for result in row] for row in rows]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_results_are_in_the_order_of_programs_and_cases(sandbox: Sandbox, fresh: bool):
+    programs = ["print(input())", "print(input() * 2)", "print('no')"]
+    rows = sandbox.run(programs, [Case("a"), Case("b")], fresh_process=fresh)
+    assert outputs(rows) == [["a\n", "b\n"], ["aa\n", "bb\n"], ["no\n", "no\n"]]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_many_runs_keep_their_order(sandbox: Sandbox, fresh: bool):
+    cases = [Case(str(n)) for n in range(150)]
+    [row] = sandbox.run([DOUBLE], cases, fresh_process=fresh)
+    assert [result.stdout for result in row] == [f"{2 * n}\n" for n in range(150)]
+
+
+def test_nothing_to_run_gives_no_results(sandbox: Sandbox):
+    assert sandbox.run([], [Case()]) == []
+    assert sandbox.run([DOUBLE], []) == [[]]
+
+
+def test_fresh_processes_share_no_files_and_one_process_does(sandbox: Sandbox):
+    assert outputs(sandbox.run([COUNT], [Case()] * 3)) == [["0\n"] * 3]
+    shared = sandbox.run([COUNT], [Case()] * 3, fresh_process=False)
+    assert outputs(shared) == [["0\n", "1\n", "2\n"]]
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox, fresh: bool):
+    program = (
+        "import os\nn = int(input())\n"
+        "if n == 1: os._exit(0)\nif n == 2: 1 / 0\nif n == 3:\n while True: pass\n"
+        "if n == 4: os.abort()\nif n == 5: os._exit(7)\nprint(n)"
+    )
+    cases = [Case(str(n)) for n in range(7)]
+    [row] = sandbox.run([program], cases, limits=SHORT, fresh_process=fresh)
+    assert [result.status for result in row] == [
+        "ok", "ok", "error", "cpu_limit", "killed", "error", "ok",
+    ]  # fmt: skip
+    assert [result.stdout for result in row] == ["0\n", "", "", "", "", "", "6\n"]
+    assert row[5].exit_code == 7
+
+
+@pytest.mark.parametrize("fresh", [True, False])
+def test_a_program_stops_at_its_first_failure_if_asked(sandbox: Sandbox, fresh: bool):
+    cases = [Case("1"), Case("x"), Case("2")]
+    rows = sandbox.run([DOUBLE, "print(input())"], cases, fresh_process=fresh, stop_on_failure=True)
+    assert [[result.status for result in row] for row in rows] == [["ok", "error"], ["ok"] * 3]
+
+
+def test_results_say_what_was_used_and_what_held(sandbox: Sandbox):
+    [[result]] = sandbox.run(["x = sum(range(10**6)); y = bytearray(60 << 20)"], [Case()])
+    assert 0.001 < result.cpu_s < 5
+    assert result.wall_s > 0.001
+    assert 60 < result.memory_mib < 200
+    assert result.isolation.startswith("namespaces+")
+    assert result.isolation.endswith("seccomp")
+
+
+def test_each_of_several_runs_has_a_cpu_limit_of_its_own(sandbox: Sandbox):
+    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
+    [row] = sandbox.run([burn], [Case()] * 4, limits=SHORT, fresh_process=False)
+    assert [result.status for result in row] == ["ok"] * 4
+    assert all(0.1 < result.cpu_s < 0.3 for result in row)
+
+
+def test_the_functions_of_a_case_are_called_with_their_arguments(sandbox: Sandbox):
+    program = "def f(a, b): return [a, b]\nclass Solution:\n def g(self, x): return {'x': x}"
+    cases = [Case(function="f", args='[1, "ä\\u0000"]'), Case(function="g", args="[null]")]
+    [row] = sandbox.run([program], cases, fresh_process=False)
+    assert [json.loads(result.value or "") for result in row] == [[1, "ä\0"], {"x": None}]
+
+
+def test_a_program_without_a_function_call_has_no_value(sandbox: Sandbox):
+    [[result]] = sandbox.run(["print(1)"], [Case()])
+    assert result.value is None
+
+
+def test_text_that_is_too_long_is_an_error_of_the_program(sandbox: Sandbox):
+    long_program = "#" * (MAX_PROGRAM_BYTES + 1)
+    long_case = Case("x" * (MAX_INPUT_BYTES + 1))
+    rows = sandbox.run([long_program, "print(1)"], [Case(), long_case])
+    assert [[r.status for r in row] for row in rows] == [["error", "error"], ["ok", "error"]]
+    assert str(MAX_PROGRAM_BYTES) in rows[0][0].stderr
+    assert str(MAX_INPUT_BYTES) in rows[1][1].stderr
+
+
+def test_text_of_the_greatest_length_is_run(sandbox: Sandbox):
+    program = "import sys; print(len(sys.stdin.read()))\n"
+    program += "#" * (MAX_PROGRAM_BYTES - len(program))
+    [[result]] = sandbox.run([program], [Case("x" * MAX_INPUT_BYTES)])
+    assert result.stdout == f"{MAX_INPUT_BYTES}\n"
+
+
+def test_callers_on_many_threads_get_their_own_results(sandbox: Sandbox):
+    wrong: list[str] = []
+
+    def call(n: int) -> None:
+        for k in range(5):
+            [[result]] = sandbox.run([DOUBLE], [Case(str(100 * n + k))])
+            if result.stdout != f"{2 * (100 * n + k)}\n":
+                wrong.append(result.stdout)
+
+    threads = [threading.Thread(target=call, args=(n,)) for n in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+def test_environment_secrets_of_the_parent_are_not_visible(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    look = (
+        "import os, sys\nprint(os.environ, sys.argv, sys.orig_argv)\nprint(os.getenv('HF_TOKEN'))"
+    )
+    with open_sandbox("embedded", workers=1) as sandbox:
+        [[result]] = sandbox.run([look], [Case()])
+        [link] = sandbox._pool._all
+        assert isinstance(link.channel, ProcessChannel)
+        pid = link.channel.pid
+        seen = Path(f"/proc/{pid}/environ").read_bytes()
+    assert "hf_secret" not in result.stdout
+    assert result.stdout.endswith("None\n")
+    assert seen == b"PYTHONHASHSEED=0\0"
+
+
+def test_a_set_prints_the_same_on_every_worker():
+    program = "print({'a', 'b', 'c', 'd', 'e'})"
+    seen = set()
+    for _ in range(3):
+        with open_sandbox("embedded", workers=1) as sandbox:
+            seen.add(sandbox.run([program], [Case()])[0][0].stdout)
+    assert len(seen) == 1
+
+
+def test_packages_are_importable_by_name_only(sandbox: Sandbox):
+    program = "import numpy\nprint(numpy.arange(3).sum(), numpy.random.rand() < 1)"
+    with open_sandbox("embedded", workers=1, packages=("numpy",)) as with_numpy:
+        [[allowed]] = with_numpy.run([program], [Case()], limits=Limits(memory_mib=1024))
+        [[other]] = with_numpy.run(["import sympy"], [Case()])
+    [[refused]] = sandbox.run([program], [Case()])
+    assert allowed.stdout == "3 True\n"
+    assert "No module named 'sympy'" in other.stderr
+    assert "No module named 'numpy'" in refused.stderr
+
+
+def test_a_package_that_is_not_installed_is_named():
+    with (
+        open_sandbox("embedded", workers=1, packages=("no_such_package",)) as sandbox,
+        pytest.raises(SandboxUnavailable, match="no_such_package"),
+    ):
+        sandbox.run(["1"], [Case()])
+
+
+def test_unsafe_results_say_so():
+    with EmbeddedSandbox(
+        1, without=("namespaces", "landlock", "seccomp"), allow_unsafe=True
+    ) as unsafe:
+        [[result]] = unsafe.run([DOUBLE], [Case("4")])
+    assert (result.stdout, result.isolation) == ("8\n", "none")
+
+
+@pytest.mark.parametrize("missing", [("seccomp",), ("namespaces", "landlock")])
+def test_a_machine_that_isolates_nothing_is_refused_with_advice(missing: tuple[str, ...]):
+    with (
+        EmbeddedSandbox(1, without=missing) as sandbox,
+        pytest.raises(SandboxUnavailable, match="--sandbox docker"),
+    ):
+        sandbox.run(["1"], [Case()])
+
+
+def test_other_systems_are_told_to_use_docker(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(sys, "platform", "darwin")
+    with pytest.raises(SandboxUnavailable, match="--sandbox docker"):
+        open_sandbox("embedded")
+
+
+def test_an_unknown_back_end_is_named():
+    with pytest.raises(ConfigError, match="did you mean 'embedded'"):
+        open_sandbox("embeded")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("cpu_s", 0), ("wall_s", float("nan")), ("memory_mib", -1)]
+)
+def test_limits_that_limit_nothing_are_refused(field: str, value: Any):
+    with pytest.raises(ConfigError, match=field):
+        Limits(**{field: value})
+
+
+def test_the_shared_sandbox_is_one_and_outlives_a_close_of_another():
+    shared = shared_sandbox()
+    assert shared is shared_sandbox()
+    assert shared.run([DOUBLE], [Case("3")])[0][0].stdout == "6\n"
+
+
+def test_importing_the_sandbox_is_light():
+    code = (
+        "import sys, pettingllms.sandbox as s\n"
+        "heavy = {'torch', 'numpy', 'docker', 'transformers', 'ray'} & set(sys.modules)\n"
+        "print(sorted(heavy))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout == "[]\n"

@@ -1,0 +1,251 @@
+"""What happens when the sandbox itself fails: retried or raised, never a verdict."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pettingllms.errors import SandboxUnavailable
+from pettingllms.sandbox import Case, Limits, open_sandbox
+from pettingllms.sandbox import link as link_module
+from pettingllms.sandbox.channel import ProcessChannel, WorkerLost
+from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.link import Link
+
+SLEEP = "import time; time.sleep(0.3); print('done')"
+
+
+@pytest.fixture
+def sandbox() -> Iterator[PooledSandbox]:
+    with open_sandbox("embedded", workers=1) as sandbox:
+        sandbox.run(["1"], [Case()])
+        yield sandbox
+
+
+def only_worker(sandbox: PooledSandbox) -> ProcessChannel:
+    [link] = sandbox._pool._all
+    assert isinstance(link.channel, ProcessChannel)
+    return link.channel
+
+
+def descendants(pid: int) -> list[int]:
+    """Processes below `pid`, and itself."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(grandchild for child in children for grandchild in descendants(int(child)))]
+
+
+def alive(pid: int) -> bool:
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except OSError:
+        return False
+    return state != "Z"
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.01)
+    return False
+
+
+def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
+    said: list[Any] = []
+
+    def run() -> None:
+        try:
+            said.append(work())
+        except SandboxUnavailable as error:
+            said.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread, said
+
+
+@pytest.mark.parametrize("depth", [0, 1])
+def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth: int):
+    first = only_worker(sandbox)
+    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 3)[0])
+    assert eventually(lambda: len(descendants(first.pid)) == 3)
+    os.kill(descendants(first.pid)[depth], signal.SIGKILL)
+    thread.join(20)
+    [row] = said
+    assert [result.status for result in row] == ["ok"] * 3
+    assert [result.stdout for result in row] == ["done\n"] * 3
+    assert only_worker(sandbox) is not first
+
+
+def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
+    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    os.kill(descendants(only_worker(sandbox).pid)[2], signal.SIGKILL)
+    thread.join(20)
+    [[result]] = said
+    assert (result.status, result.stdout) == ("ok", "done\n")
+
+
+def test_a_worker_that_is_lost_twice_raises(sandbox: PooledSandbox):
+    stop = threading.Event()
+
+    def kill() -> None:
+        while not stop.is_set():
+            for link in list(sandbox._pool._all):
+                link.kill()
+            stop.wait(0.01)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    try:
+        with pytest.raises(SandboxUnavailable, match="failed 2 times"):
+            sandbox.run([SLEEP], [Case()])
+    finally:
+        stop.set()
+        killer.join()
+    assert sandbox.run(["print(1)"], [Case()])[0][0].stdout == "1\n"
+
+
+def test_a_worker_that_falls_silent_is_replaced(
+    sandbox: PooledSandbox, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(link_module, "GRACE_S", 0.2)
+    first = only_worker(sandbox)
+    for pid in descendants(first.pid):
+        os.kill(pid, signal.SIGSTOP)
+    [[result]] = sandbox.run(["print(1)"], [Case()], limits=Limits(wall_s=0.2))
+    assert result.stdout == "1\n"
+    assert not alive(first.pid)
+
+
+def test_a_worker_that_talks_nonsense_is_no_worker():
+    with pytest.raises(WorkerLost, match="a frame starts with"):
+        Link(ProcessChannel((sys.executable, "-c", "print('hello world')"), {}))
+    with pytest.raises(WorkerLost, match="cannot start"):
+        ProcessChannel(("/no/such/program",), {})
+
+
+def test_what_a_worker_complains_about_is_in_the_error():
+    with pytest.raises(WorkerLost, match=r"(?s)ended with code 1.*ZeroDivisionError") as caught:
+        Link(ProcessChannel((sys.executable, "-c", "1/0"), {}))
+    assert "Traceback" in str(caught.value)
+
+
+def test_closing_leaves_no_process_and_no_descriptor():
+    def descriptors() -> int:
+        return len(list(Path("/proc/self/fd").iterdir()))
+
+    before = descriptors()
+    sandbox = open_sandbox("embedded", workers=2)
+    sandbox.run(["print(1)"] * 4, [Case()] * 2)
+    channels = [link.channel for link in sandbox._pool._all]
+    firsts = [channel.pid for channel in channels if isinstance(channel, ProcessChannel)]
+    pids = [pid for first in firsts for pid in descendants(first)]
+    assert len(firsts) == 2
+    sandbox.close()
+    assert eventually(lambda: not any(alive(pid) for pid in pids))
+    assert descriptors() == before
+    with pytest.raises(SandboxUnavailable, match="closed"):
+        sandbox.run(["1"], [Case()])
+
+
+def test_closing_ends_runs_in_progress(sandbox: PooledSandbox):
+    thread, said = in_background(lambda: sandbox.run(["import time; time.sleep(9)"], [Case()]))
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    sandbox.close()
+    thread.join(5)
+    assert isinstance(said[0], SandboxUnavailable)
+
+
+def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSandbox):
+    worker = descendants(only_worker(sandbox).pid)[1]
+
+    def held() -> int:
+        return len(list(Path(f"/proc/{worker}/fd").iterdir()))
+
+    # The worker tidies up after its reply.
+    before = held()
+    programs = ["print(1)", "1/0", "import os; os.abort()", "while True: pass"]
+    for fresh in (True, False):
+        sandbox.run(programs, [Case("a"), Case()], limits=Limits(cpu_s=0.02), fresh_process=fresh)
+        assert eventually(lambda: held() <= before)
+    assert len(descendants(only_worker(sandbox).pid)) == 2
+
+
+def test_a_forked_process_gets_workers_of_its_own(sandbox: PooledSandbox):
+    parent = only_worker(sandbox).pid
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            [[result]] = sandbox.run(["print(2)"], [Case()])
+            code = 0 if result.stdout == "2\n" and only_worker(sandbox).pid != parent else 2
+            sandbox.close()
+        finally:
+            os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert alive(parent)
+    assert sandbox.run(["print(3)"], [Case()])[0][0].stdout == "3\n"
+
+
+@pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)", "os._exit(0)"])
+def test_nothing_is_left_when_the_user_of_a_sandbox_ends(ending: str):
+    code = f"""
+import os
+from pettingllms.sandbox import shared_sandbox, Case
+s = shared_sandbox()
+s.run(["1"], [Case()])
+[link] = s._pool._all
+print(link.channel.pid, flush=True)
+{ending}
+"""
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=30
+    )
+    pid = int(run.stdout)
+    assert run.stderr == ""
+    assert eventually(lambda: not alive(pid))
+
+
+def test_a_program_running_when_its_user_is_killed_ends_too():
+    code = """
+import threading, time
+from pettingllms.sandbox import open_sandbox, Case
+s = open_sandbox("embedded", 1)
+threading.Thread(target=lambda: s.run(["import time; time.sleep(60)"], [Case()])).start()
+while not s._pool._all: time.sleep(0.01)
+[link] = s._pool._all
+print(link.channel.pid, flush=True)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as user:
+        assert user.stdout is not None
+        pid = int(user.stdout.readline())
+        assert eventually(lambda: len(descendants(pid)) == 3)
+        below = descendants(pid)
+        user.kill()
+    assert eventually(lambda: not any(alive(pid) for pid in below))
+
+
+def test_a_scratch_folder_without_namespaces_goes_with_its_worker():
+    sandbox = EmbeddedSandbox(1, without=("namespaces",))
+    program = (
+        "import os; os.mkdir('a'); open('a/b', 'w').close(); os.chmod('a', 0); print(os.getcwd())"
+    )
+    [row] = sandbox.run([program], [Case()] * 2)
+    assert [result.status for result in row] == ["ok", "ok"]
+    folder = Path(row[0].stdout.strip())
+    assert folder.is_dir()
+    sandbox.close()
+    assert not folder.exists()

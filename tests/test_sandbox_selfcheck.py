@@ -1,0 +1,68 @@
+"""The self-check on the embedded back end: every behaviour is a test of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from pettingllms.sandbox import Case, open_sandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.selfcheck import GROUPS, Behaviour, isolation, leftovers, self_check
+from pettingllms.sandbox.types import Sandbox
+
+ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[Sandbox]:
+    with open_sandbox("embedded", workers=1) as sandbox:
+        yield sandbox
+
+
+@pytest.mark.parametrize(("group", "behaviour"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
+def test_behaviour(sandbox: Sandbox, group: str, behaviour: Behaviour):
+    assert behaviour.check(sandbox) == ""
+
+
+def test_there_are_enough_behaviours_with_names_of_their_own():
+    names = [behaviour.name for _, behaviour in ALL]
+    assert len(names) >= 60
+    assert len(set(names)) == len(names)
+
+
+def test_the_search_of_memory_finds_what_is_there(sandbox: Sandbox):
+    programs = [leftovers.LEAVE_SECRET, leftovers.SEARCH_MEMORY]
+    _, [searched] = sandbox.run(programs, [Case()], fresh_process=False)
+    assert searched.stdout == "True True\n"
+
+
+def test_a_complaint_is_made_where_nothing_is_isolated():
+    with EmbeddedSandbox(
+        1, without=("namespaces", "landlock", "seccomp"), allow_unsafe=True
+    ) as unsafe:
+        complaints = [b.name for b in isolation.BEHAVIOURS[:12] if b.check(unsafe)]
+    assert "users of the host are not visible" in complaints
+    assert "there is no /proc" in complaints
+
+
+def test_landlock_and_seccomp_alone_withstand_every_attack():
+    with EmbeddedSandbox(1, without=("namespaces",)) as sandbox:
+        complaints = {b.name: b.check(sandbox) for b in isolation.BEHAVIOURS}
+        [[result]] = sandbox.run(["print(1)"], [Case()])
+    assert result.isolation == "landlock+seccomp"
+    assert {name: text for name, text in complaints.items() if text} == {}
+
+
+def test_namespaces_and_seccomp_alone_withstand_every_attack():
+    with EmbeddedSandbox(1, without=("landlock",)) as sandbox:
+        complaints = {b.name: b.check(sandbox) for b in isolation.BEHAVIOURS}
+    assert {name: text for name, text in complaints.items() if text} == {}
+
+
+def test_the_reports_cover_every_group(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch):
+    for group in GROUPS:
+        monkeypatch.setitem(GROUPS, group, GROUPS[group][-1:])
+    reports = list(self_check(sandbox))
+    assert [report.group for report in reports] == list(GROUPS)
+    assert all(report.complaint == "" for report in reports)

@@ -1,0 +1,317 @@
+"""A whole run: what it leaves behind, and that stopping, dying and failing lose nothing."""
+
+from __future__ import annotations
+
+import dataclasses
+import filecmp
+import itertools
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+
+from pettingllms.errors import ConfigError, NonFiniteError, RunFolderError, SandboxUnavailable
+from pettingllms.plots import curves, smooth
+from pettingllms.session import Summary, train
+from pettingllms.trainers.config import ATGRPOConfig
+from tests.tiny_lm import save_tiny
+
+ROOT = Path(__file__).parents[1]
+STEPS = 4
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def settings(model: Path, **changes: Any) -> ATGRPOConfig:
+    values: dict[str, Any] = {
+        "env": "tests.letters_env:env",
+        "env_args": '{"max_turns": 2}',
+        "model": str(model),
+        "device": "cpu",
+        "lora_r": 4,
+        "max_steps": STEPS,
+        "num_generations": 4,
+        "tasks_per_step": 2,
+        "max_completion_length": 6,
+        "learning_rate": 0.01,
+        "warmup_steps": 0,
+        "eval_tasks": 3,
+        "eval_steps": 2,
+        "save_steps": 2,
+    }
+    return ATGRPOConfig(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def whole(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    return train(settings(model, output_dir=str(folder), report_to="tensorboard"))
+
+
+def assert_equal_runs(one: Path, other: Path) -> None:
+    """Adapters and trees byte for byte; metrics but for measured times."""
+    files = [path.relative_to(one) for path in sorted((one / "adapters").rglob("*.*"))]
+    assert {path.parts[1] for path in files} == {"writer", "reader"}
+    for path in [*files, Path("trees.jsonl"), Path("summary.json"), Path("curves.png")]:
+        assert filecmp.cmp(one / path, other / path, shallow=False), path
+    assert timeless(one) == timeless(other)
+
+
+def timeless(run: Path) -> list[dict[str, Any]]:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [
+        {k: v for k, v in row.items() if not k.startswith("time/") and k != "tokens_per_second"}
+        for row in rows
+    ]
+
+
+# ------------------------------------------------------------------------------ a whole run
+
+
+def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
+    assert whole.finished
+    assert whole.step == STEPS
+    found = {path.name for path in whole.folder.iterdir()}
+    assert found >= {
+        "config.yaml",
+        "run.json",
+        "metrics.jsonl",
+        "trees.jsonl",
+        "summary.md",
+        "summary.json",
+        "curves.png",
+        "adapters",
+        "checkpoints",
+        "tensorboard",
+    }
+    rows = timeless(whole.folder)
+    assert [row["step"] for row in rows if row["kind"] == "train"] == [1, 2, 3, 4]
+    evaluations = [
+        (row["when"], row["step"], row["greedy"]) for row in rows if row["kind"] == "eval"
+    ]
+    assert evaluations == [
+        ("before", 0, False),
+        ("before", 0, True),
+        ("validation", 0, False),
+        ("validation", 2, False),
+        ("validation", 4, False),
+        ("after", 4, False),
+        ("after", 4, True),
+    ]
+    assert (whole.folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert any((whole.folder / "tensorboard").iterdir())
+    assert "| team | success | sampled |" in (whole.folder / "summary.md").read_text()
+    assert whole.next.startswith("pettingllms-eval --env tests.letters_env:env --adapters ")
+
+
+def test_trees_hold_every_group_with_what_decided(whole: Summary) -> None:
+    rows = [json.loads(line) for line in (whole.folder / "trees.jsonl").read_text().splitlines()]
+    assert len(rows) == STEPS * 2 * 2 * 2  # tasks, turns, roles
+    for row in rows:
+        candidates = row["candidates"]
+        assert len(candidates) == 4
+        assert sum(candidate["chosen"] for candidate in candidates) == 1
+        assert all(
+            c["reward"] == pytest.approx(c["team_reward"] + c["local_reward"]) for c in candidates
+        )
+        assert sum(c["advantage"] for c in candidates) == pytest.approx(0, abs=1e-4)
+        assert row["policy"] == row["role"]
+        assert f"{row['role']}_0: " in row["prompt"]
+        assert all(c["tokens"] <= 6 and c["logprob"] < 0 for c in candidates)
+    best = [max(c["reward"] for c in row["candidates"]) for row in rows]
+    chosen = [next(c["reward"] for c in row["candidates"] if c["chosen"]) for row in rows]
+    assert chosen == best
+
+
+def test_adapters_load_with_plain_peft_and_differ_from_the_base(
+    whole: Summary, model: Path
+) -> None:
+    ids = torch.tensor([[1, 5, 9, 30]])
+    base = AutoModelForCausalLM.from_pretrained(model)
+    with torch.no_grad():
+        before = base(ids).logits
+        for policy in ("writer", "reader"):
+            fresh = AutoModelForCausalLM.from_pretrained(model)
+            adapted = PeftModel.from_pretrained(fresh, str(whole.folder / "adapters" / policy))
+            assert not torch.equal(adapted(ids).logits, before)
+
+
+# ------------------------------------------------------------------- stopped, killed, failed
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from pettingllms.runs import read_config
+from pettingllms.session import Silent, train
+
+class KillAfterStep3(Silent):
+    def step(self, step, total, row):
+        if step == 3:
+            os.kill(os.getpid(), 9)
+
+config = read_config(Path(sys.argv[1]))
+config.output_dir = sys.argv[2]
+train(config, display=KillAfterStep3())
+"""
+
+
+def test_a_killed_and_resumed_run_equals_an_undisturbed_one(whole: Summary, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(whole.folder), str(run)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert [row["step"] for row in timeless(run) if row["kind"] == "train"] == [1, 2, 3]
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step-000002"]
+    resumed = train(resume=run)
+    assert resumed.finished
+    assert resumed.before == whole.before
+    assert resumed.after == whole.after
+    assert_equal_runs(run, whole.folder)
+
+
+def stop_at_question(number: int) -> Callable[[], bool]:
+    questions = itertools.count(1)
+    return lambda: next(questions) >= number
+
+
+@pytest.mark.parametrize("question", [12, 17, 18, 33])
+def test_a_run_stopped_anywhere_goes_on_as_if_it_had_not_been(
+    whole: Summary, model: Path, tmp_path: Path, question: int
+) -> None:
+    run = tmp_path / "run"
+    config = settings(model, output_dir=str(run), report_to="tensorboard")
+    stopped = train(config, stop=stop_at_question(question))
+    assert not stopped.finished
+    if stopped.step:
+        assert (run / "checkpoints" / f"step-{stopped.step:06d}").is_dir()
+    assert train(resume=run).finished
+    assert_equal_runs(run, whole.folder)
+
+
+def test_a_run_that_filled_its_disk_goes_on_once_there_is_space(
+    whole: Summary, model: Path, tmp_path: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=180k", "tmpfs", str(disk)]
+    if os.geteuid() != 0 or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("mounting a small file system needs root")
+    try:
+        with pytest.raises(RunFolderError, match=r"No space left on device.*--resume"):
+            train(settings(model, output_dir=str(disk / "run")))
+        steps = [row["step"] for row in whole_lines(disk / "run") if row["kind"] == "train"]
+        assert steps, "the disk must fill up in the middle, or this test shows nothing"
+        subprocess.run(["mount", "-o", "remount,size=10m", str(disk)], check=True)
+        assert train(resume=disk / "run").finished
+        assert_equal_runs(disk / "run", whole.folder)
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def whole_lines(run: Path) -> list[dict[str, Any]]:
+    lines = (run / "metrics.jsonl").read_text().splitlines(keepends=True)
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def test_resuming_a_finished_run_changes_nothing(whole: Summary) -> None:
+    before = timeless(whole.folder)
+    again = train(resume=whole.folder)
+    assert again.finished
+    assert again.after == whole.after
+    assert timeless(whole.folder) == before
+
+
+@pytest.mark.parametrize(
+    ("how", "error", "says"),
+    [("overflow", NonFiniteError, "reader"), ("sandbox", SandboxUnavailable, "did not start")],
+)
+def test_a_failing_step_leaves_the_state_before_it(
+    model: Path, tmp_path: Path, how: str, error: type[Exception], says: str
+) -> None:
+    failing = {"env": "tests.letters_env:failing", "eval_steps": 0, "save_steps": 100}
+    failing["scale_rewards"] = "none"
+    arguments = json.dumps({"max_turns": 1, "how": how})
+    good = settings(model, **failing, env_args=arguments, output_dir=str(tmp_path / "good"))
+    with pytest.raises(error, match=rf"(?s){says}.*after step 2 is saved in .*step-000002"):
+        train(good)
+    fine = dataclasses.replace(good, max_steps=STEPS, output_dir=str(tmp_path / "fine"))
+    stopped = train(
+        fine, stop=lambda: (tmp_path / "fine" / "trees.jsonl").exists() and two(tmp_path)
+    )
+    assert stopped.step == 2
+    for policy in ("writer", "reader"):
+        path = f"adapters/{policy}/adapter_model.safetensors"
+        assert filecmp.cmp(tmp_path / "good" / path, tmp_path / "fine" / path, shallow=False)
+
+
+def two(tmp_path: Path) -> bool:
+    rows = timeless(tmp_path / "fine")
+    return any(row["kind"] == "train" and row["step"] == 2 for row in rows)
+
+
+# ------------------------------------------------------------------------------- mistakes
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"env": "tests.letters_env:environment"}, "environment"),
+        ({"policies": "writer=a"}, "reader"),
+        ({"train_roles": "writr"}, "writer"),
+        ({"env_args": '{"max_turn": 2}'}, "max_turn"),
+        ({"dataset": "tasks.jsonl"}, "takes no dataset"),
+        ({"report_to": "tensorbord"}, "tensorboard"),
+        ({"report_to": "wandb"}, "pip install wandb"),
+        ({"adapters": "nowhere"}, "no folder nowhere"),
+        ({"model": "nowhere/to-be-found"}, "nowhere/to-be-found"),
+    ],
+)
+def test_settings_that_cannot_be_used_are_named_and_leave_no_folder(
+    model: Path, tmp_path: Path, changes: dict[str, Any], says: str
+) -> None:
+    with pytest.raises((ConfigError, LookupError), match=says):
+        train(settings(**{"model": model, "output_dir": str(tmp_path / "run"), **changes}))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_adapters_to_start_from_are_used_and_a_missing_one_is_named(
+    whole: Summary, model: Path, tmp_path: Path
+) -> None:
+    config = settings(model, adapters=str(whole.folder), max_steps=1, eval_steps=0)
+    found = train(dataclasses.replace(config, output_dir=str(tmp_path / "run")))
+    assert found.before == whole.after
+    with pytest.raises(ConfigError, match=r"no adapter for the policy 'a'.*reader, writer"):
+        train(
+            dataclasses.replace(
+                config, policies="writer=a,reader=b", output_dir=str(tmp_path / "2")
+            )
+        )
+
+
+def test_a_run_needs_settings_or_a_folder_and_not_both(model: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="either"):
+        train()
+    with pytest.raises(ConfigError, match="either"):
+        train(settings(model), resume=tmp_path)
+    with pytest.raises(RunFolderError, match="no run folder"):
+        train(resume=tmp_path)
+
+
+def test_curves_are_drawn_for_any_run_however_short() -> None:
+    assert curves([], "nothing yet").startswith(b"\x89PNG")
+    only = {"kind": "train", "step": 1, "num_tokens": 5.0, "reward/a": 1.0, "local_reward/a": 1.0}
+    assert curves([only | {"success": None}], "no success").startswith(b"\x89PNG")
+    assert smooth([3.0]) == [3.0]
+    assert smooth([0.0, 1.0] * 20)[20] == pytest.approx(0.5, abs=0.11)

@@ -1,0 +1,228 @@
+"""The loss and its gradient against TRL's own, computed by a real `GRPOTrainer` on the same batch.
+
+TRL computes padded rows of prompt and reply, with its fused head; this package packed ones, in
+several micro-batches.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+from trl.trainer.utils import pad
+
+from pettingllms.policies.loading import load_policies
+from pettingllms.trainers.at_grpo import policy_loss
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.metrics import LossMeter
+from pettingllms.types import Sample
+from tests.tiny_lm import save_tiny, tiny_tokenizer
+
+torch.set_num_threads(1)
+LIMIT = 9
+"""Tokens of a reply at the most."""
+SHARED = ("loss_type", "beta", "delta", "entropy_coef", "epsilon", "epsilon_high", "temperature")
+DEFAULTS = {"loss_type": "dapo", "beta": 0.0, "delta": None, "entropy_coef": 0.0}
+GRID = [
+    dict(zip(DEFAULTS, values, strict=True))
+    for values in itertools.product(
+        ("grpo", "bnpo", "dr_grpo", "dapo"), (0.0, 0.04), (None, 3.0), (0.0, 0.01)
+    )
+]
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+def some_policies(model_dir, **kind):
+    """One policy some way from its base."""
+    policies = load_policies(model_dir, {"coder": "coder"}, lora_r=4, lora_alpha=8, **kind)
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in policies.parameters("coder"):
+            parameter.add_(0.02 * torch.randn(parameter.shape, generator=generator))
+    policies.publish("coder")
+    return policies
+
+
+@pytest.fixture(scope="module")
+def full(model_dir):
+    return some_policies(model_dir, full=True, reference=True)
+
+
+def some_samples(policies, temperature=1.0):
+    """Replies of many lengths to three prompts, off-policy enough that all bounds are reached."""
+    generator = torch.Generator().manual_seed(2)
+    lengths = {(5, 6, 7): (4, 9, 1), tuple(range(20, 31)): (9, 2, 3, 5), (40, 41): (6, 7)}
+    plain = [
+        Sample(
+            prompt,
+            tuple(torch.randint(5, 250, (length,), generator=generator).tolist()),
+            (0.0,) * length,
+            torch.randn((), generator=generator).item(),
+        )
+        for prompt, replies in lengths.items()
+        for length in replies
+    ]
+    (batch,) = policies.microbatches(plain, 1 << 20)
+    now_BT = policies.logprobs("coder", batch, temperature=temperature)[0].detach()
+    then_BT = now_BT + torch.randn(now_BT.shape, generator=generator)
+    rows = dict(zip(batch.index, then_BT, strict=True))
+    return [
+        Sample(
+            sample.prompt_ids,
+            sample.token_ids,
+            tuple(rows[i][: len(sample.token_ids)].tolist()),
+            sample.advantage,
+        )
+        for i, sample in enumerate(plain)
+    ]
+
+
+def our_loss(policies, samples, config, tokens_per_batch=40):
+    """Loss, gradients and metrics of all micro-batches together."""
+    meter, total = LossMeter("coder"), 0.0
+    batches = policies.microbatches(samples, tokens_per_batch)
+    assert len(batches) > 1
+    for parameter in policies.parameters("coder"):
+        parameter.grad = None
+    for batch in batches:
+        heat, reference = config.temperature, None
+        if config.beta:
+            reference = policies.reference_logprobs(batch, temperature=heat)
+        logp, entropy = policies.logprobs(
+            "coder", batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
+        )
+        tokens = sum(len(sample.token_ids) for sample in samples)
+        loss = policy_loss(config, batch, logp, entropy, reference, len(samples), tokens, meter)
+        loss.backward()
+        total += loss.item()
+    grads = [parameter.grad.clone() for parameter in policies.parameters("coder")]
+    return total, grads, meter.metrics(0.0, 0.0)
+
+
+def no_reward(completions: list[str], **_: Any) -> list[float | None]:
+    return [0.0] * len(completions)
+
+
+def trl_trainer(model_dir, tmp_path, config, peft_config=None) -> Any:
+    arguments = GRPOConfig(
+        output_dir=str(tmp_path),
+        per_device_train_batch_size=2,
+        num_generations=2,
+        max_completion_length=LIMIT,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+        **{name: getattr(config, name) for name in SHARED},
+    )
+    trainer: Any = GRPOTrainer(
+        model=str(model_dir),
+        reward_funcs=no_reward,
+        args=arguments,
+        train_dataset=Dataset.from_dict({"prompt": ["a", "b"]}),
+        processing_class=tiny_tokenizer(),
+        peft_config=peft_config,
+    )
+    trainer.current_gradient_accumulation_steps = 1  # `train()` would set it
+    trainer.model.train()
+    return trainer
+
+
+def trl_inputs(samples):
+    def padded(rows, side="right"):
+        return pad([torch.tensor(row) for row in rows], 0, side)
+
+    prompts, replies = [s.prompt_ids for s in samples], [s.token_ids for s in samples]
+    mask = padded([[1] * len(reply) for reply in replies])
+    return {
+        "prompt_ids": padded(prompts, "left"),
+        "prompt_mask": padded([[1] * len(prompt) for prompt in prompts], "left"),
+        "completion_ids": padded(replies),
+        "completion_mask": mask,
+        "advantages": torch.tensor([s.advantage for s in samples]),
+        "old_per_token_logps": padded([s.logprobs for s in samples]),
+        "num_items_in_batch": mask.sum(),
+    }
+
+
+def trl_loss(trainer, samples):
+    inputs = trl_inputs(samples)
+    if trainer.beta:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
+        with torch.no_grad():
+            inputs["ref_per_token_logps"] = trainer._get_per_token_logps_and_entropies(
+                trainer.ref_model, ids, mask, inputs["completion_ids"].shape[1]
+            )[0]
+    loss = trainer._compute_loss(trainer.model, inputs)
+    loss.backward()
+    return loss.item(), {name: values[-1] for name, values in trainer._metrics["train"].items()}
+
+
+def assert_same_gradients(ours, theirs):
+    assert len(ours) == len(theirs) > 10
+    assert max(grad.abs().max() for grad in theirs) > 1e-3
+    for left, right in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(left, right, atol=2e-6, rtol=1e-4)
+
+
+@pytest.mark.parametrize("options", GRID, ids=lambda options: "-".join(map(str, options.values())))
+def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tmp_path):
+    config = ATGRPOConfig(epsilon_high=0.28, max_completion_length=LIMIT, **options)
+    samples = some_samples(full)
+    loss, grads, metrics = our_loss(full, samples, config)
+    trainer = trl_trainer(model_dir, tmp_path, config)
+    state = full.state("coder")
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(state[name])
+    expected, their_metrics = trl_loss(trainer, samples)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_same_gradients(grads, [parameter.grad for parameter in trainer.model.parameters()])
+    compared = ["entropy", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))]
+    for name in compared + ["kl"] * bool(config.beta):
+        assert metrics[f"coder/{name}"] == pytest.approx(their_metrics[name], rel=1e-4), name
+        assert metrics[f"coder/{name}"] > 0
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_an_adapter_gets_the_gradients_that_trl_would_give_it(temperature, model_dir, tmp_path):
+    policies = some_policies(model_dir)
+    config = ATGRPOConfig(temperature=temperature, entropy_coef=0.01, max_completion_length=LIMIT)
+    samples = some_samples(policies, temperature)
+    loss, grads, _ = our_loss(policies, samples, config)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    trainer = trl_trainer(model_dir, tmp_path, config, lora)
+    theirs = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    state = policies.state("coder")
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(state[name.replace(".default.", ".")])
+    expected, _ = trl_loss(trainer, samples)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    by_name = {name.replace(".default.", "."): p.grad for name, p in theirs.items()}
+    assert_same_gradients(grads, [by_name[name] for name in state])
+
+
+def test_the_batch_reaches_every_bound(full):
+    samples = some_samples(full)
+    (batch,) = full.microbatches(samples, 1 << 20)
+    ratio = torch.exp(full.logprobs("coder", batch)[0] - batch.old_logprobs_BT)
+    advantage = batch.advantages_B[:, None]
+    for bound in (
+        (ratio < 0.8) & (advantage < 0),
+        (ratio > 1.28) & (advantage > 0),
+        (ratio > 3) & (advantage < 0),
+    ):
+        assert (bound & batch.mask_BT).any()
