@@ -20,7 +20,7 @@ help: ## Show this list
 	@echo "  PYTHON=python3.12   the interpreter that setup starts from (default: the first >= 3.11 found)"
 	@echo "  VENV=.venv          where the environment is"
 	@echo "  TORCH_INDEX=URL     where torch is taken from, e.g. https://download.pytorch.org/whl/cpu"
-	@echo "  ARGS='...'          more options for the command, e.g. make train ARGS='--steps 5'"
+	@echo "  ARGS='...'          more options for the command, e.g. make train ARGS='--max-steps 5'"
 
 setup: ## Make the virtual environment with the pinned versions
 	@$(SETUP)

@@ -60,9 +60,9 @@ def evaluate(folder: Path, *words: str) -> dict[str, Any]:
     """Scores of `pettingllms-eval` on the test tasks, kept beside the run."""
     out = folder / "-".join(["eval", *(word.lstrip("-").replace("=", "-") for word in words)])
     if not (out / "results.json").exists():
+        command = ["--adapters", str(folder), "--tasks", str(TASKS), "--out", str(out), *words]
         subprocess.run(
-            [sys.executable, "-m", "pettingllms.cli.evaluate", "--adapters", str(folder)]
-            + ["--tasks", str(TASKS), "--out", str(out), *words],
+            [sys.executable, "-m", "pettingllms.cli.evaluate", *command],
             check=True,
             stdout=subprocess.DEVNULL,
         )
@@ -125,7 +125,9 @@ def draw(runs: dict[str, Any], path: Path) -> None:
             grid = np.linspace(0, min(points[-1]["tokens"] for points in curves), 60)
             values = np.array([[at_budget(points, x, score) for x in grid] for points in curves])
             axis.plot(grid / 1e3, values.mean(0), color=colour, label=estimator)
-            axis.fill_between(grid / 1e3, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0)
+            axis.fill_between(
+                grid / 1e3, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0
+            )
         axis.set(title=title, xlabel="generated tokens (thousands)", ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("held-out tasks")

@@ -26,7 +26,7 @@ def test_plain_lines_show_step_success_rewards_speed_and_time_left(
         display.playing("before", 2, 2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hello"
-    assert lines[1].rstrip() == "step 1/3  success 0.25  coder 0.50  1,234 tokens/s"
+    assert lines[1].rstrip() == "step 1/3  executed: success 0.25  coder 0.50  1,234 tokens/s"
     assert lines[2].endswith("left")
     assert lines[4] == "before: 2 games played"
 

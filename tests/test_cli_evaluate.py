@@ -122,7 +122,7 @@ def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> 
         (["--split", "tset"], "split must be one of"),
         (["--tasks", "0"], "tasks must be at least 1"),
         (["--seed", "-1"], "seed must not be negative"),
-        (["--env", "codin"], "did you mean 'coding'"),
+        (["--env", "codng"], "did you mean 'coding'"),
         (["--swp", "all"], "did you mean '--swap'"),
     ],
 )

@@ -48,7 +48,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert main(words(model, run)) == 0
     out = capsys.readouterr().out
     assert "step 1/2" in out
-    assert re.search(r"step 2/2  success \d\.\d\d  writer .*tokens/s", out)
+    assert re.search(r"step 2/2  executed: success \d\.\d\d  writer .*tokens/s", out)
     assert re.search(r"team +success +sampled +0\.\d\d \[0\.\d\d, .* greedy", out, re.DOTALL)
     assert out.rstrip().endswith(f"pettingllms-eval --env tests.letters_env:env --adapters {run}")
     base = AutoModelForCausalLM.from_pretrained(model)
@@ -150,7 +150,7 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
         (["stray"], "unexpected argument 'stray'"),
         (["--estimator", "at_grop"], "at_grpo"),
         (["--loss-type", "sft"], "loss_type"),
-        (["--env", "codin", "--dry-run"], "did you mean 'coding'"),
+        (["--env", "codng", "--dry-run"], "did you mean 'coding'"),
         (["--resume", "runs/none"], "no run folder"),
         (["--resume", "x", "--seed", "1", "--dry-run"], "leave out --dry-run, --seed"),
         (["--config", "nofile.yaml"], "nofile.yaml cannot be read"),

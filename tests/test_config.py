@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,10 @@ BY_MODEL = sorted(EMBEDDED.keys() | LARGE.keys())
 PLAYERS = {"coder": "a", "tester": "b", "judge": "b"}
 
 
+def a_config(**options: Any) -> ATGRPOConfig:
+    return ATGRPOConfig(**options)
+
+
 def misspelt(word):
     """The word with two letters exchanged."""
     return word[0] + word[2] + word[1] + word[3:]
@@ -27,12 +32,12 @@ def misspelt(word):
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
     for value in CHOICES[name]:
-        ATGRPOConfig(**{name: value})
+        a_config(**{name: value})
         wrong = misspelt(value)
         with pytest.raises(
             ConfigError, match=f"{name} must be one of .*{value}.*got '{wrong}'"
         ) as e:
-            ATGRPOConfig(**{name: wrong})
+            a_config(**{name: wrong})
         assert f"did you mean '{value}'" in str(e.value) or f"or '{value}'" in str(e.value)
 
 
@@ -81,7 +86,7 @@ def test_an_unknown_estimator_is_refused_with_what_was_meant():
 )
 def test_a_value_that_cannot_work_is_refused_by_name(name, value, text):
     with pytest.raises(ConfigError, match=text):
-        ATGRPOConfig(**{name: value})
+        a_config(**{name: value})
 
 
 def test_every_field_explains_itself():
@@ -119,7 +124,7 @@ def test_nothing_is_left_open_that_the_trainer_reads(embedded):
 def test_an_explicit_value_stays(name, embedded):
     value = 2 + EMBEDDED[name]
     for full in (True, False):
-        config = resolve(ATGRPOConfig(full=full, **{name: value}), embedded=embedded)
+        config = resolve(a_config(full=full, **{name: value}), embedded=embedded)
         assert getattr(config, name) == value
 
 

@@ -108,8 +108,8 @@ def test_an_exchange_of_policies_reaches_the_right_role() -> None:
     play(letters_env.env(max_turns=1), policies, 1, swap={"writer": "reader"})
     first, second = (requests[0].policy for requests, _ in policies.calls)
     assert (first, second) == ("READER", "READER")
-    with pytest.raises(UnknownNameError, match=r"wirter.*writer"):
-        play(letters_env.env(), policies, 1, swap={"wirter": "reader"})
+    with pytest.raises(UnknownNameError, match=r"wrter.*writer"):
+        play(letters_env.env(), policies, 1, swap={"wrter": "reader"})
 
 
 def test_an_environment_without_success_has_no_success_score() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import pytest
 import torch
@@ -203,7 +204,8 @@ def test_a_model_that_a_trial_shows_to_differ_keeps_its_own(caplog):
 
 
 def test_a_model_set_to_shared_prompts_still_works_without_them():
-    own, sharing = tiny_model(seed=2), sharing_model()
+    own: Any = tiny_model(seed=2)
+    sharing: Any = sharing_model()
     ids = torch.tensor([[1, 2, 3, 4], [0, 0, 5, 6]])
     mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     with torch.no_grad():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -33,9 +34,9 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def tiny_config(hidden: int = 32, layers: int = 2, **changes: object) -> Qwen3Config:
+def tiny_config(hidden: int = 32, layers: int = 2, **changes: Any) -> Qwen3Config:
     """A Qwen3 of `layers` layers with grouped queries."""
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "vocab_size": 264,
         "hidden_size": hidden,
         "num_hidden_layers": layers,

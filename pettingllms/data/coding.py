@@ -195,6 +195,10 @@ def _check_calls(task: CodingTask, where: str) -> None:
     """Tests of a function need JSON: a list of arguments, and a value."""
     if task.function is None:
         return
+    if not task.function.isidentifier():
+        raise DatasetError(
+            f"{where}: field 'function' must be the name of a function, got {task.function!r}"
+        )
     for index, test in enumerate(task.tests):
         for field, text in (("input", test.input), ("output", test.output)):
             try:

@@ -62,9 +62,10 @@ def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ..
     reference, *results = outputs(task, [task.reference, *candidates], inputs)
     for number, (test, got) in enumerate(zip(task.tests, reference, strict=True)):
         if not passes(test, got, task.function):
+            gave = (got.value or got.stdout)[:200] or got.stderr[-200:]
             raise DatasetError(
                 f"task {task.id}: the reference fails tests[{number}]: {got.status}, "
-                f"gave {(got.value or got.stdout)[:200]!r}, expected {test.output[:200]!r}"
+                f"gave {gave!r}, expected {test.output[:200]!r}"
             )
     if task.mutants:
         return task.mutants

@@ -40,6 +40,7 @@ class Chat:
             )
         self.tokenizer = tokenizer
         self.end_ids = tuple(end_ids)
+        self.pad_id = int(tokenizer.pad_token_id or 0)
         self._kwargs = dict(template_kwargs or {})
         special = sorted(filter(None, tokenizer.all_special_tokens), key=len, reverse=True)
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")

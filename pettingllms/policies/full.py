@@ -52,7 +52,8 @@ class FullWeights:
         for own in self._models.values():
             own.requires_grad_(True)
         self._copies: dict[str, PreTrainedModel] = {}
-        if sampling_dtype != model.dtype:
+        self.autocast = None if sampling_dtype == model.dtype else sampling_dtype
+        if self.autocast is not None:
             self._copies = {name: _as(own, sampling_dtype) for name, own in self._models.items()}
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:

@@ -57,61 +57,47 @@ def load_policies(
     Args:
         model: a Hugging Face id, or a folder with a causal model and its tokenizer.
         roles_to_policies: role -> policy, as from `parse_policies`.
-        lora_r: rank of the adapters; they are scaled by `lora_alpha / lora_r`.
-        lora_alpha: see `lora_r`.
+        lora_r: rank of the adapters.
+        lora_alpha: adapters are scaled by `lora_alpha / lora_r`.
         lora_target_modules: "all-linear", or names of modules, as PEFT takes them.
         full: a full model per policy in place of adapters, in memory as well.
         reference: with `full`, keep the base, too, for a KL term. Adapters need no copy.
-        dtype: of the computation, by default float32 on a CPU and bfloat16 elsewhere. What is
-            trained is kept in float32 in any case.
-        device: by default cuda or mps where present, else the CPU.
+        dtype: of the computation; None: float32 on a CPU, else bfloat16. Trained in float32.
+        device: None: cuda or mps where present, else the CPU.
         seed: of the adapters' first weights, together with each policy's name.
         gradient_checkpointing: recompute activations in the backward pass, to save memory.
         sample_tokens_per_batch: bound on the positions in the sampler's cache.
         shared_prompts: compute a prompt once for all its replies where a trial allows it.
         merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
         chat_template_kwargs: passed on to the chat template.
-        adapters: folder with a subfolder per policy, in place of fresh ones; their rank and
-            targets are those they were saved with.
+        adapters: folder with one saved policy a subfolder, which decides rank and targets.
 
     Raises:
         ConfigError: a model, tokenizer, adapter or value that cannot be used.
     """
-    place = _device(device)
-    compute = _dtype(dtype, place)
-    tokenizer, base = _load_base(model, torch.float32 if full else compute, place)
-    if gradient_checkpointing:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-    packing = shared_prompts and share_prompts(base)
-    end_ids = end_of_turn_ids(base, tokenizer)
-    names = tuple(dict.fromkeys(roles_to_policies.values()))
-    saved = _saved(adapters, names)
+    compute = _dtype(dtype, place := _device(device))
+    saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
+    kept = torch.float32 if full else compute
+    tokenizer, base = _load_base(model, kept, place, checkpointing=gradient_checkpointing)
+    if shared_prompts:
+        share_prompts(base)
+    chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     if full:
         weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
     else:
         fresh = _lora_config(lora_r, lora_alpha, lora_target_modules)
         configs = {name: read_config(saved[name]) if saved else fresh for name in names}
-        for config in configs.values():
-            # PEFT would warn where the base has moved; `load` compares the bases themselves.
-            config.base_model_name_or_path = None
         weights = _lora_weights(base, str(model), configs, seed, merge)
-    policies = PolicySet(
-        weights,
-        roles_to_policies,
-        Chat(tokenizer, end_ids, chat_template_kwargs),
-        TransformersSampler(end_ids, tokenizer.pad_token_id or 0, sample_tokens_per_batch),
-        packing=packing,
-        autocast=compute if full and compute != torch.float32 else None,
-        checkpointing=gradient_checkpointing,
-    )
-    for name, directory in saved.items():
-        policies.load(name, directory)
+    sampler = TransformersSampler(chat.end_ids, chat.pad_id, sample_tokens_per_batch)
+    policies = PolicySet(weights, roles_to_policies, chat, sampler)
+    for name in saved:
+        policies.load(name, saved[name])
     return policies
 
 
 def _load_base(
-    model: str | Path, dtype: torch.dtype, device: torch.device
+    model: str | Path, dtype: torch.dtype, device: torch.device, *, checkpointing: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model))
@@ -123,6 +109,8 @@ def _load_base(
         ) from error
     base.eval()
     disable_dropout_in_model(base)
+    if checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
     nn.Module.to(base, device)  # transformers' own `to` is not typed
     return tokenizer, base
 

@@ -41,6 +41,8 @@ class LoraWeights:
             bases are worth merging.
     """
 
+    autocast: torch.dtype | None = None
+
     def __init__(
         self,
         model: PreTrainedModel,

@@ -19,6 +19,7 @@ from pettingllms.errors import ConfigError, StaleSamplerError, UnknownNameError,
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
 from pettingllms.policies.sampler import Draw, TransformersSampler
+from pettingllms.policies.shared_prompts import enabled
 from pettingllms.types import Reply, Request, Sample
 
 
@@ -26,6 +27,8 @@ class Weights(Protocol):
     """Where the policies' tensors live: `LoraWeights` or `FullWeights`."""
 
     base: str
+    autocast: torch.dtype | None
+    """What the update is computed in, where the weights are kept in another dtype."""
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
         """What the policy trains, under the names it is saved by."""
@@ -57,9 +60,6 @@ class PolicySet:
         roles_to_policies: role -> policy.
         chat: tokenizer and template.
         sampler: samples from a model.
-        packing: compute a prompt once for all its replies in updates; the model must allow it.
-        autocast: dtype of the update's forward pass where the weights' is another.
-        checkpointing: recompute activations in the backward pass, to save memory.
     """
 
     def __init__(
@@ -68,17 +68,14 @@ class PolicySet:
         roles_to_policies: Mapping[str, str],
         chat: Chat,
         sampler: TransformersSampler,
-        *,
-        packing: bool,
-        autocast: torch.dtype | None = None,
-        checkpointing: bool = False,
     ) -> None:
         self.roles_to_policies = dict(roles_to_policies)
         self.names = tuple(dict.fromkeys(self.roles_to_policies.values()))
         self.versions = dict.fromkeys(self.names, 0)
         self.chat = chat
         self._weights, self._sampler = weights, sampler
-        self._autocast, self._checkpointing, self._packing = autocast, checkpointing, packing
+        model = weights.module(self.names[0])
+        self._packing, self._checkpointing = enabled(model), model.is_gradient_checkpointing
         self._parameters = {name: list(weights.tensors(name).values()) for name in self.names}
         self._published = {name: self._counter(name) for name in self.names}
 
@@ -250,9 +247,8 @@ class PolicySet:
         self.load_state(policy, self._weights.read(directory))
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(
-            self.device.type, dtype=self._autocast, enabled=self._autocast is not None
-        )
+        dtype = self._weights.autocast
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _known(self, policy: str) -> str:
         if policy not in self.versions:

@@ -4,6 +4,7 @@ Printed text: equal line by line after trailing blanks and trailing empty lines 
 token by token, where a token may differ by rounding only if the *expected* one is written as a
 float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
 nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
+`same_joined` is the rule of the paper's code, which joins all tokens by single blanks.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ import re
 from typing import Any
 
 TOLERANCE = 1e-6
-_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?")
+_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def same_output(expected: str, actual: str) -> bool:
@@ -28,6 +30,14 @@ def same_output(expected: str, actual: str) -> bool:
         _same_tokens(left.split(), right.split())
         for left, right in zip(expected_lines, actual_lines, strict=True)
     )
+
+
+def same_joined(expected: str, actual: str) -> bool:
+    """Whether both texts have the same tokens in the same order, lines and rounding apart.
+
+    The rule of the paper's own code, for comparisons with its numbers.
+    """
+    return expected.split() == actual.split()
 
 
 def same_value(expected: str, actual: str | None) -> bool:
@@ -55,12 +65,11 @@ def _same_tokens(expected: list[str], actual: list[str]) -> bool:
 
 
 def _close_text(expected: str, actual: str) -> bool:
-    if len(expected) > 64 or len(actual) > 64 or not _FLOAT.fullmatch(expected):
+    if len(expected) > 64 or len(actual) > 64:
         return False
-    try:
-        return _close(float(expected), float(actual))
-    except ValueError:
+    if not (_FLOAT.fullmatch(expected) and _NUMBER.fullmatch(actual)):
         return False
+    return _close(float(expected), float(actual))
 
 
 def _close(expected: float, actual: float) -> bool:

@@ -26,6 +26,7 @@ from pettingllms.sandbox.image import image_name
 from pettingllms.sandbox.link import Link
 from pettingllms.sandbox.profiles import worker_profile
 from pettingllms.sandbox.types import DEFAULT_LIMITS, Case, Limits, RunResult
+from pettingllms.sandbox.worker.frames import Stream
 
 logger = logging.getLogger(__name__)
 
@@ -78,10 +79,10 @@ class ContainerChannel:
         self._owner = os.getpid()
         self._connect = connect
         self._id: str | None = None
-        self._socket: Any = None
+        self._socket: socket.socket | None = None
         try:
             with contextlib.closing(connect()) as client:
-                self._start(client.api, image, command, host)
+                self._socket = self._start(client.api, image, command, host)
         except SandboxUnavailable as error:
             raise WorkerLost(str(error)) from error
         except Exception as error:
@@ -89,9 +90,10 @@ class ContainerChannel:
             if _is_trouble(error):
                 raise WorkerLost(f"the engine started no container: {error}") from error
             raise
-        self.stream = AttachedStream(self._socket.fileno())
+        self._attached = AttachedStream(self._socket.fileno())
+        self.stream: Stream = self._attached
 
-    def _start(self, api: Any, image: str, command: Sequence[str], host: Any) -> None:
+    def _start(self, api: Any, image: str, command: Sequence[str], host: Any) -> socket.socket:
         created = api.create_container(
             image,
             command=list(command),
@@ -109,9 +111,10 @@ class ContainerChannel:
         if not isinstance(raw, socket.socket):
             raise WorkerLost("the docker back end needs the engine's local socket, not TLS or SSH")
         # A descriptor of our own: closing the client closes the one it made.
-        self._socket = raw.dup()
+        mine = raw.dup()
         attached.close()
         api.start(self._id)
+        return mine
 
     @property
     def id(self) -> str | None:
@@ -144,7 +147,7 @@ class ContainerChannel:
 
     def notes(self) -> str:
         """What the container wrote to standard error."""
-        said = self.stream.notes.decode("utf-8", "replace").strip()
+        said = self._attached.notes.decode("utf-8", "replace").strip()
         return f": {said}" if said else ""
 
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.embedded import ENVIRONMENT, WORKER_MAIN, python_command
 
@@ -55,22 +56,33 @@ def build_image(client: Any, *, packages: Sequence[str] = (), base: str | None =
         packages: third-party packages to install, as for `pip`. They must be in `base` already
             if that was made by `host_base`.
         base: another base image than the Dockerfile's.
+
+    Raises:
+        SandboxUnavailable: the engine could not do it.
     """
     own_base = base == HOST_BASE
     arguments = {} if base is None else {"BASE": base}
     if packages and not own_base:
         arguments["PACKAGES"] = " ".join(packages)
+    import docker.errors
+
     name = image_name(packages)
-    client.images.build(
-        fileobj=io.BytesIO(_context()),
-        custom_context=True,
-        tag=name,
-        target="with-packages" if "PACKAGES" in arguments else "sandbox",
-        buildargs=arguments,
-        labels={WORKER_LABEL: worker_digest(), PACKAGES_LABEL: ",".join(sorted(packages))},
-        rm=True,
-        forcerm=True,
-    )
+    try:
+        client.images.build(
+            fileobj=io.BytesIO(_context()),
+            custom_context=True,
+            tag=name,
+            target="with-packages" if "PACKAGES" in arguments else "sandbox",
+            buildargs=arguments,
+            labels={WORKER_LABEL: worker_digest(), PACKAGES_LABEL: ",".join(sorted(packages))},
+            rm=True,
+            forcerm=True,
+        )
+    except docker.errors.DockerException as error:
+        raise SandboxUnavailable(
+            f"the engine could not build the image: {error}; without a registry, "
+            "`pettingllms-sandbox build --base host` makes the base from this machine's Python"
+        ) from error
     return name
 
 

@@ -15,14 +15,14 @@ from typing import Any
 from pettingllms.errors import ConfigError, did_you_mean
 
 EMBEDDED = {
-    "learning_rate": 3e-3,
-    "num_generations": 16,
+    "learning_rate": 2e-3,
+    "num_generations": 8,
     "tasks_per_step": 16,
-    "max_steps": 60,
+    "max_steps": 80,
     "warmup_steps": 0,
     "max_completion_length": 96,
     "tokens_per_batch": 16_384,
-    "eval_steps": 10,
+    "eval_steps": 20,
     "eval_tasks": 100,
     "save_steps": 10,
     "scoring_threads": 4,
@@ -116,10 +116,10 @@ class ATGRPOConfig:
     # Algorithm
     estimator: str = _f("at_grpo", "Which replies are compared: at_grpo, grpo, agent, turn")
     num_generations: int = _f(
-        None, "K: replies to one prompt (tree), or episodes of one task. Default by model: 16 or 8"
+        None, "K: replies to one prompt (tree), or episodes of one task. Default: 8"
     )
     tasks_per_step: int = _f(None, "Tasks played in one step. Default by model: 16 or 32")
-    max_steps: int = _f(None, "Steps of training. Default by model: 60 or 200")
+    max_steps: int = _f(None, "Steps of training. Default by model: 80 or 200")
     branch: str = _f(
         "best", "The reply that is executed so that the episode goes on: best, sample, first"
     )
@@ -145,7 +145,7 @@ class ATGRPOConfig:
     entropy_coef: float = _f(0.0, "Weight of an entropy bonus")
     num_iterations: int = _f(1, "Optimizer steps on each rollout")
     # Optimization
-    learning_rate: float = _f(None, "Default by model: 3e-3 embedded, 1e-4 LoRA, 5e-6 full")
+    learning_rate: float = _f(None, "Default by model: 2e-3 embedded, 1e-4 LoRA, 5e-6 full")
     lr_scheduler_type: str = _f(
         "cosine", "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ..."
     )
@@ -160,7 +160,7 @@ class ATGRPOConfig:
     # Run
     output_dir: str | None = _f(None, "Run folder; default: runs/<env>-<policies>-<time>")
     seed: int = _f(0, "Everything random follows from it")
-    eval_steps: int = _f(None, "Steps between validations; 0: none. Default: 10")
+    eval_steps: int = _f(None, "Steps between validations; 0: none. Default by model: 20 or 10")
     eval_tasks: int = _f(None, "Held-out tasks of a validation. Default: 100")
     save_steps: int = _f(None, "Steps between checkpoints. Default: 10")
     report_to: str = _f("none", "tensorboard, wandb, trackio, comma-separated, or none")

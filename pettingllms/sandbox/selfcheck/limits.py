@@ -130,10 +130,9 @@ BEHAVIOURS = (
     ),
     Behaviour(
         "threads end at the process limit",
-        "import threading, time\n"
+        "import threading, time\nthreading.stack_size(1 << 18)\n"
         "for _ in range(99): threading.Thread(target=time.sleep, args=(0.2,)).start()",
         ("process_limit",),
-        limits=replace(TIGHT, memory_mib=2048),
     ),
     Behaviour(
         "files in /tmp end at their limit",

@@ -1,0 +1,137 @@
+"""The tables of the README files, made from `results/*.json`.
+
+    python -m benchmarks.tables           print them
+    python -m benchmarks.tables --write   put them between their markers in the README files
+
+A test holds the README files to the results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.learning import at_budget
+
+HERE = Path(__file__).parent
+PAGES = (HERE.parent / "README.md", HERE / "README.md")
+ROWS = (
+    ("coder: hidden tests passed, first reply", "coder/first_passed"),
+    ("tester: local reward, first reply", "tester/first_local_reward"),
+    ("tester: tests that are right, first reply", "tester/first_valid"),
+    ("tester: wrong programs caught, first reply", "tester/first_caught"),
+    ("team: success within 4 turns", "success"),
+)
+
+
+def load(name: str) -> Any:
+    """The results of one script."""
+    return json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def spread(values: Sequence[float]) -> str:
+    """Mean over seeds, with the least and the greatest."""
+    mean = sum(values) / len(values)
+    return f"{mean:.2f} [{min(values):.2f}, {max(values):.2f}]"
+
+
+def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def learning() -> str:
+    """Before and after training, sampled and greedy, and with the policies swapped."""
+    runs = [run for name, run in load("learning").items() if name.startswith("at_grpo-")]
+
+    def cell(how: str, column: str, score: str) -> str:
+        return spread([run[how]["results"][column][0][f"eval/{score}"] for run in runs])
+
+    rows = [
+        [
+            title,
+            *(cell(how, c, score) for c in ("base", "adapters") for how in ("sampled", "greedy")),
+            cell("sampled", "swapped", score),
+        ]
+        for title, score in ROWS
+    ]
+    header = ["", "before, sampled", "before, greedy", "after, sampled", "after, greedy", "swapped"]
+    return markdown(header, rows)
+
+
+def estimators() -> str:
+    """Validation scores of the estimators at the same number of generated tokens."""
+    runs = load("learning")
+    names = list(dict.fromkeys(name.rsplit("-", 1)[0] for name in runs))
+    budget = min(run["curve"][-1]["tokens"] for run in runs.values())
+    rows = []
+    for part in (0.25, 0.5, 1.0):
+        for title, score in (
+            ("coder", "coder/first_passed"),
+            ("tester", "tester/first_local_reward"),
+            ("team", "success"),
+        ):
+            cells = []
+            for estimator in names:
+                curves = [
+                    run["curve"]
+                    for name, run in runs.items()
+                    if name.rsplit("-", 1)[0] == estimator
+                ]
+                cells.append(spread([at_budget(points, part * budget, score) for points in curves]))
+            rows.append([f"{part * budget / 1e3:.0f} k", title, *cells])
+    return markdown(["generated tokens", "", *(f"`{name}`" for name in names)], rows)
+
+
+def seconds() -> str:
+    """Where the wall time of training goes."""
+    runs = [run["timing"] for name, run in load("learning").items() if name.startswith("at_grpo-")]
+    rows = [
+        [
+            f"{run['time/step']:.0f} s",
+            f"{run['num_tokens'] / 1e3:.0f} k",
+            *(
+                f"{run[f'time/{part}'] / run['time/step']:.0%}"
+                for part in ("sample", "score", "update")
+            ),
+        ]
+        for run in runs
+    ]
+    header = ["training", "generated tokens", "sampling", "environment and sandbox", "update"]
+    return markdown(header, rows)
+
+
+TABLES: dict[str, Callable[[], str]] = {
+    "learning": learning,
+    "estimators": estimators,
+    "seconds": seconds,
+}
+
+
+def filled(page: str) -> str:
+    """`page` with every marked table replaced by what the results say."""
+    for name, table in TABLES.items():
+        pattern = rf"(<!-- table {name} -->\n).*?(\n<!-- end of table -->)"
+        page = re.sub(pattern, lambda m, t=table: m[1] + t() + m[2], page, flags=re.DOTALL)
+    return page
+
+
+def main() -> None:
+    """Print or write the tables."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--write", action="store_true", help="put them into the README files")
+    if parser.parse_args().write:
+        for path in PAGES:
+            path.write_text(filled(path.read_text(encoding="utf-8")), encoding="utf-8")
+    else:
+        for name, table in TABLES.items():
+            print(f"{name}\n\n{table()}\n")
+
+
+if __name__ == "__main__":
+    main()
