@@ -56,7 +56,7 @@ test-vllm: ## Run the tests that need vLLM, in an environment of their own (4 GB
 
 bench: setup ## Run one script of benchmarks/: make bench BENCH=NAME
 	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=NAME with one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 1; }
-	$(BIN)/python benchmarks/$(BENCH).py $(ARGS)
+	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 prime: setup ## Make the embedded model again from scratch
 	$(BIN)/python -m pettingllms.models.prime $(ARGS)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -116,8 +115,10 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(page: str) -> str:
     """`page` with every marked table replaced by what the results say."""
     for name, table in TABLES.items():
-        pattern = rf"(<!-- table {name} -->\n).*?(\n<!-- end of table -->)"
-        page = re.sub(pattern, lambda m, t=table: m[1] + t() + m[2], page, flags=re.DOTALL)
+        start, end = f"<!-- table {name} -->\n", "\n<!-- end of table -->"
+        if start in page:
+            before, _, rest = page.partition(start)
+            page = before + start + table() + end + rest.partition(end)[2]
     return page
 
 

@@ -99,7 +99,7 @@ def evaluate(
     seed: int = 0,
     swap: Mapping[str, str] | None = None,
     scoring_threads: int = 4,
-    on_progress: Callable[[int, int], None] | None = None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Evaluation:
     """Plays each task `samples` times without branching.
 
@@ -109,8 +109,7 @@ def evaluate(
         tasks: what to play, for example `held_out(env, "test", 100)`.
         max_new_tokens: tokens of a reply at the most.
         samples: games of each task.
-        greedy: take the likeliest token always; then `temperature` plays no part.
-        temperature: of sampling.
+        greedy: take the likeliest token always, whatever the `temperature`.
         seed: of sampling and of the bootstrap.
         swap: role -> the role whose policy answers for it.
         scoring_threads: replies that are scored at the same time.
@@ -129,8 +128,7 @@ def evaluate(
     logs: dict[tuple[str, int], list[_Move]] = {(g.task.id, g.index): [] for g in games}
     with ThreadPoolExecutor(scoring_threads) as pool:
         while moving := [game for game in games if game.agent is not None]:
-            if on_progress is not None:
-                on_progress(len(games) - len(moving), len(games))
+            on_progress(len(games) - len(moving), len(games))
             replies = policies.sample(
                 [Request(players[g.role], policies.prompt_ids(g.role, g.prompt())) for g in moving],
                 1,
@@ -144,12 +142,11 @@ def evaluate(
                     _Move(game.role, game.key(()).turn, scored.reply, *scored[2:])
                 )
                 game.go_on(scored.env)
-    if on_progress is not None:
-        on_progress(len(games), len(games))
-    by_task = [[logs[task.id, index] for index in range(samples)] for task in tasks]
+    on_progress(len(games), len(games))
     reported = _reported(logs.values())
-    values = [_task_scores(moves, reported) for moves in by_task]
-    return Evaluation(tuple(roles), len(tasks), samples, greedy, bootstrap(values, seed))
+    by_task = [[logs[task.id, index] for index in range(samples)] for task in tasks]
+    scores = bootstrap([_task_scores(moves, reported) for moves in by_task], seed)
+    return Evaluation(tuple(roles), len(tasks), samples, greedy, scores)
 
 
 def held_out(env: AnyEnv, split: str, count: int) -> list[Task]:

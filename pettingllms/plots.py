@@ -51,21 +51,7 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
             # Executed replies are the best of K by default: above what validations can reach.
             label = "executed in training" if trained == "success" else f"{who}, training"
             axes.plot(x, smooth(y), color=colour, linewidth=1.8, label=label)
-        checks = [row for row in points if row.get(validated) is not None]
-        if checks:
-            axes.errorbar(
-                [tokens[row["step"]] for row in checks],
-                [row[validated] for row in checks],
-                yerr=[
-                    [row[validated] - row[f"{validated}/low"] for row in checks],
-                    [row[f"{validated}/high"] - row[validated] for row in checks],
-                ],
-                color=colour,
-                fmt=MARKERS[number % len(MARKERS)],
-                markersize=4.5,
-                capsize=2.5,
-                label=f"{who}, validation",
-            )
+        _draw_validations(axes, points, validated, tokens, number, who)
         axes.set_title(what, loc="left", fontsize=11)
     for axes in (left, right):
         axes.set_xlabel("generated tokens")
@@ -79,6 +65,32 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
     picture = io.BytesIO()
     figure.savefig(picture, format="png")
     return picture.getvalue()
+
+
+def _draw_validations(
+    axes: Any,
+    points: Sequence[Mapping[str, Any]],
+    score: str,
+    tokens: Mapping[int, float],
+    number: int,
+    who: str,
+) -> None:
+    """Points with their intervals, where there are any."""
+    checks = [row for row in points if row.get(score) is not None]
+    if checks:
+        axes.errorbar(
+            [tokens[row["step"]] for row in checks],
+            [row[score] for row in checks],
+            yerr=[
+                [row[score] - row[f"{score}/low"] for row in checks],
+                [row[f"{score}/high"] - row[score] for row in checks],
+            ],
+            color=COLOURS[number % len(COLOURS)],
+            fmt=MARKERS[number % len(MARKERS)],
+            markersize=4.5,
+            capsize=2.5,
+            label=f"{who}, validation",
+        )
 
 
 def smooth(values: Sequence[float]) -> list[float]:

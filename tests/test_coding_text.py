@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 import time
 
 import pytest
@@ -188,7 +187,8 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(piece, ends):
     blocks(text)
     assert isinstance(parse_program(text), str | ParseError)
     for function in (None, "f"):
-        assert isinstance(parse_tests(text, function), tuple)
+        tests = parse_tests(text, function)
+        assert isinstance(tests, ParseError) or len(tests) <= MAX_TESTS
     assert time.process_time() - started < 10
 
 
@@ -252,7 +252,8 @@ def test_prompts_show_the_problem_the_format_and_the_past_and_nothing_hidden(rol
 
 def test_an_agents_own_reply_format_can_be_parsed_from_the_prompts_example():
     assert isinstance(parse_program(full_prompt("coder", PROBLEM, ())), str)
-    assert isinstance(parse_tests(full_prompt("tester", PROBLEM, ()), None), tuple)
+    tests = parse_tests(full_prompt("tester", PROBLEM, ()), None)
+    assert tests == (coding.Test("<standard input>", "<expected output>"),)
 
 
 def test_long_tests_are_cut_where_they_are_shown():
@@ -280,12 +281,3 @@ def a_result(status="ok", stdout="", stderr="", value=None):
 )
 def test_a_run_is_shown_by_its_output_or_its_failure(result, function, shown):
     assert shown_result(result, function) == shown
-
-
-def test_generated_problems_fit_their_prompts():
-    for seed in range(50):
-        task = coding.generate(seed, "train")
-        for role in ("coder", "tester"):
-            assert task.question in full_prompt(role, task, ())
-            assert task.question in compact_prompt(role, task.question, ())
-    assert random.Random(0).random()

@@ -100,7 +100,7 @@ def test_every_field_explains_itself():
     ("embedded", "full", "expected"),
     [
         (True, False, EMBEDDED),
-        (True, True, EMBEDDED | {"learning_rate": 3e-4}),
+        (True, True, EMBEDDED | {"learning_rate": EMBEDDED["learning_rate"] / 10}),
         (False, False, LARGE),
         (False, True, LARGE | LARGE_FULL),
     ],

@@ -17,6 +17,7 @@ from pettingllms.sandbox import Case, Limits, open_sandbox, shared_sandbox
 from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.types import MAX_INPUT_BYTES, MAX_PROGRAM_BYTES, Sandbox
+from tests.kernel import needs_namespaces
 
 DOUBLE = "print(int(input()) * 2)"
 COUNT = "import os\nn = len(os.listdir('/tmp'))\nopen(f'/tmp/{n}', 'w').close()\nprint(n)"
@@ -52,12 +53,14 @@ def test_nothing_to_run_gives_no_results(sandbox: Sandbox):
     assert sandbox.run([DOUBLE], []) == [[]]
 
 
+@needs_namespaces  # elsewhere /tmp is not the program's own
 def test_fresh_processes_share_no_files_and_one_process_does(sandbox: Sandbox):
     assert outputs(sandbox.run([COUNT], [Case()] * 3)) == [["0\n"] * 3]
     shared = sandbox.run([COUNT], [Case()] * 3, fresh_process=False)
     assert outputs(shared) == [["0\n", "1\n", "2\n"]]
 
 
+@needs_namespaces  # elsewhere a program is no process 1, and its end has another code
 @pytest.mark.parametrize("fresh", [True, False])
 def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox, fresh: bool):
     program = (
@@ -86,8 +89,7 @@ def test_results_say_what_was_used_and_what_held(sandbox: Sandbox):
     assert 0.001 < result.cpu_s < 5
     assert result.wall_s > 0.001
     assert 60 < result.memory_mib < 200
-    assert result.isolation.startswith("namespaces+")
-    assert result.isolation.endswith("seccomp")
+    assert "seccomp" in result.isolation
 
 
 def test_each_of_several_runs_has_a_cpu_limit_of_its_own(sandbox: Sandbox):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import subprocess
@@ -21,6 +22,9 @@ from pettingllms.sandbox.channel import ProcessChannel, WorkerLost
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.link import Link
+from tests.kernel import needs_namespaces
+
+pytestmark = needs_namespaces
 
 SLEEP = "import time; time.sleep(0.3); print('done')"
 
@@ -183,21 +187,34 @@ def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSan
     assert len(descendants(only_worker(sandbox).pid)) == 2
 
 
-def test_a_forked_process_gets_workers_of_its_own(sandbox: PooledSandbox):
-    parent = only_worker(sandbox).pid
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            [[result]] = sandbox.run(["print(2)"], [Case()])
-            code = 0 if result.stdout == "2\n" and only_worker(sandbox).pid != parent else 2
-            sandbox.close()
-        finally:
-            os._exit(code)
-    _, status = os.waitpid(pid, 0)
-    assert os.waitstatus_to_exitcode(status) == 0
-    assert alive(parent)
-    assert sandbox.run(["print(3)"], [Case()])[0][0].stdout == "3\n"
+@pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads, and forks
+def test_a_forked_process_gets_workers_of_its_own():
+    programs = ["print(2)"] * 8
+    with open_sandbox("embedded", workers=2) as sandbox:
+        sandbox.run(programs, [Case()])
+        before = set(sandbox._pool._all)
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                said = {result.stdout for [result] in sandbox.run(programs, [Case()])}
+                code = 0 if said == {"2\n"} and not before & sandbox._pool._all else 2
+                sandbox.close()
+            finally:
+                os._exit(code)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 0
+        assert sandbox.run(programs, [Case()])[0][0].stdout == "2\n"
+        assert sandbox._pool._all == before
+
+
+def test_a_sandbox_that_is_forgotten_ends_its_workers():
+    sandbox = open_sandbox("embedded", workers=1)
+    sandbox.run(["1"], [Case()])
+    below = descendants(only_worker(sandbox).pid)
+    del sandbox
+    gc.collect()
+    assert eventually(lambda: not any(alive(pid) for pid in below))
 
 
 @pytest.mark.parametrize("ending", ["", "os.kill(os.getpid(), 9)", "os._exit(0)"])
@@ -240,9 +257,7 @@ print(link.channel.pid, flush=True)
 
 def test_a_scratch_folder_without_namespaces_goes_with_its_worker():
     sandbox = EmbeddedSandbox(1, without=("namespaces",))
-    program = (
-        "import os; os.mkdir('a'); open('a/b', 'w').close(); os.chmod('a', 0); print(os.getcwd())"
-    )
+    program = "import os; os.mkdir('a'); open('a/b', 'w').close(); print(os.getcwd())"
     [row] = sandbox.run([program], [Case()] * 2)
     assert [result.status for result in row] == ["ok", "ok"]
     folder = Path(row[0].stdout.strip())

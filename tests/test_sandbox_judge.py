@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 
 from pettingllms.sandbox import Case, RunResult, open_sandbox
-from pettingllms.sandbox.compare import same_joined
+from pettingllms.sandbox.compare import same_joined, same_output
 from pettingllms.sandbox.judge import Test, judge
 from pettingllms.sandbox.types import DEFAULT_LIMITS, Limits, Sandbox
 
@@ -91,6 +91,12 @@ def test_the_papers_rule_joins_all_tokens(sandbox: Sandbox):
     [[joined]] = judge(sandbox, ["print(1); print(2)"], [Test("", "1 2")], same_text=same_joined)
     assert (strict.passed, joined.passed) == (False, True)
     assert not same_joined("0.5", "0.50000001")
+
+
+@pytest.mark.parametrize("actual", ["1_0.5", "١٠.٥", "0x10", "10.5f"])
+def test_only_plain_digits_are_a_number(actual: str):
+    assert same_output("10.5", "10.5000001")
+    assert not same_output("10.5", actual)
 
 
 def test_nothing_to_judge(sandbox: Sandbox):

@@ -10,6 +10,9 @@ from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.selfcheck import GROUPS, Behaviour, isolation, leftovers, self_check
 from pettingllms.sandbox.types import Sandbox
+from tests.kernel import needs_namespaces
+
+pytestmark = needs_namespaces
 
 ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
 

@@ -76,11 +76,10 @@ def load_policies(
         ConfigError: a model, tokenizer, adapter or value that cannot be used.
     """
     compute = _dtype(dtype, place := _device(device))
-    saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
+    names = tuple(dict.fromkeys(roles_to_policies.values()))
+    saved = _saved(adapters, names)
     kept = torch.float32 if full else compute
-    tokenizer, base = _load_base(model, kept, place, checkpointing=gradient_checkpointing)
-    if shared_prompts:
-        share_prompts(base)
+    tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     if full:
@@ -97,7 +96,7 @@ def load_policies(
 
 
 def _load_base(
-    model: str | Path, dtype: torch.dtype, device: torch.device, *, checkpointing: bool
+    model: str | Path, dtype: torch.dtype, device: torch.device, checkpointing: bool, shared: bool
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model))
@@ -107,11 +106,12 @@ def _load_base(
             f"model {str(model)!r} cannot be loaded: {str(error).splitlines()[0]}; give the "
             "folder of a causal language model with its tokenizer, or its Hugging Face id"
         ) from error
-    base.eval()
+    nn.Module.to(base.eval(), device)  # transformers' own `to` is not typed
     disable_dropout_in_model(base)
     if checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
-    nn.Module.to(base, device)  # transformers' own `to` is not typed
+    if shared:
+        share_prompts(base)
     return tokenizer, base
 
 

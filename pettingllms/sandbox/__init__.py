@@ -14,8 +14,7 @@ enters the sandbox.
 
 from __future__ import annotations
 
-import atexit
-import threading
+import functools
 from collections.abc import Sequence
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
@@ -67,18 +66,10 @@ def open_sandbox(
     raise ConfigError(f"no sandbox back end {backend!r}; {did_you_mean(backend, BACKENDS)}")
 
 
+@functools.cache
 def shared_sandbox() -> PooledSandbox:
     """The process's own embedded sandbox, opened by the first call and closed at exit.
 
     After a fork, the new process gets workers of its own.
     """
-    with _SHARED_LOCK:
-        if not _SHARED:
-            sandbox = open_sandbox("embedded")
-            atexit.register(sandbox.close)
-            _SHARED.append(sandbox)
-        return _SHARED[0]
-
-
-_SHARED: list[PooledSandbox] = []
-_SHARED_LOCK = threading.Lock()
+    return open_sandbox("embedded")

@@ -6,10 +6,12 @@ import contextlib
 import json
 import logging
 import math
+import os
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, Self, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox.channel import WorkerLost
@@ -102,8 +104,11 @@ class PooledSandbox:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
         self._pool = WorkerPool(launch, workers, requests=requests, age_s=age_s)
-        self._threads = ThreadPoolExecutor(workers, thread_name_prefix="sandbox")
+        self._workers = workers
+        self._threads: tuple[int, ThreadPoolExecutor] | None = None
         self._where = where
+        # Also for callers that never close: at the latest when the interpreter ends.
+        self._finalizer = weakref.finalize(self, self._pool.close)
 
     def run(
         self,
@@ -132,10 +137,11 @@ class PooledSandbox:
 
     def close(self) -> None:
         """End all workers; see `Sandbox.close`."""
-        self._pool.close()
-        self._threads.shutdown(wait=True, cancel_futures=True)
+        self._finalizer()
+        if self._threads is not None and self._threads[0] == os.getpid():
+            self._threads[1].shutdown(wait=True, cancel_futures=True)
 
-    def __enter__(self) -> PooledSandbox:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -149,7 +155,9 @@ class PooledSandbox:
         requests = list(_split(order, todo, parts))
         others: list[Future[dict[Pair, RunResult]]] = []
         try:
-            others += [self._threads.submit(self._do, order, pairs) for pairs in requests[1:]]
+            if len(requests) > 1:
+                submit = self._executor().submit
+                others += [submit(self._do, order, pairs) for pairs in requests[1:]]
             if requests:
                 yield self._do(order, requests[0])
             for other in others:
@@ -157,6 +165,14 @@ class PooledSandbox:
         finally:
             for other in others:
                 other.cancel()
+
+    def _executor(self) -> ThreadPoolExecutor:
+        """Threads of this process; those of a process that it was forked from are gone."""
+        with self._pool.lock:
+            if self._threads is None or self._threads[0] != os.getpid():
+                executor = ThreadPoolExecutor(self._workers, thread_name_prefix="sandbox")
+                self._threads = (os.getpid(), executor)
+            return self._threads[1]
 
     def _do(self, order: _Order, pairs: list[Pair]) -> dict[Pair, RunResult]:
         """Do `pairs` on one worker; what a lost worker left undone goes to a fresh one, once."""

@@ -46,8 +46,8 @@ Connect = Callable[[], Any]
 """Makes a new `docker.DockerClient`."""
 
 
-def connect() -> Any:
-    """A client for the engine that the environment names, as the `docker` command finds it.
+def connect(url: str | None = None) -> Any:
+    """A client for the engine at `url`; by default the one that the `docker` command would find.
 
     Raises:
         SandboxUnavailable: the `docker` package is missing, or no engine answers.
@@ -59,13 +59,23 @@ def connect() -> Any:
             "the docker back end needs the docker package: pip install 'pettingllms[docker]'"
         ) from None
     try:
-        client = docker.from_env(timeout=_TIMEOUT_S)
-        client.ping()
+        environment = {"DOCKER_HOST": url} if url else None
+        _probe(docker.utils.kwargs_from_env(environment=environment).get("base_url"))
+        client = docker.from_env(timeout=_TIMEOUT_S, environment=environment)
     except (docker.errors.DockerException, OSError) as error:
         raise SandboxUnavailable(
             f"no Docker engine answers ({error}); start one, or set DOCKER_HOST to its socket"
         ) from error
     return client
+
+
+def _probe(url: str | None) -> None:
+    """Fail at once where nobody listens; the client would leave a socket open then."""
+    url = url or "unix:///var/run/docker.sock"
+    if "unix://" in url:
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.settimeout(_TIMEOUT_S)
+            attempt.connect(url.partition("unix://")[2])
 
 
 class ContainerChannel:
@@ -100,6 +110,7 @@ class ContainerChannel:
             user="65534:65534",
             stdin_open=True,
             network_disabled=True,
+            stop_signal="SIGKILL",
             labels={OWNER_LABEL: ownership.mark()},
             host_config=api.create_host_config(**host),
         )
@@ -110,9 +121,10 @@ class ContainerChannel:
         raw = getattr(attached, "_sock", attached)
         if not isinstance(raw, socket.socket):
             raise WorkerLost("the docker back end needs the engine's local socket, not TLS or SSH")
-        # A descriptor of our own: closing the client closes the one it made.
+        # A descriptor of our own: the client closes the one it made when it likes.
         mine = raw.dup()
         attached.close()
+        raw.close()
         api.start(self._id)
         return mine
 
@@ -195,7 +207,7 @@ class DockerSandbox(PooledSandbox):
             _require_image(client, image, packages)
             remove_orphans(client)
         options = json.dumps({"packages": list(packages)})
-        host = _host_config(memory_mib, cpus)
+        host = host_config(memory_mib, cpus)
         super().__init__(
             lambda: Link(ContainerChannel(connect, image, (options,), host)),
             workers or usable_cores(),
@@ -229,7 +241,8 @@ class DockerSandbox(PooledSandbox):
         )
 
 
-def _host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
+def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
+    """What a container may do, in the words of the engine's API."""
     return {
         "auto_remove": True,
         "network_mode": "none",

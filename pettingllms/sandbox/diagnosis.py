@@ -57,7 +57,7 @@ def _embedded() -> Iterator[Finding]:
         yield Finding("embedded", "missing", "needs Linux", "use --sandbox docker")
         return
     try:
-        link = Link(ProcessChannel(python_command('{"allow_unsafe": true}'), ENVIRONMENT))
+        link = Link(ProcessChannel(python_command(allow_unsafe=True), ENVIRONMENT))
     except WorkerLost as error:
         yield Finding("embedded", "missing", f"no worker starts: {error}", "use --sandbox docker")
         return

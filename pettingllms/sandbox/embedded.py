@@ -13,6 +13,7 @@ import sys
 import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox.channel import ProcessChannel
@@ -52,21 +53,17 @@ class EmbeddedSandbox(PooledSandbox):
             raise SandboxUnavailable(
                 f"the embedded sandbox needs Linux, this is {sys.platform}; use `--sandbox docker`"
             )
-        options = {
-            "packages": list(packages),
-            "paths": sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")}),
-            "allow_unsafe": allow_unsafe,
-            "without": list(without),
-        }
-        command = python_command(json.dumps(options))
+        command = python_command(packages, allow_unsafe=allow_unsafe, without=list(without))
         super().__init__(
             lambda: Link(ProcessChannel(command, ENVIRONMENT)), workers or usable_cores()
         )
 
 
-def python_command(options: str) -> tuple[str, ...]:
-    """The command that starts a worker with this Python."""
-    return (sys.executable, *FLAGS, str(WORKER_MAIN), options)
+def python_command(packages: Sequence[str] = (), **options: Any) -> tuple[str, ...]:
+    """The command that starts a worker with this Python; for `options` see `worker.start`."""
+    paths = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
+    text = json.dumps({"packages": list(packages), "paths": paths, **options})
+    return (sys.executable, *FLAGS, str(WORKER_MAIN), text)
 
 
 def usable_cores() -> int:

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import io
-import json
 import sys
+import sysconfig
 import tarfile
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -125,8 +125,10 @@ def _host_tar(packages: Sequence[str]) -> bytes:
                 tar.add(link, str(link).lstrip("/"))
         for path in (interpreter, *_loaders(), *_with_names(map(Path, described["libraries"]))):
             tar.add(path, str(path).lstrip("/"), filter=_plain)
-        for folder in (*described["standard"], *described["packages"]):
-            tar.add(folder, folder.lstrip("/"), filter=_plain)
+        for folder in described["standard"]:
+            tar.add(folder, folder.lstrip("/"), filter=_standard)
+        for package in map(Path, described["packages"]):
+            tar.add(package, str(_site_packages() / package.name).lstrip("/"), filter=_plain)
         for name, data in (
             ("passwd", "nobody:x:65534:65534::/:\n"),
             ("group", "nogroup:x:65534:\n"),
@@ -138,13 +140,14 @@ def _host_tar(packages: Sequence[str]) -> bytes:
 
 
 def _describe(packages: Sequence[str]) -> dict[str, list[str]]:
-    options = json.dumps({"describe": True, "packages": list(packages)})
-    channel = ProcessChannel(python_command(options), ENVIRONMENT)
+    channel = ProcessChannel(python_command(packages, describe=True), ENVIRONMENT)
     try:
         answer = channel.stream.read_header(time.monotonic() + _START_S)
     finally:
         channel.kill()
         channel.close()
+    if "failure" in answer:
+        raise SandboxUnavailable(f"this machine's Python cannot be used: {answer['failure']}")
     return {name: list(answer.get(name, ())) for name in ("libraries", "standard", "packages")}
 
 
@@ -165,11 +168,22 @@ def _with_names(libraries: Iterable[Path]) -> Iterator[Path]:
                 yield other
 
 
-def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
-    """Leave out what no program needs; let nobody own what is left."""
+def _site_packages() -> Path:
+    """Where the interpreter in the image, which is in no virtual environment, finds packages."""
+    prefix = {"base": sys.base_prefix, "platbase": sys.base_prefix}
+    return Path(sysconfig.get_path("purelib", vars=prefix))
+
+
+def _standard(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """`_plain`, without what no program needs of the standard library's folder."""
     parts = Path(info.name).parts
     unwanted = _LEFT_OUT.intersection(parts) or any(part.startswith("config-3") for part in parts)
-    if unwanted or not (info.isfile() or info.isdir() or info.issym()):
+    return None if unwanted else _plain(info)
+
+
+def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
+    """A file that root owns and everybody can read."""
+    if not (info.isfile() or info.isdir() or info.issym()):
         return None
     info.uid = info.gid = 0
     info.uname = info.gname = ""

@@ -1,4 +1,4 @@
-"""Judging programs by tests whose expected answers stay outside the sandbox.
+r"""Judging programs by tests whose expected answers stay outside the sandbox.
 
     verdicts = judge(sandbox, programs, [Test("2\n", "4\n"), Test("[1, 2]", "3", "add")])
 

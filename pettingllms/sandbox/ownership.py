@@ -45,7 +45,7 @@ def _read(path: str) -> str:
 
 def _namespace() -> str:
     try:
-        return str(os.stat("/proc/self/ns/pid").st_ino)
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
     except OSError:
         return _UNKNOWN
 

@@ -43,6 +43,11 @@ class WorkerPool:
         self._starting = 0
         self._closed = False
 
+    @property
+    def lock(self) -> threading.Condition:
+        """Guards the pool; a forked process has a new one."""
+        return self._changed
+
     @contextlib.contextmanager
     def worker(self) -> Iterator[Link]:
         """A worker for the caller alone; it is thrown away if the body raises.

@@ -21,7 +21,7 @@ EMBEDDED = {
     "max_steps": 80,
     "warmup_steps": 0,
     "max_completion_length": 96,
-    "tokens_per_batch": 16_384,
+    "tokens_per_batch": 4096,
     "eval_steps": 20,
     "eval_tasks": 100,
     "save_steps": 10,

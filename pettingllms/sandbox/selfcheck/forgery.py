@@ -8,7 +8,60 @@ from pettingllms.sandbox.types import Case, Limits
 _CALL = Case(function="f", args="[1]")
 _FRAME = r"b'PLS1\x2e\x00\x00\x00{\"results\":[[0,\"ok\",0,1,1,1,1,0,-1]],\"done\":true}!'"
 
+_BOARD = """\
+import sys, struct
+def find():
+    frame = sys._getframe()
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if hasattr(value, "board"): return value.board._memory
+        frame = frame.f_back
+    raise SystemExit("no board")
+"""
+"""Finds the memory in which the process tells the worker how far it is."""
+
+_LIE = (
+    _BOARD
+    + """\
+m = find()
+while True:
+    for at in range(4, 44 * 8, 8): m[at : at + 8] = struct.pack("<q", (1 << 62) + 1)
+"""
+)
+
 BEHAVIOURS = (
+    Behaviour("claims do not put off the CPU limit", _LIE, ("cpu_limit",)),
+    Behaviour(
+        "claims do not put off the wall limit",
+        _LIE.replace("while True:", "import time\nfor _ in range(1):") + "time.sleep(99)\n",
+        ("wall_limit",),
+        limits=Limits(wall_s=0.4),
+    ),
+    Behaviour(
+        "sharing a process, claims do not put off the CPU limit for long",
+        "print('ran')",
+        ("ok", "cpu_limit"),
+        before=(_LIE,),
+        together=True,
+    ),
+    Behaviour(
+        "claims do not carry a message to the next program",
+        _BOARD + "print(bytes(find()).count(b'message'))",
+        stdout="0\n",
+        before=(_BOARD + "m = find(); m[:] = b'message ' * (len(m) // 8)",),
+    ),
+    Behaviour(
+        "claims of every byte are no more than a wrong result",
+        _BOARD + "m = find(); m[:] = b'\\xff' * len(m)",
+        ("ok", "error"),
+    ),
+    Behaviour(
+        "sharing a process, claims of every byte are no more than a wrong result",
+        "print('ran')",
+        ("ok", "error"),
+        before=(_BOARD + "m = find(); m[:] = b'\\xff' * len(m)\nimport os; os._exit(0)",),
+        together=True,
+    ),
     Behaviour(
         "leaving with code 0 before the function is called is no success",
         "import os\ndef f(x): return x\nos._exit(0)",

@@ -75,12 +75,11 @@ class Board:
     """
 
     def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _FINISHED.size + MAX_RUNS * _RECORD.size)
+        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
 
-    def clear(self, runs: int) -> None:
-        """Forget the last process."""
-        size = _FINISHED.size + runs * _RECORD.size
-        self._memory[:size] = bytes(size)
+    def clear(self) -> None:
+        """Forget the last process, all of the page: it must not carry a message to the next."""
+        self._memory[:] = bytes(mmap.PAGESIZE)
 
     def begin(self, run: int) -> None:
         """Say that run number `run` starts now."""

@@ -21,6 +21,7 @@ _STACK_BYTES = 64 << 20
 _SCRATCH_INODES = 1024
 _OOM_SCORE = "800"
 _MIB = 1 << 20
+_SETUP_BYTES = 8 << 20
 
 NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
 
@@ -106,7 +107,7 @@ class Jail:
     def confine(self, bounds: Bounds, cpu_s: int, used_descriptors: int) -> None:
         """Give up everything else, for good. `cpu_s` bounds the whole process."""
         limit = resource.setrlimit
-        memory = self.base_bytes + bounds.memory_bytes
+        memory = self.base_bytes + _SETUP_BYTES + bounds.memory_bytes
         limit(resource.RLIMIT_AS, (memory, memory))
         limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         limit(resource.RLIMIT_FSIZE, (bounds.file_bytes, bounds.file_bytes))
@@ -131,9 +132,11 @@ class Jail:
             _empty(self.scratch)
 
     def filter_for_this_process(self) -> seccomp.ProgramFilter:
-        """The prepared filter where the process is pid 1, else one that names its pid."""
+        """The prepared filter where every program is pid 1, else one that names its pid."""
         assert self.filter is not None
-        return self.filter if os.getpid() == 1 else seccomp.program_filter(os.getpid())
+        if NAMESPACES in self.layers:
+            return self.filter
+        return seccomp.program_filter(os.getpid(), narrow=True)
 
 
 def _empty(folder: str) -> None:

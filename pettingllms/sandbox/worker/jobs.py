@@ -27,6 +27,7 @@ _REASONS = {
     board.OUTPUT: "output_limit",
 }
 _MIN_WAIT_S, _MAX_WAIT_S = 0.001, 1.0
+_CAP_SLACK_S = 0.5
 
 
 class JobFailed(Exception):
@@ -96,7 +97,7 @@ class Workshop:
         Returns the results of the job's first runs, at least one, and whether the compiled
         program is now in the job's `code_fd`. The other runs need another process.
         """
-        self.board.clear(len(job.runs))
+        self.board.clear()
         begun = time.monotonic()
         pid = self.jail.start()
         if pid == 0:
@@ -138,16 +139,15 @@ class Workshop:
 
     def _check(self, clock: int, job: task.Job, begun: float) -> tuple[str | None, float]:
         """The limit that the present run has broken, and how long none can be broken."""
-        now = time.monotonic()
-        cpu_s = time.clock_gettime(clock)
-        number = self.board.finished(len(job.runs) - 1)
-        said = self.board.claim(number)
-        # Claims are clamped: at most the other runs' allowance can be gained by lying.
-        wall_left = min(said.started_wall_ns / 1e9, now) + job.bounds.wall_s - now
-        wall_left = min(wall_left, begun + job.bounds.wall_s * len(job.runs) - now)
-        cpu_left = min(said.started_cpu_ns / 1e9, cpu_s) + job.bounds.cpu_s - cpu_s
-        if said.started_wall_ns == 0:
-            wall_left = begun + job.bounds.wall_s - now
+        now, cpu_s = time.monotonic(), time.clock_gettime(clock)
+        bounds, runs = job.bounds, len(job.runs)
+        cpu_left = bounds.cpu_s * runs - cpu_s
+        wall_left = begun + bounds.wall_s * runs - now
+        if runs > 1:
+            # A process that lies about when its present run began can gain the others' allowance.
+            said = self.board.claim(self.board.finished(runs - 1))
+            cpu_left = min(cpu_left, said.started_cpu_ns / 1e9 + bounds.cpu_s - cpu_s)
+            wall_left = min(wall_left, (said.started_wall_ns / 1e9 or begun) + bounds.wall_s - now)
         if cpu_left <= 0:
             return "cpu_limit", 0.0
         if wall_left <= 0:
@@ -197,10 +197,10 @@ class Workshop:
         if code == -signal.SIGSYS:
             return "forbidden"
         if code == -signal.SIGKILL and self.jail.filter is not None:
-            # No program can do this to itself: somebody else did, or the kernel ran out of memory.
-            if ending.usage.ru_maxrss * 1024 < job.bounds.memory_bytes // 2:
-                raise JobFailed("a process was killed from outside the sandbox")
-            return "memory_limit"
+            if ending.cpu_s >= task.cpu_cap_s(job) - _CAP_SLACK_S:
+                return "cpu_limit"
+            # No program can do this to itself: somebody else did, or the machine ran out of memory.
+            raise JobFailed("a process was killed from outside the sandbox")
         if code < 0:
             return "killed"
         if code > 0:

@@ -60,6 +60,9 @@ CHOICES: dict[str, tuple[int, tuple[int, ...]]] = {
 }
 """Calls that pass if one argument, by its index, is one of these values."""
 
+METADATA = ("chmod", "fchmod", "fchmodat", "truncate", "utimensat")
+"""Calls that a narrow filter refuses."""
+
 SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
 """Calls that send a signal to the process in argument 0, and the index of the signal."""
 
@@ -194,25 +197,32 @@ class ProgramFilter:
         )
 
 
-def program_filter(pid: int, machine: str = kernel.MACHINE) -> ProgramFilter:
-    """The filter for a program that knows itself as `pid`."""
+def program_filter(
+    pid: int, machine: str = kernel.MACHINE, *, narrow: bool = False
+) -> ProgramFilter:
+    """The filter for a program that knows itself as `pid`.
+
+    `narrow` is for programs that can name the host's files: it also refuses the calls that change
+    a file's metadata, which Landlock does not watch over.
+    """
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         *_verdict(KILL_PROCESS),
         (_LOAD, 0, 0, _OFFSET_NUMBER),
-        *_search(_intervals(_bodies(pid, machine))),
+        *_search(_intervals(_bodies(pid, machine, narrow))),
     ]
     array = (_Filter * len(instructions))(*(_Filter(*row) for row in instructions))
     entry = _Program(len(instructions), array)
     return ProgramFilter(tuple(instructions), entry)
 
 
-def _bodies(pid: int, machine: str) -> dict[int, tuple[Instruction, ...]]:
+def _bodies(pid: int, machine: str, narrow: bool) -> dict[int, tuple[Instruction, ...]]:
     """What happens to each known call number."""
     bodies = {}
-    for value in syscalls.numbers(syscalls.ALLOWED, machine).values():
-        bodies[value] = tuple(_verdict(ALLOW))
+    for name, value in syscalls.numbers(syscalls.ALLOWED, machine).items():
+        if not (narrow and name in METADATA):
+            bodies[value] = tuple(_verdict(ALLOW))
     conditions = _checked(pid)
     for name, value in syscalls.numbers(syscalls.CHECKED, machine).items():
         bodies[value] = tuple(conditions[name])

@@ -43,6 +43,11 @@ class Text(NamedTuple):
     call: bytes
 
 
+def cpu_cap_s(job: Job) -> int:
+    """CPU seconds at which the kernel kills the process, should the worker not have done so."""
+    return math.ceil(job.bounds.cpu_s * len(job.runs)) + _CPU_GRACE_S
+
+
 class Task:
     """A job in its own process."""
 
@@ -65,8 +70,7 @@ class Task:
             code = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
             if single:
                 self._attach(job.runs[0], texts[0])
-            cpu_s = math.ceil(job.bounds.cpu_s * len(job.runs)) + _CPU_GRACE_S
-            self.jail.confine(job.bounds, cpu_s, self._keep_descriptors())
+            self.jail.confine(job.bounds, cpu_cap_s(job), self._keep_descriptors())
             os.write(self.marks_fd, SET_UP)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must be told
             os.write(self.marks_fd, BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])

@@ -1,0 +1,301 @@
+r"""A whole training step, against TRL's `GRPOTrainer`: generated tokens per CPU-second.
+
+    python -m benchmarks.train_step
+
+One role, one turn, so that both do the same work: the same model, an adapter of the same rank on
+the same modules, the same prompts, K replies to each, all of the same number of tokens (none ends
+early, which is the worst case for this package: it drops rows that have ended), one update with the
+same loss, and a reward that costs nothing. TRL generates with `generate` (its default without
+vLLM); gradient checkpointing, KL and logging are off. The two take turns in one process, step by
+step; the median counts. `working MiB` is the most memory that a step takes on top of what was held before.
+
+On a machine with a GPU and no model hub, random weights of a real size do as well:
+
+    python -m benchmarks.train_step --device cuda --model-config config.json \
+        --prompt-tokens 512 --k 8 --reply-tokens 512
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PrinterCallback,
+    TrainerCallback,
+)
+from trl.trainer.grpo_config import GRPOConfig
+from trl.trainer.grpo_trainer import GRPOTrainer
+
+from benchmarks.measure import parser, report
+from pettingllms.data.grammar import WORDS
+from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.models import EMBEDDED
+from pettingllms.policies.chat import Chat
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.sampler import TransformersSampler
+from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.config import ATGRPOConfig
+
+ROLE = "writer"
+RESULTS = Path(__file__).parent / "results" / "train_step.json"
+
+
+class OneTurn(TextEnv):
+    """Shows one of some texts and pays a number that follows from the reply."""
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "one_turn_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "render_fps": 1,
+    }
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        super().__init__(roles=(ROLE,), max_turns=1)
+        self.texts, self.num_tasks = texts, len(texts)
+
+    def _start(self, seed: int, options: dict[str, Any]) -> str:  # noqa: ARG002 - has none
+        return self.texts[seed]
+
+    def _text(self, state: str, agent: str) -> str:  # noqa: ARG002 - there is one
+        return state
+
+    def _act(self, state: str, agent: str, text: str) -> Outcome:  # noqa: ARG002 - there is one
+        return Outcome(state, team=0.0, local=reward(text), success=False, done=True)
+
+    def _view(self, state: str) -> str:
+        return state
+
+
+def reward(text: str) -> float:
+    """A number from 0 to 1, another for nearly every text."""
+    return zlib.crc32(text.encode()) / 2**32
+
+
+def rewards(completions: list[Any], **_: Any) -> list[float | None]:
+    """The same for TRL, whose replies are lists of messages."""
+    return [reward(completion[0]["content"]) for completion in completions]
+
+
+class Steps(TrainerCallback):
+    """Times the steps of a `GRPOTrainer`, and lets the other contestant take one after each."""
+
+    def __init__(self, clock: Clock, other: Callable[[], object]) -> None:
+        self.clock, self.other = clock, other
+
+    def on_step_begin(self, *_: Any, **__: Any) -> None:
+        """Its prompts are drawn; replies, rewards and the update follow."""
+        self.clock.start()
+
+    def on_step_end(self, *_: Any, **__: Any) -> None:
+        """The weights have moved; what is logged now does not count."""
+        self.clock.stop("TRL")
+        self.clock.start()
+        self.other()
+        self.clock.stop("pettingllms")
+
+
+class Clock:
+    """Seconds and working memory of the steps of each contestant."""
+
+    def __init__(self, device: str) -> None:
+        self.device = device
+        self.seconds: dict[str, list[float]] = {"TRL": [], "pettingllms": []}
+        self.working: dict[str, float] = {}
+        self._started = self._held = 0.0
+
+    def start(self) -> None:
+        """A step begins."""
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            self._held = torch.cuda.memory_allocated()
+        self._started = self._now()
+
+    def stop(self, name: str) -> None:
+        """It has ended."""
+        if self.device.startswith("cuda"):
+            torch.cuda.synchronize()
+            peak = (torch.cuda.max_memory_allocated() - self._held) / 2**20
+            self.working[name] = max(peak, self.working.get(name, 0.0))
+        self.seconds[name].append(self._now() - self._started)
+        rounds = len(self.seconds[name])
+        print(f"  round {rounds}: {name} {self.seconds[name][-1]:.2f} s", file=sys.stderr)
+
+    def median(self, name: str) -> float:
+        """Of all rounds but the first."""
+        return statistics.median(self.seconds[name][1:])
+
+    def _now(self) -> float:
+        return time.process_time() if self.device == "cpu" else time.perf_counter()
+
+
+def model_folder(options: argparse.Namespace, parent: Path) -> Path:
+    """The model to train: as given, with random weights of a given size, or the embedded one."""
+    if options.model:
+        return Path(options.model)
+    if not options.model_config:
+        return EMBEDDED
+    torch.manual_seed(options.seed)
+    config = AutoConfig.from_pretrained(options.model_config)
+    dtype = torch.float32 if options.device == "cpu" else torch.bfloat16
+    tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
+    # Only the sizes matter; the tokenizer that is at hand knows fewer tokens.
+    config.pad_token_id, config.eos_token_id = tokenizer.pad_token_id, tokenizer.eos_token_id
+    config.bos_token_id = None
+    folder = parent / "model"
+    AutoModelForCausalLM.from_config(config, dtype=dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def prompt_texts(options: argparse.Namespace, model: Path) -> list[str]:
+    """Texts whose prompts have between half and one and a half times the tokens asked for."""
+    rng, chat = random.Random(options.seed), Chat(AutoTokenizer.from_pretrained(model), (), None)
+    texts = []
+    for _ in range(options.prompts):
+        low, high = (options.prompt_tokens * (1 + sign * options.spread) for sign in (-1, 1))
+        wanted, words = rng.uniform(low, high), [rng.choice(WORDS)]
+        while len(chat.prompt_ids(" ".join(words))) < wanted:
+            words.append(rng.choice(WORDS))
+        texts.append(" ".join(words))
+    return texts
+
+
+def ours(
+    options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int
+) -> ATGRPOTrainer:
+    """This package's trainer; replies never end by themselves."""
+    config = ATGRPOConfig(
+        env="one_turn",
+        num_generations=k,
+        tasks_per_step=len(texts),
+        max_steps=options.rounds + 1,
+        max_completion_length=length,
+        learning_rate=1e-4,
+        warmup_steps=0,
+        tokens_per_batch=options.tokens_per_batch,
+        scoring_threads=1,
+        seed=options.seed,
+    )
+    policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
+    policies._sampler = TransformersSampler((), 0)
+    return ATGRPOTrainer(config, OneTurn(texts), policies)
+
+
+def theirs(
+    options: argparse.Namespace,
+    model: Path,
+    texts: Sequence[str],
+    k: int,
+    length: int,
+    out: Path,
+    callback: TrainerCallback,
+) -> GRPOTrainer:
+    """TRL's trainer with the same settings."""
+    rows = min(options.trl_rows or len(texts) * k, len(texts) * k)
+    on_gpu = options.device != "cpu"
+    config = GRPOConfig(
+        output_dir=str(out),
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=len(texts) * k // rows,
+        num_generations=k,
+        max_completion_length=length,
+        generation_kwargs={"min_new_tokens": length},
+        max_steps=options.rounds + 1,
+        learning_rate=1e-4,
+        adam_beta2=0.95,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "bfloat16" if on_gpu else "float32"},
+        bf16=on_gpu,
+        use_cpu=not on_gpu,
+        report_to="none",
+        disable_tqdm=True,
+        logging_steps=10**6,
+        save_strategy="no",
+        seed=options.seed,
+    )
+    lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
+    prompts = [[{"role": "user", "content": text}] for text in texts]
+    return GRPOTrainer(
+        model=str(model),
+        reward_funcs=rewards,
+        args=config,
+        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        processing_class=AutoTokenizer.from_pretrained(model),
+        peft_config=lora,
+        callbacks=[callback],
+    )
+
+
+def compare(
+    options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int, out: Path
+) -> tuple[dict[str, Any], ATGRPOTrainer]:
+    """One row of the table, and our trainer."""
+    clock, trainer = Clock(options.device), ours(options, model, texts, k, length)
+    parts: list[dict[str, float]] = []
+    steps = Steps(clock, lambda: parts.append(trainer.train_step()[1]))
+    other = theirs(options, model, texts, k, length, out, steps)
+    other.remove_callback(PrinterCallback)
+    other.train()
+    tokens = len(texts) * k * length
+    lengths = other._metrics["train"]["completions/mean_length"]
+    if {part["num_tokens"] for part in parts} != {float(tokens)} or set(lengths) - {float(length)}:
+        raise AssertionError("the two did not generate the same number of tokens")
+    row: dict[str, Any] = {"K": k, "reply tokens": length}
+    row |= {name: tokens / clock.median(name) for name in ("pettingllms", "TRL")}
+    row["ratio"] = clock.median("TRL") / clock.median("pettingllms")
+    row |= {f"{name} working MiB": value for name, value in clock.working.items()}
+    for part in ("sample", "update"):
+        row[f"{part} share"] = statistics.median(
+            each[f"time/{part}"] / each["time/step"] for each in parts[1:]
+        )
+    return row, trainer
+
+
+def main() -> None:
+    """Prints the table."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--tokens-per-batch", type=int, default=16_384, help="of our update")
+    arguments.add_argument("--trl-rows", type=int, help="of TRL's micro-batches; default: all")
+    arguments.set_defaults(json=RESULTS)
+    options = arguments.parse_args()
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    scratch = Path(tempfile.mkdtemp(prefix="train-step-"))
+    rows: list[dict[str, Any]] = []
+    try:
+        model = model_folder(options, scratch)
+        texts = prompt_texts(options, model)
+        for k, length in zip(options.k, options.reply_tokens, strict=True):
+            print(f"K {k}, {length} tokens a reply", file=sys.stderr)
+            row, trainer = compare(options, model, texts, k, length, scratch / "trl")
+            rows.append(row)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    options.model = options.model or ("random" if options.model_config else "embedded")
+    options.json.parent.mkdir(exist_ok=True)
+    report("whole step", options, trainer.policies._weights.module(ROLE), rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""`pettingllms-sandbox`: what each command prints and how it ends."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pettingllms.cli.sandbox import main
+from pettingllms.sandbox import diagnosis
+from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
+
+
+@pytest.fixture
+def no_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("DOCKER_HOST", f"unix://{tmp_path}/none.sock")
+
+
+def written(folder: Path, text: str, name: str = "program.py") -> str:
+    file = folder / name
+    file.write_text(text)
+    return str(file)
+
+
+def test_run_prints_what_the_program_prints(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    program = written(tmp_path, "import sys; print(input()); print('warned', file=sys.stderr)")
+    assert main(["run", program, "--stdin", written(tmp_path, "hello\n", "in.txt")]) == 0
+    said = capfd.readouterr()
+    assert said.out == "hello\n"
+    assert "warned" in said.err
+    assert "[ok, exit code 0" in said.err
+
+
+def test_run_ends_with_1_where_the_program_fails(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    program = written(tmp_path, "while True: pass")
+    assert main(["run", program, "--cpu-s", "0.1", "--json"]) == 1
+    assert json.loads(capfd.readouterr().out)["status"] == "cpu_limit"
+
+
+def test_run_calls_a_function(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    program = written(tmp_path, "def add(a, b): return a + b")
+    assert main(["run", program, "--function", "add", "--args", "[1, 2]"]) == 0
+    assert capfd.readouterr().out == "3\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "/no/such/file"], "cannot read /no/such/file"),
+        (["run", __file__, "--memory-mib", "0"], "memory_mib must be between"),
+    ],
+)
+def test_mistakes_are_one_clear_line(
+    arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    said = capfd.readouterr().err
+    assert words in said
+    assert "Traceback" not in said
+
+
+def test_without_an_engine_build_says_how_to_get_one(
+    no_engine: None, capfd: pytest.CaptureFixture[str]
+):
+    assert main(["build", "--base", "host"]) == 2
+    assert "no Docker engine answers" in capfd.readouterr().err
+
+
+def test_check_counts_by_group_and_names_what_is_wrong(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    for group in GROUPS:
+        monkeypatch.setitem(GROUPS, group, GROUPS[group][-1:])
+    assert main(["check", "--all"]) == 0
+    said = capfd.readouterr().out
+    assert all(f"{group}" in said for group in GROUPS)
+    assert "seccomp" in said
+    monkeypatch.setitem(GROUPS, "honest", (Behaviour("is two", "print(1)", stdout="2\n"),))
+    assert main(["check"]) == 1
+    assert "FAILED   honest: is two: printed '1\\n', expected '2\\n'" in capfd.readouterr().out
+
+
+def test_doctor_says_what_is_there_and_what_mends_the_rest(
+    no_engine: None, capfd: pytest.CaptureFixture[str]
+):
+    assert main(["doctor"]) == 0
+    said = capfd.readouterr().out
+    assert "embedded    isolates by" in said
+    assert "MISSING  docker" in said
+    assert "mend it: sandbox/README.md" in said
+
+
+def test_doctor_names_the_switch_that_forbids_namespaces(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    switch = tmp_path / "switch"
+    switch.write_text("0\n")
+    switches = ((str(switch), "0", "user.max_user_namespaces=15000"),)
+    monkeypatch.setattr(diagnosis, "_SWITCHES", switches)
+    assert diagnosis._namespace_cure() == "sysctl -w user.max_user_namespaces=15000"
+    switch.write_text("1\n")
+    assert "worker.json" in diagnosis._namespace_cure()

@@ -1,0 +1,327 @@
+"""The Docker back end on a real engine: the self-check, the container's walls, and faults."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("docker", reason="the docker extra is not installed")
+
+from pettingllms.cli import sandbox as command
+from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.sandbox import Case, Limits, containers, image, open_sandbox, ownership
+from pettingllms.sandbox.containers import ContainerChannel, DockerSandbox
+from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
+from tests import engine as engines
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
+
+ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
+SLEEP = "import time; time.sleep(0.4); print('done')"
+PROBE = """
+import json, os, socket
+def fails(action):
+    try: action()
+    except OSError as error: return error.errno
+status = dict(l.split(":\\t") for l in open("/proc/self/status").read().splitlines() if ":\\t" in l)
+def mebibyte(path): return open(path, "wb").write(bytes(1 << 20))
+def fill():
+    with open("/tmp/x", "wb") as f:
+        for _ in range(4096): f.write(bytes(1 << 20)); f.flush()
+def remote(): socket.create_connection(("192.0.2.1", 80), 1)
+print(json.dumps({
+    "uid": os.getuid(), "privileges": status["NoNewPrivs"], "seccomp": status["Seccomp"],
+    "capabilities": [status[c] for c in ("CapInh", "CapPrm", "CapEff", "CapBnd", "CapAmb")],
+    "interfaces": os.listdir("/sys/class/net"), "connect": fails(remote),
+    "root": fails(lambda: mebibyte("/opt/x")), "tmp": fails(fill),
+    "shm": os.path.exists("/dev/shm"), "socket": fails(socket.socket),
+    "secrets": [n for n in os.environ if n not in ("PATH", "LANG", "HOME", "HOSTNAME", "PYTHONHASHSEED", "LC_CTYPE")],
+    "docker": os.path.exists("/var/run/docker.sock"),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """A maker of clients for an engine that has the image."""
+    with contextlib.ExitStack() as stack:
+        url = None
+        if not engines.reachable(None):
+            url = stack.enter_context(engines.own_engine(tmp_path_factory.mktemp("engine")))
+            patch = stack.enter_context(pytest.MonkeyPatch.context())
+            patch.setenv("DOCKER_HOST", url)
+        with contextlib.closing(containers.connect()) as client:
+            image.build_image(client, base=image.host_base(client))
+        yield containers.connect
+
+
+@pytest.fixture(scope="module")
+def sandbox(engine: Any) -> Iterator[DockerSandbox]:
+    with DockerSandbox(1, connect=engine) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def own(engine: Any) -> Iterator[DockerSandbox]:
+    """A sandbox for one test, which may break it."""
+    with DockerSandbox(1, connect=engine) as sandbox:
+        sandbox.run(["1"], [Case()])
+        yield sandbox
+
+
+def container(sandbox: DockerSandbox) -> str:
+    [link] = sandbox._pool._all
+    assert isinstance(link.channel, ContainerChannel)
+    assert link.channel.id is not None
+    return link.channel.id
+
+
+def ours(engine: Any) -> set[str]:
+    with contextlib.closing(engine()) as client:
+        found = client.containers.list(all=True, filters={"label": containers.OWNER_LABEL})
+        return {container.id for container in found}
+
+
+def eventually(condition: Callable[[], bool]) -> bool:
+    deadline = time.monotonic() + 20
+    while time.monotonic() < deadline:
+        if condition():
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(("group", "behaviour"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
+def test_behaviour(sandbox: DockerSandbox, group: str, behaviour: Behaviour):
+    assert behaviour.check(sandbox) == ""
+
+
+def test_programs_are_in_namespaces_inside_the_container(sandbox: DockerSandbox):
+    [[result]] = sandbox.run(["1"], [Case()])
+    assert result.isolation == "docker+namespaces+landlock+seccomp"
+
+
+def test_the_container_itself_is_a_wall(engine: Any):
+    host = containers.host_config(512, 1.0) | {"auto_remove": False}
+    with contextlib.closing(engine()) as client:
+        made = client.api.create_container(
+            image.image_name(),
+            entrypoint=["python3", "-c", PROBE],
+            user="65534:65534",
+            network_disabled=True,
+            host_config=client.api.create_host_config(
+                **host | {"log_config": {"Type": "json-file", "Config": {}}}
+            ),
+        )
+        try:
+            client.api.start(made["Id"])
+            client.api.wait(made["Id"])
+            said = client.api.logs(made["Id"]).decode()
+        finally:
+            client.api.remove_container(made["Id"], force=True)
+    found = json.loads(said)
+    assert found["uid"] == 65534
+    assert found["capabilities"] == ["0" * 16] * 5
+    assert (found["privileges"], found["seccomp"]) == ("1", "2")
+    assert found["interfaces"] == ["lo"]
+    assert found["socket"] == found["connect"] == 1  # EPERM
+    assert found["root"] == 30  # EROFS
+    assert found["tmp"] == 28  # ENOSPC
+    assert found["secrets"] == []
+    assert not found["shm"]
+    assert not found["docker"]
+
+
+def test_the_container_has_no_more_than_it_was_given(engine: Any, own: DockerSandbox):
+    with contextlib.closing(engine()) as client:
+        attributes = client.containers.get(container(own)).attrs
+    host = attributes["HostConfig"]
+    assert host["Memory"] == host["MemorySwap"] == 2048 << 20
+    assert host["PidsLimit"] > 0
+    assert host["NanoCpus"] == 10**9
+    assert host["Privileged"] is False
+    assert not host["Binds"]
+    assert attributes["Mounts"] == []
+    assert host["CapDrop"] == ["ALL"]
+    assert host["ReadonlyRootfs"] is True
+
+
+def test_many_callers_use_all_containers(engine: Any):
+    wrong: list[str] = []
+    with DockerSandbox(2, connect=engine) as sandbox:
+
+        def call(n: int) -> None:
+            for k in range(5):
+                [[result]] = sandbox.run(["print(input())"], [Case(f"{n}.{k}")])
+                if result.stdout != f"{n}.{k}\n":
+                    wrong.append(result.stdout)
+
+        threads = [threading.Thread(target=call, args=(n,)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert len(sandbox._pool._all) == 2
+    assert wrong == []
+
+
+def test_a_large_input_and_a_large_output_pass(sandbox: DockerSandbox):
+    program = "import sys; n = len(sys.stdin.read()); sys.stdout.write('x' * (1 << 20)); sys.stderr.write(str(n))"
+    [[result]] = sandbox.run([program], [Case("y" * (16 << 20))])
+    assert (len(result.stdout), result.stderr) == (1 << 20, str(16 << 20))
+
+
+def test_a_killed_container_is_replaced(engine: Any, own: DockerSandbox):
+    first = container(own)
+    said: list[Any] = []
+    thread = threading.Thread(target=lambda: said.extend(own.run([SLEEP], [Case()] * 3)))
+    thread.start()
+    time.sleep(0.5)
+    with contextlib.closing(engine()) as client:
+        client.api.kill(first)
+    thread.join(60)
+    assert [[r.status for r in row] for row in said] == [["ok"] * 3]
+    assert container(own) != first
+
+
+def test_a_paused_container_is_replaced(
+    engine: Any, own: DockerSandbox, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("pettingllms.sandbox.link.GRACE_S", 0.3)
+    first = container(own)
+    with contextlib.closing(engine()) as client:
+        client.api.pause(first)
+    monkeypatch.setattr("pettingllms.sandbox.link.START_S", 30.0)
+    [[result]] = own.run(["print(1)"], [Case()], limits=Limits(wall_s=1.0))
+    assert result.stdout == "1\n"
+    assert eventually(lambda: first not in ours(engine))
+
+
+def test_containers_are_recycled_by_count_and_by_age(engine: Any):
+    with DockerSandbox(1, requests=2, connect=engine) as sandbox:
+        seen = []
+        for _ in range(4):
+            sandbox.run(["1"], [Case()])
+            seen.append({id(link) for link in sandbox._pool._all})
+        assert [len(links) for links in seen] == [1, 0, 1, 0]
+    with DockerSandbox(1, age_s=0.0, connect=engine) as sandbox:
+        sandbox.run(["1"], [Case()])
+        assert not sandbox._pool._all
+
+
+def test_closing_leaves_no_container(engine: Any):
+    before = ours(engine)
+    with DockerSandbox(2, connect=engine) as sandbox:
+        sandbox.run(["print(1)"] * 6, [Case()])
+        assert len(ours(engine) - before) == 2
+    assert eventually(lambda: ours(engine) == before)
+
+
+def test_a_killed_users_containers_end(engine: Any):
+    before = ours(engine)
+    code = """
+import os
+from pettingllms.sandbox import Case, open_sandbox
+s = open_sandbox("docker", 1)
+s.run(["1"], [Case()])
+os.kill(os.getpid(), 9)
+"""
+    subprocess.run([sys.executable, "-c", code], check=False, timeout=60)
+    assert eventually(lambda: ours(engine) == before)
+
+
+def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: DockerSandbox):
+    living = container(own)
+    dead = ownership.mark().split(":")
+    dead[3:] = ["999999999", "1"]
+    with contextlib.closing(engine()) as client:
+        made = {
+            owner: client.api.create_container(
+                image.image_name(), labels={containers.OWNER_LABEL: owner}
+            )["Id"]
+            for owner in (":".join(dead), "another-machine:b:c:4:5", "nonsense", ownership.mark())
+        }
+        foreign = client.api.create_container(image.image_name())["Id"]
+        try:
+            assert containers.remove_orphans(client) == 1
+            left = {found.id for found in client.containers.list(all=True)}
+        finally:
+            for identity in {*made.values(), foreign}:
+                with contextlib.suppress(Exception):
+                    client.api.remove_container(identity, force=True)
+    assert left >= {living, foreign, *list(made.values())[1:]}
+    assert made[":".join(dead)] not in left
+
+
+def test_a_missing_image_is_named_with_its_cure(engine: Any):
+    with pytest.raises(SandboxUnavailable, match="pettingllms-sandbox build --packages no_such"):
+        DockerSandbox(1, packages=("no_such",), connect=engine)
+
+
+def test_a_missing_engine_is_named_with_its_cure(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DOCKER_HOST", "unix:///no/such/socket")
+    with pytest.raises(SandboxUnavailable, match="no Docker engine answers"):
+        open_sandbox("docker")
+
+
+def test_limits_beyond_the_container_are_refused(sandbox: DockerSandbox):
+    with pytest.raises(ConfigError, match="larger memory_mib"):
+        sandbox.run(["1"], [Case()], limits=Limits(memory_mib=4096))
+
+
+def test_packages_are_built_in_and_importable(engine: Any):
+    packages = ("numpy",)
+    with contextlib.closing(engine()) as client:
+        image.build_image(
+            client, packages=packages, base=image.host_base(client, packages=packages)
+        )
+    with DockerSandbox(1, packages=packages, connect=engine) as sandbox:
+        program = "import numpy; print(numpy.arange(4).sum())"
+        [[result]] = sandbox.run([program], [Case()], limits=Limits(memory_mib=1024))
+    assert result.stdout == "6\n", result.stderr
+
+
+def test_the_command_checks_this_back_end(
+    engine: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    for group in GROUPS:
+        monkeypatch.setitem(GROUPS, group, GROUPS[group][-1:])
+    assert command.main(["check", "--sandbox", "docker"]) == 0
+    assert "docker+namespaces" in capsys.readouterr().out
+    assert command.main(["doctor"]) == 0
+    assert image.image_name() in capsys.readouterr().out
+
+
+def test_an_engine_that_stops_in_the_middle_gives_no_verdict(tmp_path: Path):
+    with engines.own_engine(Path(f"/tmp/engine-{os.getpid()}")) as url:
+        connect = functools.partial(containers.connect, url)
+        with contextlib.closing(connect()) as client:
+            image.build_image(client, base=image.host_base(client))
+        sandbox = DockerSandbox(1, connect=connect)
+        sandbox.run(["1"], [Case()])
+        said: list[object] = []
+
+        def run() -> None:
+            try:
+                said.append(sandbox.run([SLEEP], [Case()] * 20))
+            except SandboxUnavailable as error:
+                said.append(error)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(0.6)
+        engines.stop_at(url)
+        thread.join(60)
+        assert isinstance(said[0], SandboxUnavailable)
+        sandbox.close()
