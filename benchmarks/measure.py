@@ -8,6 +8,7 @@ thread; on an accelerator it is wall-clock time.
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
 import statistics
 import time
@@ -15,9 +16,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import peft
 import torch
-import transformers
 from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
@@ -141,11 +140,8 @@ def report(
         print("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)))
     if options.json:
         settings = {key: str(value) for key, value in vars(options).items() if key != "json"}
-        versions = {
-            "torch": torch.__version__,
-            "transformers": transformers.__version__,
-            "peft": peft.__version__,
-        }
+        packages = ("pettingllms", "torch", "transformers", "peft", "trl")
+        versions = {name: importlib.metadata.version(name) for name in packages}
         content = {"title": title, "settings": settings, "versions": versions, "rows": rows}
         options.json.write_text(json.dumps(content, indent=2) + "\n")
 

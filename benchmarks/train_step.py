@@ -7,7 +7,8 @@ the same modules, the same prompts, K replies to each, all of the same number of
 early, which is the worst case for this package: it drops rows that have ended), one update with the
 same loss, and a reward that costs nothing. TRL generates with `generate` (its default without
 vLLM); gradient checkpointing, KL and logging are off. The two take turns in one process, step by
-step; the median counts. `working MiB` is the most memory that a step takes on top of what was held before.
+step; the median counts. TRL runs with several sizes of micro-batches; the ratio is against its
+fastest. `working MiB` (GPU) is the most memory that a step takes beyond what is held between steps.
 
 On a machine with a GPU and no model hub, random weights of a real size do as well:
 
@@ -20,7 +21,6 @@ from __future__ import annotations
 import argparse
 import logging
 import random
-import shutil
 import statistics
 import sys
 import tempfile
@@ -54,7 +54,7 @@ from pettingllms.policies.sampler import TransformersSampler
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig
 
-ROLE = "writer"
+ROLE, OURS = "writer", "pettingllms"
 RESULTS = Path(__file__).parent / "results" / "train_step.json"
 
 
@@ -98,8 +98,8 @@ def rewards(completions: list[Any], **_: Any) -> list[float | None]:
 class Steps(TrainerCallback):
     """Times the steps of a `GRPOTrainer`, and lets the other contestant take one after each."""
 
-    def __init__(self, clock: Clock, other: Callable[[], object]) -> None:
-        self.clock, self.other = clock, other
+    def __init__(self, name: str, clock: Clock, other: Callable[[], object]) -> None:
+        self.name, self.clock, self.other = name, clock, other
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         """Its prompts are drawn; replies, rewards and the update follow."""
@@ -107,10 +107,10 @@ class Steps(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         """The weights have moved; what is logged now does not count."""
-        self.clock.stop("TRL")
+        self.clock.stop(self.name)
         self.clock.start()
         self.other()
-        self.clock.stop("pettingllms")
+        self.clock.stop(OURS)
 
 
 class Clock:
@@ -118,7 +118,7 @@ class Clock:
 
     def __init__(self, device: str) -> None:
         self.device = device
-        self.seconds: dict[str, list[float]] = {"TRL": [], "pettingllms": []}
+        self.seconds: dict[str, list[float]] = {}
         self.working: dict[str, float] = {}
         self._started = self._held = 0.0
 
@@ -136,9 +136,9 @@ class Clock:
             torch.cuda.synchronize()
             peak = (torch.cuda.max_memory_allocated() - self._held) / 2**20
             self.working[name] = max(peak, self.working.get(name, 0.0))
-        self.seconds[name].append(self._now() - self._started)
-        rounds = len(self.seconds[name])
-        print(f"  round {rounds}: {name} {self.seconds[name][-1]:.2f} s", file=sys.stderr)
+        rounds = self.seconds.setdefault(name, [])
+        rounds.append(self._now() - self._started)
+        print(f"  round {len(rounds)}: {name} {rounds[-1]:.2f} s", file=sys.stderr)
 
     def median(self, name: str) -> float:
         """Of all rounds but the first."""
@@ -183,12 +183,12 @@ def prompt_texts(options: argparse.Namespace, model: Path) -> list[str]:
 def ours(
     options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int
 ) -> ATGRPOTrainer:
-    """This package's trainer; replies never end by themselves."""
+    """This package's trainer; no token ends a reply."""
     config = ATGRPOConfig(
         env="one_turn",
         num_generations=k,
         tasks_per_step=len(texts),
-        max_steps=options.rounds + 1,
+        max_steps=(options.rounds + 1) * len(options.trl_rows),
         max_completion_length=length,
         learning_rate=1e-4,
         warmup_steps=0,
@@ -205,16 +205,15 @@ def theirs(
     options: argparse.Namespace,
     model: Path,
     texts: Sequence[str],
-    k: int,
-    length: int,
-    out: Path,
+    sizes: tuple[int, int, int],
+    out: str,
     callback: TrainerCallback,
 ) -> GRPOTrainer:
-    """TRL's trainer with the same settings."""
-    rows = min(options.trl_rows or len(texts) * k, len(texts) * k)
+    """TRL's trainer with the same settings; `sizes` are K, tokens of a reply, rows of a micro-batch."""
+    k, length, rows = sizes
     on_gpu = options.device != "cpu"
     config = GRPOConfig(
-        output_dir=str(out),
+        output_dir=out,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=len(texts) * k // rows,
         num_generations=k,
@@ -247,22 +246,25 @@ def theirs(
 
 
 def compare(
-    options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int, out: Path
+    options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int, out: str
 ) -> tuple[dict[str, Any], ATGRPOTrainer]:
     """One row of the table, and our trainer."""
     clock, trainer = Clock(options.device), ours(options, model, texts, k, length)
-    parts: list[dict[str, float]] = []
-    steps = Steps(clock, lambda: parts.append(trainer.train_step()[1]))
-    other = theirs(options, model, texts, k, length, out, steps)
-    other.remove_callback(PrinterCallback)
-    other.train()
-    tokens = len(texts) * k * length
-    lengths = other._metrics["train"]["completions/mean_length"]
-    if {part["num_tokens"] for part in parts} != {float(tokens)} or set(lengths) - {float(length)}:
-        raise AssertionError("the two did not generate the same number of tokens")
+    tokens, parts = len(texts) * k * length, list[dict[str, float]]()
+    for rows in options.trl_rows:
+        name = f"TRL {rows}"
+        steps = Steps(name, clock, lambda: parts.append(trainer.train_step()[1]))
+        other = theirs(options, model, texts, (k, length, rows), out, steps)
+        other.remove_callback(PrinterCallback)
+        other.train()
+        lengths = set(other._metrics["train"]["completions/mean_length"])
+        if lengths - {float(length)} or {part["num_tokens"] for part in parts} != {float(tokens)}:
+            raise AssertionError("the two did not generate the same number of tokens")
+    medians = {name: clock.median(name) for name in clock.seconds}
     row: dict[str, Any] = {"K": k, "reply tokens": length}
-    row |= {name: tokens / clock.median(name) for name in ("pettingllms", "TRL")}
-    row["ratio"] = clock.median("TRL") / clock.median("pettingllms")
+    row |= {name: tokens / seconds for name, seconds in sorted(medians.items(), reverse=True)}
+    fastest = min(seconds for name, seconds in medians.items() if name != OURS)
+    row["ratio"] = fastest / medians[OURS]
     row |= {f"{name} working MiB": value for name, value in clock.working.items()}
     for part in ("sample", "update"):
         row[f"{part} share"] = statistics.median(
@@ -275,23 +277,22 @@ def main() -> None:
     """Prints the table."""
     arguments = parser(__doc__)
     arguments.add_argument("--tokens-per-batch", type=int, default=16_384, help="of our update")
-    arguments.add_argument("--trl-rows", type=int, help="of TRL's micro-batches; default: all")
+    arguments.add_argument(
+        "--trl-rows", type=int, nargs="+", default=[32, 128], help="of TRL's micro-batches"
+    )
     arguments.set_defaults(json=RESULTS)
     options = arguments.parse_args()
     logging.disable(logging.WARNING)
     transformers.utils.logging.disable_progress_bar()
     torch.set_num_threads(1)
-    scratch = Path(tempfile.mkdtemp(prefix="train-step-"))
     rows: list[dict[str, Any]] = []
-    try:
-        model = model_folder(options, scratch)
+    with tempfile.TemporaryDirectory(prefix="train-step-") as scratch:
+        model = model_folder(options, Path(scratch))
         texts = prompt_texts(options, model)
         for k, length in zip(options.k, options.reply_tokens, strict=True):
             print(f"K {k}, {length} tokens a reply", file=sys.stderr)
-            row, trainer = compare(options, model, texts, k, length, scratch / "trl")
+            row, trainer = compare(options, model, texts, k, length, scratch)
             rows.append(row)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
     options.model = options.model or ("random" if options.model_config else "embedded")
     options.json.parent.mkdir(exist_ok=True)
     report("whole step", options, trainer.policies._weights.module(ROLE), rows)

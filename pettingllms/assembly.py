@@ -94,9 +94,13 @@ def make_env(config: ATGRPOConfig, split: str, *, embedded: bool) -> AnyEnv:
     given = config.mapping("env_args")
     probe = _load(config.env, given)
     known = _parameters(type(probe.unwrapped))
-    wanted: dict[str, Any] = {"alpha": config.alpha, "dataset": config.dataset}
+    wanted: dict[str, Any] = {
+        "alpha": config.alpha,
+        "dataset": config.dataset,
+        "sandbox": config.sandbox,
+    }
     for name, value in wanted.items():
-        if name not in known and value not in (None, 1.0):
+        if name not in known and value not in (None, 1.0, "embedded"):
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
     wanted |= {"split": split} | ({"prompt": "compact"} if embedded else {})
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}

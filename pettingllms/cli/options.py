@@ -34,7 +34,6 @@ INSTEAD = {
     "num_train_epochs": "max_steps",
     "resume_from_checkpoint": "resume",
     "run_name": "output_dir",
-    "use_vllm": "sampler",
     "lora_modules": "lora_target_modules",
 }
 """Options of TRL whose purpose has another name here."""

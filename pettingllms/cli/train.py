@@ -68,7 +68,6 @@ GROUPS = {
         "eval_tasks",
         "save_steps",
         "report_to",
-        "sampler",
         "sandbox",
         "scoring_threads",
     ),

@@ -40,7 +40,8 @@ tester share one program and so one reward: it teaches the coder only.
 `dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
 (`pettingllms.data.coding`). `split`: `train`, `val` or `test`. `rewards`, `alpha`, `max_turns` (alias
 `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the embedded one.
-`sandbox`: a `Sandbox`; by default the process's shared one.
+`sandbox`: `"embedded"` or `"docker"`, shared
+by all environments of the process, or a `Sandbox` of your own.
 
 # Version History
 
@@ -57,6 +58,7 @@ from typing import Any, Literal, NamedTuple, cast, get_args
 from pettingllms.data import coding, mutation
 from pettingllms.data.coding import CodingTask, Test, passes
 from pettingllms.data.grammar import Split
+from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome, TextEnv
 from pettingllms.envs.coding_text import (
     Attempt,
@@ -69,8 +71,8 @@ from pettingllms.envs.coding_text import (
     shown_attempt,
     shown_result,
 )
-from pettingllms.errors import ConfigError, DatasetError, did_you_mean
-from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, shared_sandbox
+from pettingllms.errors import DatasetError
+from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, Sandbox, shared_sandbox
 
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
@@ -120,14 +122,14 @@ class raw_env(TextEnv):
         dataset: str | Path | None = None,
         rewards: Rewards = "paper",
         prompt: Prompt = "full",
-        sandbox: Sandbox | None = None,
+        sandbox: Sandbox | str = "embedded",
         **kwargs: Any,
     ) -> None:
         super().__init__(roles=("coder", "tester"), **kwargs)
-        for name, value, known in (("rewards", rewards, Rewards), ("prompt", prompt, Prompt)):
-            if value not in get_args(known):
-                hint = did_you_mean(str(value), get_args(known))
-                raise ConfigError(f"{name} must be one of {get_args(known)}, got {value!r}; {hint}")
+        arguments.one_of("rewards", rewards, get_args(Rewards))
+        arguments.one_of("prompt", prompt, get_args(Prompt))
+        if isinstance(sandbox, str):
+            arguments.one_of("sandbox", sandbox, BACKENDS)
         self.tasks = (
             None if dataset is None else coding.load_jsonl(dataset)[cast(Split, self.split)]
         )
@@ -144,8 +146,9 @@ class raw_env(TextEnv):
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one."""
-        return self._sandbox if self._sandbox is not None else shared_sandbox()
+        """Where programs run: the given sandbox, or the process's shared one of that back end."""
+        given = self._sandbox
+        return shared_sandbox(given) if isinstance(given, str) else given
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
         if self.tasks is None:
@@ -196,6 +199,8 @@ class raw_env(TextEnv):
         reference, *mutants = [dict(zip(inputs, row, strict=True)) for row in known]
         if state.program is None:
             return Ran(reference, mutants, None)
+        if state.program.strip() == task.reference.strip():
+            return Ran(reference, mutants, reference)  # the same program has just run
         # A model wrote it: it must not share a process with the reference.
         (own,) = self._outputs(task, [state.program], inputs)
         return Ran(reference, mutants, dict(zip(inputs, own, strict=True)))

@@ -66,10 +66,14 @@ def open_sandbox(
     raise ConfigError(f"no sandbox back end {backend!r}; {did_you_mean(backend, BACKENDS)}")
 
 
-@functools.cache
-def shared_sandbox() -> PooledSandbox:
-    """The process's own embedded sandbox, opened by the first call and closed at exit.
+def shared_sandbox(backend: str = "embedded") -> PooledSandbox:
+    """The process's own sandbox of that back end, opened by the first call and closed at exit.
 
     After a fork, the new process gets workers of its own.
     """
-    return open_sandbox("embedded")
+    return _shared(backend)
+
+
+@functools.cache
+def _shared(backend: str) -> PooledSandbox:
+    return open_sandbox(backend)

@@ -15,10 +15,10 @@ from typing import Any
 from pettingllms.errors import ConfigError, did_you_mean
 
 EMBEDDED = {
-    "learning_rate": 2e-3,
+    "learning_rate": 5e-3,
     "num_generations": 8,
     "tasks_per_step": 16,
-    "max_steps": 80,
+    "max_steps": 100,
     "warmup_steps": 0,
     "max_completion_length": 96,
     "tokens_per_batch": 4096,
@@ -56,8 +56,7 @@ CHOICES = {
         "constant_with_warmup",
         "inverse_sqrt",
     ),
-    "sampler": ("transformers",),
-    "sandbox": ("embedded",),
+    "sandbox": ("embedded", "docker"),
     "dtype": ("auto", "float32", "bfloat16", "float16"),
     "device": ("auto", "cpu", "cuda", "mps"),
 }
@@ -119,7 +118,7 @@ class ATGRPOConfig:
         None, "K: replies to one prompt (tree), or episodes of one task. Default: 8"
     )
     tasks_per_step: int = _f(None, "Tasks played in one step. Default by model: 16 or 32")
-    max_steps: int = _f(None, "Steps of training. Default by model: 80 or 200")
+    max_steps: int = _f(None, "Steps of training. Default by model: 100 or 200")
     branch: str = _f(
         "best", "The reply that is executed so that the episode goes on: best, sample, first"
     )
@@ -145,7 +144,7 @@ class ATGRPOConfig:
     entropy_coef: float = _f(0.0, "Weight of an entropy bonus")
     num_iterations: int = _f(1, "Optimizer steps on each rollout")
     # Optimization
-    learning_rate: float = _f(None, "Default by model: 2e-3 embedded, 1e-4 LoRA, 5e-6 full")
+    learning_rate: float = _f(None, "Default by model: 5e-3 embedded, 1e-4 LoRA, 5e-6 full")
     lr_scheduler_type: str = _f(
         "cosine", "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ..."
     )
@@ -164,8 +163,7 @@ class ATGRPOConfig:
     eval_tasks: int = _f(None, "Held-out tasks of a validation. Default: 100")
     save_steps: int = _f(None, "Steps between checkpoints. Default: 10")
     report_to: str = _f("none", "tensorboard, wandb, trackio, comma-separated, or none")
-    sampler: str = _f("transformers", "What samples replies: transformers")
-    sandbox: str = _f("embedded", "Where programs run: embedded")
+    sandbox: str = _f("embedded", "Where programs run: embedded (Linux, no daemon) or docker")
     scoring_threads: int = _f(
         None, "Replies that are scored at the same time. Default by model: 4 or 16"
     )

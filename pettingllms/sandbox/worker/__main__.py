@@ -29,12 +29,8 @@ def _adopt_folder() -> None:
 
 if __name__ == "__main__":
     _adopt_folder()
-    from pettingllms.sandbox.worker import jobs, start
+    from pettingllms.sandbox.worker import start
 
-    work = None
-    try:
-        start.main(sys.argv[1:])
-    except jobs.Child as child:
-        work = child.work
+    work = start.main(sys.argv[1:])
     if work is not None:
-        work()
+        work.perform()

@@ -12,7 +12,6 @@ import resource
 import select
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,14 +35,6 @@ class JobFailed(Exception):
 
 class ClientGone(Exception):
     """Nobody waits for the results any more."""
-
-
-class Child(BaseException):
-    """Raised in the new process, so that it leaves the worker's stack before it does its task."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        super().__init__()
-        self.work = work
 
 
 class Result(NamedTuple):
@@ -80,6 +71,13 @@ class Ending(NamedTuple):
         return self.usage.ru_utime + self.usage.ru_stime
 
 
+class Started(NamedTuple):
+    """A process at work, and when it was started on the monotonic clock."""
+
+    pid: int
+    begun: float
+
+
 @dataclass(frozen=True)
 class Workshop:
     """What every job needs: the jail, the board, a pipe for marks, the client to watch."""
@@ -91,21 +89,28 @@ class Workshop:
     marks: tuple[int, int]
     client_fd: int
 
-    def do(self, job: task.Job) -> tuple[list[Result], bool]:
-        """Start a process for `job` and see it to its end.
-
-        Returns the results of the job's first runs, at least one, and whether the compiled
-        program is now in the job's `code_fd`. The other runs need another process.
-        """
+    def start(self, job: task.Job) -> Started | task.Task:
+        """Start a process for `job`. In that process, the result is what it has to do."""
         self.board.clear()
         begun = time.monotonic()
         pid = self.jail.start()
         if pid == 0:
-            mine = task.Task(self.jail, self.board, self.streams, self.marks[1], job)
-            raise Child(mine.perform)
+            return task.Task(self.jail, self.board, self.streams, self.marks[1], job)
+        return Started(pid, begun)
+
+    def finish(self, job: task.Job, started: Started) -> tuple[list[Result], bool]:
+        """See the process to its end.
+
+        Returns the results of the job's first runs, at least one, and whether the compiled
+        program is now in the job's `code_fd`. The other runs need another process.
+        """
+        pid, begun = started
         killed_for = self._watch(pid, job, begun)
         _, status, usage = os.wait4(pid, 0)
-        ending = Ending(killed_for, os.waitstatus_to_exitcode(status), usage, time.monotonic())
+        exit_code = os.waitstatus_to_exitcode(status)
+        if exit_code != -signal.SIGKILL:
+            killed_for = None  # it ended by itself in the same moment
+        ending = Ending(killed_for, exit_code, usage, time.monotonic())
         self.jail.clean()
         marks = self._read_marks()
         if not marks.startswith(task.SET_UP):

@@ -71,19 +71,27 @@ class Request(NamedTuple):
     stop: bool
 
 
-def serve(stream: frames.Stream, shop: jobs.Workshop) -> None:
-    """Answer requests until the client closes the stream."""
+def serve(stream: frames.Stream, shop: jobs.Workshop) -> task.Task:
+    """Answer requests until the client closes the stream, which raises.
+
+    Returns only in a program's process, with what that has to do: it leaves the worker's stack
+    first, so that the program has nearly all of the recursion limit for itself.
+    """
     while True:
         header = stream.read_header()
         files = Files()
         request = receive(stream, header, files)
         try:
-            for index, result, run, done in perform(shop, request, files):
-                _reply(stream, request.bounds, index, result, run, done)
+            events = perform(shop, request, files)
+            for event in events:
+                if isinstance(event, task.Task):
+                    event.kept = (events, header, files, request)
+                    return event
+                _reply(stream, request.bounds, event)
         except jobs.JobFailed as error:
             stream.write(frames.encode({"failure": str(error)[:1000]}))
             raise
-        # Not in a `finally`: a program's process leaves through here with its files open.
+        # Not in a `finally`: a program's process leaves with its files open.
         files.close()
 
 
@@ -143,11 +151,19 @@ def _fill(stream: frames.Stream, fd: int, size: int) -> None:
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
-Finished = tuple[int, jobs.Result, board.Run, bool]
+class Finished(NamedTuple):
+    """A run that is over."""
+
+    run: board.Run
+    result: jobs.Result
+    last: bool
 
 
-def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Finished]:
-    """Do the request's runs: yields run number, result, files, and whether it was the last."""
+def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Finished | task.Task]:
+    """Do the request's runs, and yield them when they are over.
+
+    Also yields in the processes that are started for them: what these have to do.
+    """
     todo = list(enumerate(request.runs))
     codes: dict[int, int] = {}
     compiled: set[int] = set()
@@ -160,7 +176,11 @@ def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Fin
             codes[number] = files.add("code")
         code_fd = codes.get(number, -1) if len(batch) == 1 else -1
         job = task.Job(runs, request.bounds, request.text_fd, code_fd, number in compiled)
-        results, stored = shop.do(job)
+        started = shop.start(job)
+        if isinstance(started, task.Task):
+            yield started
+            return
+        results, stored = shop.finish(job, started)
         if stored:
             compiled.add(number)
         todo = todo[len(results) :]
@@ -170,7 +190,7 @@ def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Fin
         if request.stop:
             todo = [entry for entry in todo if entry[1][0] not in failed]
         for position, (run, result) in enumerate(zip(runs, results, strict=False), start=1):
-            yield run.number, result, run, position == len(results) and not todo
+            yield Finished(run, result, position == len(results) and not todo)
         files.drop([fd for run in runs for fd in run.descriptors[1:]])
 
 
@@ -189,21 +209,15 @@ def _open_run(request: Request, files: Files, number: int, program: int, case: i
     )
 
 
-def _reply(
-    stream: frames.Stream,
-    bounds: jail.Bounds,
-    index: int,
-    result: jobs.Result,
-    run: board.Run,
-    done: bool,
-) -> None:
+def _reply(stream: frames.Stream, bounds: jail.Bounds, finished: Finished) -> None:
+    run, result, last = finished
     start = bounds.output_start
     fds = run.descriptors[1:]
     lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
     numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
-    row = [index, result.status, result.exit_code, *numbers, *lengths]
+    row = [run.number, result.status, result.exit_code, *numbers, *lengths]
     row += [-1] if run.value_fd < 0 else []
-    stream.write(frames.encode({"results": [row], "done": done}))
+    stream.write(frames.encode({"results": [row], "done": last}))
     for fd, length in zip(fds, lengths, strict=True):
         sent = 0
         while sent < length:

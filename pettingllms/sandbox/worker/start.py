@@ -60,8 +60,8 @@ class Options:
     without: tuple[str, ...] = ()
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Become a worker. Returns when the client has closed the stream."""
+def main(arguments: Sequence[str]) -> task.Task | None:
+    """Become a worker. Returns in a program's process, with what that has to do."""
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
         tuple(given.get("packages", ())),
@@ -78,7 +78,7 @@ def main(arguments: Sequence[str]) -> None:
         _preload(options)
         if given.get("describe"):
             stream.write(frames.encode({"protocol": PROTOCOL, **view.describe(options.packages)}))
-            return
+            return None
         shop, hello = _isolate(options, stream)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
@@ -88,7 +88,7 @@ def main(arguments: Sequence[str]) -> None:
     gc.disable()
     stream.write(frames.encode(hello))
     try:
-        server.serve(stream, shop)
+        return server.serve(stream, shop)
     except (frames.FrameError, BrokenPipeError, jobs.ClientGone, jobs.JobFailed):
         os._exit(0)
 

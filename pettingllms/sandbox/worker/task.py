@@ -59,6 +59,8 @@ class Task:
         self.streams = streams
         self.marks_fd = marks_fd
         self.job = job
+        self.kept: object = None
+        """The worker's own objects, which nobody shall spend time on taking apart."""
 
     def perform(self) -> NoReturn:
         """Confine this process, do the job's runs, and exit."""

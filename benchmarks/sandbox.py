@@ -1,0 +1,330 @@
+"""Seconds of running one small program: both back ends, beside the other ways to do it.
+
+    python -m benchmarks.sandbox                     embedded, and docker where an engine answers
+    python -m benchmarks.sandbox --soak 100000       does anything grow in the long run?
+
+Contestants take turns on one core, so that a busy moment of the machine meets all of them. What
+the others do is reimplemented from their sources: `subprocess -X dev` is a new interpreter with
+the caller's environment, development mode and tracemalloc, output to a file; `in process` forks
+the caller and runs the program by `exec` with an alarm, without any isolation. Neither is safe
+for programs of a model. CPU is user and system time of everything that took part, where the
+kernel tells.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import os
+import platform
+import resource
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import SandboxUnavailable
+from pettingllms.sandbox import Case, Limits
+from pettingllms.sandbox.channel import ProcessChannel
+from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox
+
+PROGRAM = "print(int(input()) * 2)"
+CASE = Case("21\n")
+TESTS = [Case(f"{n}\n") for n in range(6)]
+TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+SOAKED = (
+    PROGRAM,
+    "x = [int(v) for v in input().split()]\nprint(sorted(x))",
+    "1 / 0",
+    "import os; os.abort()",
+    "print('x' * 100000)",
+    "while True: pass",
+    "import threading; t = threading.Thread(target=print, args=(1,)); t.start(); t.join()",
+    "open('/tmp/x', 'w').write('y' * 1000)",
+)
+
+
+def main() -> None:
+    """Prints the tables, and writes them as JSON where asked."""
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--rounds", type=int, default=40, help="turns of every contestant")
+    options.add_argument("--core", type=int, default=0, help="the core that all share")
+    options.add_argument("--soak", type=int, default=0, help="only this: so many runs")
+    options.add_argument("--json", type=Path, help="also write the figures to this file")
+    arguments = options.parse_args()
+    rows = soak(arguments.soak) if arguments.soak else speed(arguments)
+    print(table(rows))
+    if arguments.json:
+        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        versions = {"python": platform.python_version(), "kernel": platform.release()}
+        content = {"title": "sandbox", "settings": settings, "versions": versions, "rows": rows}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """One row a contestant, and one for two workers against one."""
+    everywhere = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {arguments.core})
+    try:
+        with contextlib.ExitStack() as stack:
+            rows = compare(dict(contestants(stack)), arguments.rounds)
+    finally:
+        os.sched_setaffinity(0, everywhere)
+    return [*rows, *scaling(max(100, 4 * arguments.rounds))]
+
+
+Contestant = tuple[Callable[[], object], Callable[[], float] | None, int]
+"""What to do, CPU seconds used so far by the processes that do it, and the runs it counts for."""
+
+
+def contestants(stack: contextlib.ExitStack) -> Iterator[tuple[str, Contestant]]:
+    """Name -> what takes part."""
+    yield "python3 -I -S", (plain, children_cpu, 1)
+    embedded = stack.enter_context(EmbeddedSandbox(1))
+    yield "embedded", (lambda: embedded.run([PROGRAM], [CASE]), worker_cpu(embedded), 1)
+    yield (
+        "embedded, 6 tests, one process",
+        (
+            lambda: embedded.run([PROGRAM], TESTS, fresh_process=False),
+            worker_cpu(embedded),
+            len(TESTS),
+        ),
+    )
+    try:
+        from pettingllms.sandbox import containers, image
+
+        docker = stack.enter_context(containers.DockerSandbox(1))
+    except SandboxUnavailable as error:
+        print(f"without docker: {error}", file=sys.stderr)
+    else:
+        yield "docker pool", (lambda: docker.run([PROGRAM], [CASE]), None, 1)
+        name = image.image_name()
+        yield "docker run --rm", (lambda: docker_run(name), None, 1)
+    yield "subprocess -X dev", (development_mode, children_cpu, 1)
+    yield "in process, 6 tests", (in_process, children_cpu, len(TESTS))
+
+
+def compare(taking_part: dict[str, Contestant], rounds: int) -> list[dict[str, Any]]:
+    """Let all take turns; medians of wall-clock time, mean CPU."""
+    seconds: dict[str, list[float]] = {name: [] for name in taking_part}
+    cpu: dict[str, list[float]] = {name: [] for name in taking_part}
+    for number in range(rounds + 1):
+        for name, (act, used, _) in taking_part.items():
+            own, theirs = cpu_of(resource.RUSAGE_SELF), used() if used else 0.0
+            begun = time.perf_counter()
+            act()
+            if number:
+                seconds[name].append(time.perf_counter() - begun)
+                spent = cpu_of(resource.RUSAGE_SELF) - own
+                cpu[name].append(spent + used() - theirs if used else float("nan"))
+    first = next(iter(taking_part))
+    rows = []
+    for name, (_, _, runs) in taking_part.items():
+        wall = statistics.median(seconds[name])
+        rows.append(
+            {
+                "way": name,
+                "runs": runs,
+                "wall p50 ms": wall * 1000,
+                "wall min ms": min(seconds[name]) * 1000,
+                "wall p95 ms": statistics.quantiles(seconds[name], n=20)[-1] * 1000,
+                "CPU ms": statistics.mean(cpu[name]) * 1000,
+                "wall / python3": wall / statistics.median(seconds[first]),
+                "CPU / python3": statistics.mean(cpu[name]) / statistics.mean(cpu[first]),
+            }
+        )
+    return rows
+
+
+def plain() -> None:
+    """A new interpreter, with nothing around it."""
+    command = (sys.executable, "-I", "-S", "-c", PROGRAM)
+    subprocess.run(command, input=CASE.stdin.encode(), capture_output=True, check=True)
+
+
+def development_mode() -> None:
+    """As in the paper's code: development mode, tracemalloc, the whole environment, a file."""
+    environment = {**os.environ, "PYTHONTRACEMALLOC": "5"}
+    with tempfile.TemporaryDirectory() as folder, (Path(folder) / "out").open("wb") as out:
+        script = Path(folder) / "script.py"
+        script.write_text(PROGRAM)
+        subprocess.run(
+            (sys.executable, "-X", "dev", str(script)),
+            input=CASE.stdin.encode(),
+            stdout=out,
+            stderr=out,
+            env=environment,
+            check=True,
+        )
+
+
+def in_process() -> None:
+    """As in LiveCodeBench: one forked process that runs all tests by `exec`, with an alarm."""
+    pid = os.fork()
+    if pid == 0:
+        for test in TESTS:
+            signal.alarm(6)
+            sys.stdin = io.StringIO(test.stdin)
+            with contextlib.redirect_stdout(io.StringIO()):
+                exec(compile(PROGRAM, "program", "exec"), {})  # noqa: S102 - what is measured
+            signal.alarm(0)
+        os._exit(0)
+    os.waitpid(pid, 0)
+
+
+def docker_run(image: str) -> None:
+    """A container for one run, as a careful user would start it."""
+    command = ["docker", "run", "--rm", "-i", "--network", "none", "--read-only"]
+    command += ["--cap-drop", "ALL", "--entrypoint", "python3", image, "-I", "-S", "-c", PROGRAM]
+    subprocess.run(command, input=CASE.stdin.encode(), capture_output=True, check=True)
+
+
+def cpu_of(who: int) -> float:
+    """User and system seconds."""
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
+
+
+def children_cpu() -> float:
+    """CPU seconds of all processes that this one has waited for."""
+    return cpu_of(resource.RUSAGE_CHILDREN)
+
+
+def worker_cpu(sandbox: PooledSandbox) -> Callable[[], float]:
+    """CPU seconds of the workers of `sandbox` and of the programs that they have waited for."""
+
+    def used() -> float:
+        return sum(cpu_of_process(pid) for pid in worker_pids(sandbox))
+
+    return used
+
+
+def worker_pids(sandbox: PooledSandbox) -> list[int]:
+    """The processes of the workers that are running now."""
+    channels = [link.channel for link in sandbox._pool._all]
+    return [pid for c in channels if isinstance(c, ProcessChannel) for pid in tree(c.pid)]
+
+
+def tree(pid: int) -> list[int]:
+    """A process and everything below it."""
+    below = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [pid, *(other for child in below for other in tree(int(child)))]
+
+
+def cpu_of_process(pid: int) -> float:
+    """CPU seconds of a process and of its children that have ended."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return sum(map(int, fields[11:15])) * TICK_S
+
+
+def scaling(runs: int) -> list[dict[str, Any]]:
+    """Runs a second with one worker and with two, in turns."""
+    rates: dict[int, list[float]] = {1: [], 2: []}
+    with EmbeddedSandbox(1) as one, EmbeddedSandbox(2) as two:
+        for _ in range(5):
+            for workers, sandbox in ((1, one), (2, two)):
+                begun = time.perf_counter()
+                callers = [
+                    threading.Thread(target=call, args=(sandbox, runs // workers))
+                    for _ in range(workers)
+                ]
+                for caller in callers:
+                    caller.start()
+                for caller in callers:
+                    caller.join()
+                rates[workers].append(runs / (time.perf_counter() - begun))
+    one_worker, two_workers = (statistics.median(rates[n]) for n in (1, 2))
+    return [
+        {
+            "way": "embedded, 2 workers on 2 cores",
+            "runs": runs,
+            "runs/s, 1 worker": one_worker,
+            "runs/s, 2 workers": two_workers,
+            "2 / 1": two_workers / one_worker,
+        }
+    ]
+
+
+def call(sandbox: PooledSandbox, runs: int) -> None:
+    """So many runs, one after the other."""
+    for _ in range(runs):
+        sandbox.run([PROGRAM], [CASE])
+
+
+def soak(runs: int) -> list[dict[str, Any]]:
+    """So many runs of all kinds of programs: ten rows on what is held, and how long runs took."""
+    rows: list[dict[str, Any]] = []
+    limits = Limits(cpu_s=0.02, wall_s=30.0, output_kib=64)
+    batch = len(SOAKED) * 2
+    with EmbeddedSandbox(2) as sandbox:
+        longest, done, begun = 0.0, 0, time.monotonic()
+        first = set(sandbox._pool._all)
+        while done < runs:
+            started = time.monotonic()
+            fresh = bool(done // batch % 4)
+            sandbox.run(SOAKED, [Case("3 1 2\n"), CASE], limits=limits, fresh_process=fresh)
+            longest = max(longest, time.monotonic() - started)
+            done += batch
+            first = first or set(sandbox._pool._all)
+            if done * 10 // runs > len(rows):
+                rows.append(held(sandbox, done, longest, time.monotonic() - begun))
+                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
+                longest = 0.0
+        rows[-1]["workers lost"] = len(first - sandbox._pool._all)
+    return rows
+
+
+def held(sandbox: PooledSandbox, done: int, longest: float, elapsed: float) -> dict[str, Any]:
+    """What the workers and this process hold now."""
+    time.sleep(0.2)
+    pids = worker_pids(sandbox)
+    return {
+        "runs": done,
+        "runs/s": done / elapsed,
+        "worker MiB": sum(map(resident_mib, pids)),
+        "client MiB": resident_mib(os.getpid()),
+        "processes": len(pids),
+        "worker descriptors": sum(map(descriptors, pids)),
+        "client descriptors": descriptors(os.getpid()),
+        "longest batch s": longest,
+    }
+
+
+def resident_mib(pid: int) -> float:
+    """Memory that a process holds, shared pages counted in each process that shares them."""
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    return pages * resource.getpagesize() / 2**20
+
+
+def descriptors(pid: int) -> int:
+    """Open descriptors of a process."""
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as text, those with other columns below."""
+    lines: list[str] = []
+    names: list[str] = []
+    for row in rows:
+        if list(row) != names:
+            names = list(row)
+            lines.append("  ".join(name.rjust(max(9, len(name))) for name in names))
+        cells = (
+            (f"{value:.2f}" if isinstance(value, float) else str(value)).rjust(max(9, len(name)))
+            for name, value in row.items()
+        )
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
