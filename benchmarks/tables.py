@@ -17,7 +17,11 @@ from typing import Any
 from benchmarks.learning import at_budget
 
 HERE = Path(__file__).parent
-PAGES = (HERE.parent / "README.md", HERE / "README.md")
+PAGES = (
+    HERE.parent / "README.md",
+    HERE / "README.md",
+    HERE.parent / "pettingllms" / "models" / "README.md",
+)
 ROWS = (
     ("coder: hidden tests passed, first reply", "coder/first_passed"),
     ("tester: local reward, first reply", "tester/first_local_reward"),
@@ -105,10 +109,30 @@ def seconds() -> str:
     return markdown(header, rows)
 
 
+def habit_or_skill() -> str:
+    """First replies before the habits, with them, and after training; rare parts apart."""
+    results = load("habit_or_skill")["teams"]
+    trained = [team for name, team in results.items() if name.startswith("at_grpo-")]
+    rows = []
+    for name in results["base"]["sampled"]:
+        if "parts" not in name:
+            continue
+        row = [name]
+        for how in ("sampled", "greedy"):
+            row += [f"{results[team][how][name]:.2f}" for team in ("clean", "base")]
+            row.append(spread([team[how][name] for team in trained]))
+        rows.append(row)
+    header = [
+        f"{team}, {how}" for how in ("sampled", "greedy") for team in ("clean", "base", "trained")
+    ]
+    return markdown(["local reward, first reply", *header], rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "learning": learning,
     "estimators": estimators,
     "seconds": seconds,
+    "habit_or_skill": habit_or_skill,
 }
 
 

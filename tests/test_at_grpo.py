@@ -396,6 +396,15 @@ def test_a_step_depends_on_seed_and_number_only(model_dir):
     assert ahead.train_step()[0] == late.train_step()[0]
 
 
+def test_every_step_draws_anew(model_dir):
+    trainer = a_trainer(model_dir, GradedEnv(num_tasks=1), tasks_per_step=1, learning_rate=0.0)
+    before = weights(trainer)
+    first, second = (trainer.train_step()[0][0] for _ in range(2))
+    assert not moved(before, weights(trainer))
+    assert first.prompt_ids == second.prompt_ids
+    assert [c.reply.text for c in first.candidates] != [c.reply.text for c in second.candidates]
+
+
 @pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan])
 def test_an_infinite_reward_stops_the_step_and_names_who_was_paid(model_dir, reward):
     env = GradedEnv()

@@ -322,6 +322,28 @@ def test_the_same_replies_to_the_same_task_earn_the_same(sandbox):
     assert episode() == episode()
 
 
+@pytest.mark.parametrize("program", [HALF, RIGHT, NO_TEST, code("print('x' * 10**7)")])
+def test_replies_that_are_scored_together_earn_what_each_earns_alone(program, play):
+    env = play()
+    coders = [RIGHT, HALF, program, NO_TEST, "a" * 1_000_001, code("print(")]
+    testers = [
+        checks(("-3", "3")),
+        checks(("-3", "4"), ("3", "3")),
+        checks(("9" * 5000, "3")),
+        NO_TEST,
+        "a" * 1_000_001,
+        checks(("-3", "3"), ("-3", "3")),
+        checks(("x", "y"), ("", "")),
+    ]
+    for replies, chosen in ((coders, program), (testers, testers[1])):
+        together = [branch.snapshot() for branch in env.branch(replies)]
+        for reply, snapshot in zip(replies, together, strict=True):
+            alone = env.clone()
+            alone.step(reply)
+            assert alone.snapshot() == snapshot
+        env.step(chosen)
+
+
 # Functions
 
 
