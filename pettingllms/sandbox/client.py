@@ -31,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
-_SHARED_RUNS = 64
+_SHARED_RUNS = 60
 _ATTEMPTS = 2
 _WORTH_SPREADING = 4
 

@@ -8,8 +8,8 @@ import struct
 import time
 from typing import NamedTuple
 
-MAX_RUNS = 64
-"""Runs of one process."""
+MAX_RUNS = 60
+"""Runs of one process, whose descriptors must fit in one message to it (unix(7): 253)."""
 
 FINE, MEMORY, PROCESSES, FORBIDDEN, OUTPUT = range(5)
 """Why a program failed, where its own exception says so."""

@@ -104,12 +104,11 @@ class Jail:
         os.setsid()
         os.chdir(self.scratch)
 
-    def confine(self, bounds: Bounds, cpu_s: int, used_descriptors: int) -> None:
-        """Give up everything else, for good. `cpu_s` bounds the whole process."""
+    def confine(self, bounds: Bounds) -> None:
+        """Give up what is not needed to receive a job, for good."""
         limit = resource.setrlimit
         memory = self.base_bytes + _SETUP_BYTES + bounds.memory_bytes
         limit(resource.RLIMIT_AS, (memory, memory))
-        limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         limit(resource.RLIMIT_FSIZE, (bounds.file_bytes, bounds.file_bytes))
         limit(resource.RLIMIT_CORE, (0, 0))
         if NAMESPACES in self.layers:
@@ -121,7 +120,11 @@ class Jail:
             self.fence.close_in(self.scratch)
             for fd in self.fence.descriptors:
                 os.close(fd)
-        open_files = used_descriptors + bounds.open_files
+
+    def seal(self, cpu_s: int, open_files: int) -> None:
+        """Give up the rest: what is left is what a program may do."""
+        limit = resource.setrlimit
+        limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
         limit(resource.RLIMIT_NOFILE, (open_files, open_files))
         if self.filter is not None:
             self.filter_for_this_process().install()

@@ -12,11 +12,11 @@ import resource
 import select
 import signal
 import time
-from dataclasses import dataclass
 from typing import NamedTuple
 
-from pettingllms.sandbox.worker import board, program, task
+from pettingllms.sandbox.worker import board, handover, program, task
 from pettingllms.sandbox.worker.board import Run
+from pettingllms.sandbox.worker.handover import End, Job
 from pettingllms.sandbox.worker.jail import Bounds, Jail
 
 _REASONS = {
@@ -72,39 +72,68 @@ class Ending(NamedTuple):
 
 
 class Started(NamedTuple):
-    """A process at work, and when it was started on the monotonic clock."""
+    """A process, our end of its socket, and since when it has its job, on the monotonic clock."""
 
     pid: int
+    end: End
     begun: float
 
 
-@dataclass(frozen=True)
 class Workshop:
-    """What every job needs: the jail, the board, a pipe for marks, the client to watch."""
+    """Makes processes and has them do jobs, one at a time.
 
-    jail: Jail
-    board: board.Board
-    streams: program.Streams
-    """Over descriptors 0, 1 and 2, made ahead because they are dear."""
-    marks: tuple[int, int]
-    client_fd: int
+    A process is made before its job is known, if possible while the client is busy with the last
+    answer: the job then finds it waiting, in its namespaces and under its limits.
+    """
 
-    def start(self, job: task.Job) -> Started | task.Task:
-        """Start a process for `job`. In that process, the result is what it has to do."""
-        self.board.clear()
-        begun = time.monotonic()
+    def __init__(
+        self, jail: Jail, board: board.Board, streams: program.Streams, client_fd: int
+    ) -> None:
+        self.jail = jail
+        self.board = board
+        self.streams = streams
+        self.client_fd = client_fd
+        self._spare: tuple[Started, Bounds] | None = None
+
+    def make(self, bounds: Bounds) -> task.Task | None:
+        """See that a process for a job within `bounds` is there.
+
+        In a new process, the result is what it has to do; in the worker it is None.
+        """
+        if self._spare is not None:
+            if self._spare[1] == bounds:
+                return None
+            self._discard()
+        ours, theirs = handover.pair()
         pid = self.jail.start()
         if pid == 0:
-            return task.Task(self.jail, self.board, self.streams, self.marks[1], job)
-        return Started(pid, begun)
+            return task.Task(self.jail, self.board, self.streams, theirs, bounds)
+        theirs.close()
+        self._spare = (Started(pid, ours, 0.0), bounds)
+        return None
 
-    def finish(self, job: task.Job, started: Started) -> tuple[list[Result], bool]:
-        """See the process to its end.
+    def start(self, job: Job) -> Started:
+        """Give `job` to the process that `make` made for its bounds."""
+        if self._spare is None or self._spare[1] != job.bounds:
+            raise JobFailed("no process was made for this job")
+        (pid, end, _), _ = self._spare
+        self._spare = None
+        self.board.clear()
+        begun = time.monotonic()
+        try:
+            end.send(job)
+        except OSError as error:
+            marks = end.marks().decode("utf-8", "replace")
+            raise JobFailed(f"a process ended before its job: {marks or error}") from error
+        return Started(pid, end, begun)
+
+    def finish(self, job: Job, started: Started) -> tuple[list[Result], bool]:
+        """See a process to its end.
 
         Returns the results of the job's first runs, at least one, and whether the compiled
         program is now in the job's `code_fd`. The other runs need another process.
         """
-        pid, begun = started
+        pid, end, begun = started
         killed_for = self._watch(pid, job, begun)
         _, status, usage = os.wait4(pid, 0)
         exit_code = os.waitstatus_to_exitcode(status)
@@ -112,13 +141,22 @@ class Workshop:
             killed_for = None  # it ended by itself in the same moment
         ending = Ending(killed_for, exit_code, usage, time.monotonic())
         self.jail.clean()
-        marks = self._read_marks()
-        if not marks.startswith(task.SET_UP):
-            said = marks.removeprefix(task.BROKEN).decode("utf-8", "replace")
+        marks = end.marks()
+        end.close()
+        if not marks.startswith(handover.SET_UP):
+            said = marks.removeprefix(handover.BROKEN).decode("utf-8", "replace")
             raise JobFailed(f"a process could not be set up: {said or ending}")
-        return self._results(job, begun, ending), task.COMPILED in marks
+        return self._results(job, begun, ending), handover.COMPILED in marks
 
-    def _watch(self, pid: int, job: task.Job, begun: float) -> str | None:
+    def _discard(self) -> None:
+        """End the process that waits for a job."""
+        if self._spare is not None:
+            (pid, end, _), _ = self._spare
+            self._spare = None
+            end.close()
+            _kill(pid)
+
+    def _watch(self, pid: int, job: Job, begun: float) -> str | None:
         """Wait for the process; kill it where a run overstays. Returns the limit it broke."""
         pidfd = os.pidfd_open(pid)
         clock = (~pid << 3) | 2  # CPU time of another process, from linux/posix-timers.h
@@ -142,7 +180,7 @@ class Workshop:
         finally:
             os.close(pidfd)
 
-    def _check(self, clock: int, job: task.Job, begun: float) -> tuple[str | None, float]:
+    def _check(self, clock: int, job: Job, begun: float) -> tuple[str | None, float]:
         """The limit that the present run has broken, and how long none can be broken."""
         now, cpu_s = time.monotonic(), time.clock_gettime(clock)
         bounds, runs = job.bounds, len(job.runs)
@@ -159,13 +197,7 @@ class Workshop:
             return "wall_limit", 0.0
         return None, min(cpu_left / _CORES, wall_left)
 
-    def _read_marks(self) -> bytes:
-        try:
-            return os.read(self.marks[0], 4096)
-        except BlockingIOError:
-            return b""
-
-    def _results(self, job: task.Job, begun: float, ending: Ending) -> list[Result]:
+    def _results(self, job: Job, begun: float, ending: Ending) -> list[Result]:
         """Results of the runs that the process finished, and of the one it ended in."""
         lasted = ending.time - begun
         if len(job.runs) == 1:
@@ -189,11 +221,11 @@ class Workshop:
                 results.append(self._judge(job, job.runs[finished], outcome, ending))
         return results
 
-    def _judge(self, job: task.Job, run: Run, how: Outcome, ending: Ending) -> Result:
+    def _judge(self, job: Job, run: Run, how: Outcome, ending: Ending) -> Result:
         status = how.killed_for or self._status(job, run, how, ending)
         return Result(status, how.exit_code, how.cpu_s, how.wall_s, ending.usage.ru_maxrss)
 
-    def _status(self, job: task.Job, run: Run, how: Outcome, ending: Ending) -> str:
+    def _status(self, job: Job, run: Run, how: Outcome, ending: Ending) -> str:
         code = how.exit_code
         if how.cpu_s > job.bounds.cpu_s:
             return "cpu_limit"

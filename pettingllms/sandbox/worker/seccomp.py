@@ -13,7 +13,6 @@ import errno
 import fcntl
 import resource
 import signal
-import socket
 import termios
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -32,6 +31,7 @@ CLONE_MASK = CLONE_THREAD | 0x7E020080
 """A new thread, and no new namespace of any kind."""
 
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
+_AF_UNIX = 1
 _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5421, 0x5450, 0x5451
 
 CHOICES: dict[str, tuple[int, tuple[int, ...]]] = {
@@ -56,7 +56,7 @@ CHOICES: dict[str, tuple[int, tuple[int, ...]]] = {
     ),
     "prlimit64": (0, (0,)),
     "setrlimit": (0, (resource.RLIMIT_STACK, resource.RLIMIT_CORE)),
-    "socketpair": (0, (socket.AF_UNIX,)),
+    "socketpair": (0, (_AF_UNIX,)),
 }
 """Calls that pass if one argument, by its index, is one of these values."""
 

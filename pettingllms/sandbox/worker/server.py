@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from pettingllms.sandbox.worker import board, frames, jail, jobs, task
+from pettingllms.sandbox.worker import board, frames, handover, jail, jobs, task
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _LIMITS = (
@@ -91,8 +91,10 @@ def serve(stream: frames.Stream, shop: jobs.Workshop) -> task.Task:
         except jobs.JobFailed as error:
             stream.write(frames.encode({"failure": str(error)[:1000]}))
             raise
-        # Not in a `finally`: a program's process leaves with its files open.
         files.close()
+        child = shop.make(request.bounds)
+        if child is not None:
+            return child
 
 
 def receive(stream: frames.Stream, header: dict[str, Any], files: Files) -> Request:
@@ -175,10 +177,16 @@ def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Fin
         if again and number not in codes:
             codes[number] = files.add("code")
         code_fd = codes.get(number, -1) if len(batch) == 1 else -1
-        job = task.Job(runs, request.bounds, request.text_fd, code_fd, number in compiled)
+        job = handover.Job(runs, request.bounds, request.text_fd, code_fd, number in compiled)
+        child = shop.make(request.bounds)
+        if child is not None:
+            yield child
+            return
         started = shop.start(job)
-        if isinstance(started, task.Task):
-            yield started
+        # The next one gets ready while this one works.
+        child = shop.make(request.bounds) if len(batch) < len(todo) else None
+        if child is not None:
+            yield child
             return
         results, stored = shop.finish(job, started)
         if stored:

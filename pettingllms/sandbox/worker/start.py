@@ -32,6 +32,7 @@ from pettingllms.sandbox.worker import (
     program,
     seccomp,
     server,
+    task,
     view,
 )
 
@@ -170,10 +171,9 @@ def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, di
         filter=program_filter,
         pid_namespace=os.pidfd_open(os.getpid()),
         base_bytes=base_bytes,
-        base_processes=2,
+        base_processes=3,
     )
-    marks = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-    shop = jobs.Workshop(own, board.Board(), _set_the_stage(), marks, stream.read_fd)
+    shop = jobs.Workshop(own, board.Board(), _set_the_stage(), stream.read_fd)
     hello: dict[str, object] = {
         "protocol": PROTOCOL,
         "layers": list(own.layers),

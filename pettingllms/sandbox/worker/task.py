@@ -11,10 +11,8 @@ from typing import NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import program
 from pettingllms.sandbox.worker.board import FINE, STDIN_COPY, Board, Run, Span
+from pettingllms.sandbox.worker.handover import BROKEN, COMPILED, SET_UP, End, Job
 from pettingllms.sandbox.worker.jail import Bounds, Jail
-
-SET_UP, COMPILED, BROKEN = b"s", b"c", b"e"
-"""Marks that the process leaves, before any program text runs, in a pipe to the worker."""
 
 _STDIN_PATH = b"/dev/stdin"
 _SETUP_FAILED = 125
@@ -22,18 +20,6 @@ _CPU_GRACE_S = 1
 _MAX_DESCRIPTOR = 1 << 20
 # Bound here, because a program may replace them where others look them up.
 _close, _dup2, _exit, _lseek = os.close, os.dup2, os._exit, os.lseek
-
-
-class Job(NamedTuple):
-    """Runs for one process, and the descriptors that all of them use."""
-
-    runs: tuple[Run, ...]
-    bounds: Bounds
-    text_fd: int
-    code_fd: int
-    """Holds the compiled program when `code_known`; the first process of a program writes it.
-    -1 where it would have no second reader."""
-    code_known: bool
 
 
 class Text(NamedTuple):
@@ -49,44 +35,53 @@ def cpu_cap_s(job: Job) -> int:
 
 
 class Task:
-    """A job in its own process."""
+    """What a program's process has to do. `bounds` are those of the job that it will get."""
 
     def __init__(
-        self, jail: Jail, board: Board, streams: program.Streams, marks_fd: int, job: Job
+        self, jail: Jail, board: Board, streams: program.Streams, end: End, bounds: Bounds
     ) -> None:
         self.jail = jail
         self.board = board
         self.streams = streams
-        self.marks_fd = marks_fd
-        self.job = job
+        self.end = end
+        self.bounds = bounds
         self.kept: object = None
         """The worker's own objects, which nobody shall spend time on taking apart."""
 
     def perform(self) -> NoReturn:
-        """Confine this process, do the job's runs, and exit."""
-        job = self.job
-        single = len(job.runs) == 1
+        """Confine this process, wait for a job, do its runs, and exit."""
         try:
-            self.jail.prepare(job.bounds)
-            texts = [Text(self._read(run.source), self._read(run.call)) for run in job.runs]
+            self._keep_descriptors()
+            self.jail.prepare(self.bounds)
+            self.jail.confine(self.bounds)
+            job = self.end.receive(self.bounds)
+            texts = [Text(_read(job, run.source), _read(job, run.call)) for run in job.runs]
             code = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
-            if single:
-                self._attach(job.runs[0], texts[0])
-            self.jail.confine(job.bounds, cpu_cap_s(job), self._keep_descriptors())
-            os.write(self.marks_fd, SET_UP)
+            highest = max(job.text_fd, job.code_fd, *job.runs[-1].descriptors)
+            self.jail.seal(cpu_cap_s(job), highest + 1 + self.bounds.open_files)
+            os.close(job.text_fd)
+            self.end.mark(SET_UP)
         except BaseException as error:  # noqa: BLE001 - whatever it is, the worker must be told
-            os.write(self.marks_fd, BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
-            _exit(_SETUP_FAILED)
+            self._give_up(error)
         try:
             gc.enable()
-            if single:
-                self._do_one(texts[0], code)
-            self._do_several(texts)
+            if len(job.runs) == 1:
+                self._do_one(job, texts[0], code)
+            self._do_several(job, texts)
         except BaseException as error:  # noqa: BLE001 - the program broke what runs it
             _exit(program.report(error).exit_code)
 
-    def _do_one(self, text: Text, code: types.CodeType | None) -> NoReturn:
-        job = self.job
+    def _give_up(self, error: BaseException) -> NoReturn:
+        try:
+            self.end.mark(BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
+        finally:
+            _exit(_SETUP_FAILED)
+
+    def _do_one(self, job: Job, text: Text, code: types.CodeType | None) -> NoReturn:
+        run = job.runs[0]
+        self._attach(run, text)
+        for fd in run.descriptors[:3]:
+            os.close(fd)
         self.board.begin(0)
         program.prepare(text.source)
         outcome = program.Outcome(1, FINE)
@@ -94,21 +89,21 @@ class Task:
             code, outcome = program.try_compile(text.source)
             if code is not None and job.code_fd >= 0:
                 _write_all(job.code_fd, marshal.dumps(code))
-                os.write(self.marks_fd, COMPILED)
+                self.end.mark(COMPILED)
         if job.code_fd >= 0:
             os.close(job.code_fd)
-        os.close(self.marks_fd)
+        self.end.close()
         if code is not None:
-            outcome = program.execute(code, text.call, job.runs[0].value_fd, self.streams)
+            outcome = program.execute(code, text.call, run.value_fd, self.streams)
         self.board.finish(0, outcome.exit_code, outcome.reason)
         _exit(outcome.exit_code)
 
-    def _do_several(self, texts: list[Text]) -> NoReturn:
-        os.close(self.marks_fd)
+    def _do_several(self, job: Job, texts: list[Text]) -> NoReturn:
+        self.end.close()
         pristine = program.Pristine()
         compiled: dict[int, tuple[types.CodeType | None, program.Outcome]] = {}
         streams = self.streams
-        for number, (run, text) in enumerate(zip(self.job.runs, texts, strict=True)):
+        for number, (run, text) in enumerate(zip(job.runs, texts, strict=True)):
             self._attach(run, text)
             self.board.begin(number)
             if number:
@@ -146,24 +141,18 @@ class Task:
             # The scratch folder is smaller than the input: the program sees its beginning.
             return
 
-    def _keep_descriptors(self) -> int:
-        """Close all but what the job needs; returns a number above all that are left."""
+    def _keep_descriptors(self) -> None:
+        """Close everything that the worker holds, but the socket and what the fence needs."""
         fence = self.jail.fence.descriptors if self.jail.fence is not None else ()
-        kept = {self.marks_fd, self.job.code_fd, *fence}
-        if len(self.job.runs) == 1:
-            kept.add(self.job.runs[0].value_fd)
-        else:
-            kept.update(fd for run in self.job.runs for fd in run.descriptors)
-        kept.discard(-1)
         low = 3
-        for fd in sorted(kept):
+        for fd in sorted((self.end.fd, *fence)):
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, _MAX_DESCRIPTOR)
-        return low
 
-    def _read(self, span: Span) -> bytes:
-        return os.pread(self.job.text_fd, span.size, span.offset)
+
+def _read(job: Job, span: Span) -> bytes:
+    return os.pread(job.text_fd, span.size, span.offset)
 
 
 def _read_all(fd: int) -> bytes:
