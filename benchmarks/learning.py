@@ -3,7 +3,7 @@
     python -m benchmarks.learning [--seeds 0 1 2] [--estimators at_grpo grpo] [--jobs 2]
 
 Each run is the command a user types, in a process of its own; finished runs are not repeated and
-stopped ones go on. Then every per-role team also plays with its policies swapped. Writes
+stopped ones go on. Then the `at_grpo` teams play test tasks, also with policies swapped. Writes
 `results/learning.json` and `results/learning.png`; `--table` prints the Markdown of the README.
 
 The estimators are compared at equal numbers of generated tokens and with equal rewards: the return of `grpo` is
@@ -97,14 +97,16 @@ def timing(folder: Path) -> dict[str, float]:
 
 def collect(folder: Path) -> dict[str, Any]:
     """Everything that the table and the picture need of one run."""
-    return {
+    results = {
         "config": (folder / "config.yaml").read_text(),
         "versions": json.loads((folder / "run.json").read_text()),
         "timing": timing(folder),
         "curve": curve(folder),
-        "sampled": evaluate(folder, "--swap", "coder=tester"),
-        "greedy": evaluate(folder, "--greedy"),
     }
+    if folder.name.startswith("at_grpo"):
+        results["sampled"] = evaluate(folder, "--swap", "coder=tester")
+        results["greedy"] = evaluate(folder, "--greedy")
+    return results
 
 
 def at_budget(points: list[dict[str, float]], tokens: float, score: str) -> float:

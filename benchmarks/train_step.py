@@ -52,7 +52,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.sampler import TransformersSampler
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 ROLE, OURS = "writer", "pettingllms"
 RESULTS = Path(__file__).parent / "results" / "train_step.json"
@@ -196,6 +196,7 @@ def ours(
         scoring_threads=1,
         seed=options.seed,
     )
+    config = resolve(config, embedded=model == EMBEDDED)
     policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
     policies._sampler = TransformersSampler((), 0)
     return ATGRPOTrainer(config, OneTurn(texts), policies)
@@ -276,7 +277,9 @@ def compare(
 def main() -> None:
     """Prints the table."""
     arguments = parser(__doc__)
-    arguments.add_argument("--tokens-per-batch", type=int, default=16_384, help="of our update")
+    arguments.add_argument(
+        "--tokens-per-batch", type=int, help="of our update; default: as for training this model"
+    )
     arguments.add_argument(
         "--trl-rows", type=int, nargs="+", default=[32, 128], help="of TRL's micro-batches"
     )
@@ -294,6 +297,7 @@ def main() -> None:
             row, trainer = compare(options, model, texts, k, length, scratch)
             rows.append(row)
     options.model = options.model or ("random" if options.model_config else "embedded")
+    options.tokens_per_batch = trainer.config.tokens_per_batch
     options.json.parent.mkdir(exist_ok=True)
     report("whole step", options, trainer.policies._weights.module(ROLE), rows)
 

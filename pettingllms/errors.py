@@ -62,7 +62,7 @@ class RunFolderError(PettingLLMsError, OSError):
     """A run folder that cannot be written, is in use, or cannot be resumed."""
 
 
-class SandboxUnavailable(PettingLLMsError, RuntimeError):  # noqa: N818 - reads as a state
+class SandboxUnavailable(PettingLLMsError, RuntimeError):
     """The sandbox itself failed. It says nothing about the program and is never a reward."""
 
 

@@ -99,7 +99,7 @@ def evaluate(
     seed: int = 0,
     swap: Mapping[str, str] | None = None,
     scoring_threads: int = 4,
-    on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
     """Plays each task `samples` times without branching.
 
@@ -107,17 +107,17 @@ def evaluate(
         env: of the split to play; copied, never stepped itself.
         policies: who answers.
         tasks: what to play, for example `held_out(env, "test", 100)`.
-        max_new_tokens: tokens of a reply at the most.
+        max_new_tokens: of a reply.
         samples: games of each task.
-        greedy: take the likeliest token always, whatever the `temperature`.
+        greedy: take the likeliest token always.
+        temperature: of sampling.
         seed: of sampling and of the bootstrap.
         swap: role -> the role whose policy answers for it.
         scoring_threads: replies that are scored at the same time.
         on_progress: told finished and all games after every move; may raise to stop.
 
     Raises:
-        ConfigError: nothing to play.
-        UnknownNameError: `swap` names a role that there is not.
+        ConfigError, UnknownNameError: nothing to play; `swap` names an unknown role.
     """
     if not tasks or samples < 1:
         raise ConfigError(f"nothing to play: {len(tasks)} tasks, {samples} samples of each")

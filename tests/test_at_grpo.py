@@ -195,6 +195,26 @@ def test_team_and_local_rewards_are_apart_in_every_record(model_dir):
         assert metrics[f"team_reward/{role}"] != metrics[f"local_reward/{role}"]
 
 
+def test_metrics_of_a_rollout_are_means_over_its_replies(model_dir):
+    groups, metrics = a_trainer(model_dir).train_step()
+    replies = [c.reply for group in groups for c in group.candidates]
+    deviations = [statistics.stdev(c.reward for c in group.candidates) for group in groups]
+    expected = {
+        "reward": statistics.fmean(c.reward for group in groups for c in group.candidates),
+        "reward_std": statistics.fmean(deviations),
+        "completions/mean_length": statistics.fmean(len(reply.token_ids) for reply in replies),
+        "completions/clipped_ratio": statistics.fmean(not reply.finished for reply in replies),
+        "num_tokens": sum(len(reply.token_ids) for reply in replies),
+        "turns": 2 * TURNS,
+    }
+    for role in ROLES:
+        mine = [c for g in groups if g.key.role == role for c in g.candidates]
+        expected[f"success/{role}"] = statistics.fmean(c.team_reward for c in mine)
+        expected[f"parse_error/{role}"] = 0.0
+    assert {name: metrics[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+    assert 0 < metrics["completions/clipped_ratio"] < 1
+
+
 def test_the_best_branch_goes_on_with_the_highest_reward(model_dir):
     groups, _ = a_trainer(model_dir, branch="best").train_step()
     for group in groups:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
@@ -48,6 +49,16 @@ def descendants(pid: int) -> list[int]:
     return [pid, *(grandchild for child in children for grandchild in descendants(int(child)))]
 
 
+def running(pid: int) -> list[int]:
+    """Processes below `pid` that run a program: they are filtered, the others are not yet."""
+    found = []
+    for child in descendants(pid):
+        with contextlib.suppress(OSError):
+            if "Seccomp:\t2" in Path(f"/proc/{child}/status").read_text():
+                found.append(child)
+    return found
+
+
 def alive(pid: int) -> bool:
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
@@ -83,7 +94,7 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
 def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth: int):
     first = only_worker(sandbox)
     thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 3)[0])
-    assert eventually(lambda: len(descendants(first.pid)) == 3)
+    assert eventually(lambda: bool(running(first.pid)))
     os.kill(descendants(first.pid)[depth], signal.SIGKILL)
     thread.join(20)
     [row] = said
@@ -94,11 +105,27 @@ def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth
 
 def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
     thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
-    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
-    os.kill(descendants(only_worker(sandbox).pid)[2], signal.SIGKILL)
+    assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
+    os.kill(running(only_worker(sandbox).pid)[0], signal.SIGKILL)
     thread.join(20)
     [[result]] = said
     assert (result.status, result.stdout) == ("ok", "done\n")
+
+
+def test_a_waiting_process_that_is_killed_is_no_verdict(sandbox: PooledSandbox):
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    os.kill(descendants(only_worker(sandbox).pid)[2], signal.SIGKILL)
+    [[result]] = sandbox.run(["print(1)"], [Case()])
+    assert (result.status, result.stdout) == ("ok", "1\n")
+
+
+def test_other_limits_than_last_time_get_a_process_of_their_own(sandbox: PooledSandbox):
+    program = "import resource; print(resource.getrlimit(resource.RLIMIT_NOFILE)[0])"
+    said = []
+    for open_files in (64, 20, 20, 64):
+        limits = Limits(open_files=open_files)
+        said.append(int(sandbox.run([program], [Case()], limits=limits)[0][0].stdout))
+    assert said[0] == said[3] == said[1] + 44 == said[2] + 44
 
 
 def test_a_worker_that_is_lost_twice_raises(sandbox: PooledSandbox):
@@ -166,7 +193,7 @@ def test_closing_leaves_no_process_and_no_descriptor():
 
 def test_closing_ends_runs_in_progress(sandbox: PooledSandbox):
     thread, said = in_background(lambda: sandbox.run(["import time; time.sleep(9)"], [Case()]))
-    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
     sandbox.close()
     thread.join(5)
     assert isinstance(said[0], SandboxUnavailable)
@@ -184,7 +211,9 @@ def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSan
     for fresh in (True, False):
         sandbox.run(programs, [Case("a"), Case()], limits=Limits(cpu_s=0.02), fresh_process=fresh)
         assert eventually(lambda: held() <= before)
-    assert len(descendants(only_worker(sandbox).pid)) == 2
+    # The worker's two, and the process that waits for the next job.
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    assert running(only_worker(sandbox).pid) == []
 
 
 @pytest.mark.filterwarnings("ignore:This process:DeprecationWarning")  # it has threads, and forks
@@ -249,7 +278,7 @@ print(link.channel.pid, flush=True)
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as user:
         assert user.stdout is not None
         pid = int(user.stdout.readline())
-        assert eventually(lambda: len(descendants(pid)) == 3)
+        assert eventually(lambda: bool(running(pid)))
         below = descendants(pid)
         user.kill()
     assert eventually(lambda: not any(alive(pid) for pid in below))
