@@ -154,6 +154,9 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         folders = list(pool.map(lambda w: run(w[0], w[1], options.out, extra), wanted))
         runs = dict(zip([f"{n}-{s}" for n, s in wanted], pool.map(collect, folders), strict=True))
+    if RESULTS.exists():
+        # Results of other seeds and estimators stay.
+        runs = json.loads(RESULTS.read_text()) | runs
     RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
     draw(runs, RESULTS.with_suffix(".png"))
     print(f"wrote {RESULTS} and {RESULTS.with_suffix('.png')}")

@@ -1,7 +1,6 @@
 """Seconds of running one small program: both back ends, beside the other ways to do it.
 
-    python -m benchmarks.sandbox                     embedded, and docker where an engine answers
-    python -m benchmarks.sandbox --soak 100000       does anything grow in the long run?
+    python -m benchmarks.sandbox
 
 Contestants take turns on one core, so that a busy moment of the machine meets all of them. What
 the others do is reimplemented from their sources: `subprocess -X dev` is a new interpreter with
@@ -32,7 +31,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox import Case, Limits
+from pettingllms.sandbox import Case
 from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
@@ -41,16 +40,6 @@ PROGRAM = "print(int(input()) * 2)"
 CASE = Case("21\n")
 TESTS = [Case(f"{n}\n") for n in range(6)]
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-SOAKED = (
-    PROGRAM,
-    "x = [int(v) for v in input().split()]\nprint(sorted(x))",
-    "1 / 0",
-    "import os; os.abort()",
-    "print('x' * 100000)",
-    "while True: pass",
-    "import threading; t = threading.Thread(target=print, args=(1,)); t.start(); t.join()",
-    "open('/tmp/x', 'w').write('y' * 1000)",
-)
 
 
 def main() -> None:
@@ -58,16 +47,10 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=40, help="turns of every contestant")
     options.add_argument("--core", type=int, default=0, help="the core that all share")
-    options.add_argument("--soak", type=int, default=0, help="only this: so many runs")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = options.parse_args()
-    rows = soak(arguments.soak) if arguments.soak else speed(arguments)
-    print(table(rows))
-    if arguments.json:
-        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
-        versions = {"python": platform.python_version(), "kernel": platform.release()}
-        content = {"title": "sandbox", "settings": settings, "versions": versions, "rows": rows}
-        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
+    rows = speed(arguments)
+    report("sandbox", arguments, rows)
 
 
 def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
@@ -260,54 +243,14 @@ def call(sandbox: PooledSandbox, runs: int) -> None:
         sandbox.run([PROGRAM], [CASE])
 
 
-def soak(runs: int) -> list[dict[str, Any]]:
-    """So many runs of all kinds of programs: ten rows on what is held, and how long runs took."""
-    rows: list[dict[str, Any]] = []
-    limits = Limits(cpu_s=0.02, wall_s=30.0, output_kib=64)
-    batch = len(SOAKED) * 2
-    with EmbeddedSandbox(2) as sandbox:
-        longest, done, begun = 0.0, 0, time.monotonic()
-        first = set(sandbox._pool._all)
-        while done < runs:
-            started = time.monotonic()
-            fresh = bool(done // batch % 4)
-            sandbox.run(SOAKED, [Case("3 1 2\n"), CASE], limits=limits, fresh_process=fresh)
-            longest = max(longest, time.monotonic() - started)
-            done += batch
-            first = first or set(sandbox._pool._all)
-            if done * 10 // runs > len(rows):
-                rows.append(held(sandbox, done, longest, time.monotonic() - begun))
-                print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-                longest = 0.0
-        rows[-1]["workers lost"] = len(first - sandbox._pool._all)
-    return rows
-
-
-def held(sandbox: PooledSandbox, done: int, longest: float, elapsed: float) -> dict[str, Any]:
-    """What the workers and this process hold now."""
-    time.sleep(0.2)
-    pids = worker_pids(sandbox)
-    return {
-        "runs": done,
-        "runs/s": done / elapsed,
-        "worker MiB": sum(map(resident_mib, pids)),
-        "client MiB": resident_mib(os.getpid()),
-        "processes": len(pids),
-        "worker descriptors": sum(map(descriptors, pids)),
-        "client descriptors": descriptors(os.getpid()),
-        "longest batch s": longest,
-    }
-
-
-def resident_mib(pid: int) -> float:
-    """Memory that a process holds, shared pages counted in each process that shares them."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
-    return pages * resource.getpagesize() / 2**20
-
-
-def descriptors(pid: int) -> int:
-    """Open descriptors of a process."""
-    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+def report(title: str, arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Prints the rows, and writes them as JSON where asked."""
+    print(table(rows))
+    if arguments.json:
+        settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
+        versions = {"python": platform.python_version(), "kernel": platform.release()}
+        content = {"title": title, "settings": settings, "versions": versions, "rows": rows}
+        arguments.json.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def table(rows: list[dict[str, Any]]) -> str:

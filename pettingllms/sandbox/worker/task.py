@@ -88,8 +88,7 @@ class Task:
         if code is None:
             code, outcome = program.try_compile(text.source)
             if code is not None and job.code_fd >= 0:
-                _write_all(job.code_fd, marshal.dumps(code))
-                self.end.mark(COMPILED)
+                self._store(job, marshal.dumps(code))
         if job.code_fd >= 0:
             os.close(job.code_fd)
         self.end.close()
@@ -97,6 +96,12 @@ class Task:
             outcome = program.execute(code, text.call, run.value_fd, self.streams)
         self.board.finish(0, outcome.exit_code, outcome.reason)
         _exit(outcome.exit_code)
+
+    def _store(self, job: Job, code: bytes) -> None:
+        """Keep the compiled program for its other cases, unless no file may be so long."""
+        if len(code) < self.bounds.file_bytes:
+            _write_all(job.code_fd, code)
+            self.end.mark(COMPILED)
 
     def _do_several(self, job: Job, texts: list[Text]) -> NoReturn:
         self.end.close()
