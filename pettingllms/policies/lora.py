@@ -59,6 +59,7 @@ class LoraWeights:
         for name, shape in configs.items():
             # PEFT writes what it finds out into the configuration it is given.
             config = copy.deepcopy(shape)
+            config.base_model_name_or_path = None  # where it was trained is checked elsewhere
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                 if peft_model is None:

@@ -119,6 +119,10 @@ def _preload(options: Options) -> None:
         warnings.simplefilter("ignore")
         for name in (*PRELOADED, *options.packages):
             importlib.import_module(name)
+        for name in options.packages:
+            # Parts that load when first used: their files may lie below a hidden /tmp by then.
+            for part in getattr(sys.modules[name], "__all__", ()):
+                getattr(sys.modules[name], part, None)
 
 
 def _set_the_stage() -> program.Streams:
