@@ -157,7 +157,9 @@ def main() -> None:
     if RESULTS.exists():
         # Results of other seeds and estimators stay.
         runs = json.loads(RESULTS.read_text()) | runs
-    RESULTS.write_text(json.dumps(runs, indent=1) + "\n")
+    # Paths below the checkout, not those of this machine.
+    text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")
+    RESULTS.write_text(f"{text}\n", encoding="utf-8")
     draw(runs, RESULTS.with_suffix(".png"))
     print(f"wrote {RESULTS} and {RESULTS.with_suffix('.png')}")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -119,6 +120,24 @@ def test_silence_ends_at_the_deadline():
 def test_a_reader_that_takes_nothing_ends_the_write_at_the_deadline():
     with stream_of(b"", ended=False) as stream, pytest.raises(FrameError, match="in time"):
         stream.write(bytes(1 << 22), time.monotonic() + SOON)
+
+
+@given(st.binary(min_size=1, max_size=5000), st.booleans())
+def test_bytes_move_to_a_file_from_pipes_and_from_sockets(data: bytes, pipe: bool):
+    if pipe:
+        read_fd, write_fd = os.pipe()
+    else:
+        read_fd, write_fd = (end.detach() for end in socket.socketpair())
+    file = os.memfd_create("file")
+    try:
+        os.write(write_fd, data + b"more")
+        stream = frames.Stream(read_fd, write_fd, patient=True)
+        stream.read_into_file(file, len(data))
+        assert os.pread(file, 10_000, 0) == data
+        assert stream.read(4) == b"more"
+    finally:
+        for fd in (read_fd, write_fd, file):
+            os.close(fd)
 
 
 def test_headers_are_plain_ascii():

@@ -11,7 +11,9 @@ are no frame, and never reads more than the header announces.
 
 from __future__ import annotations
 
+import errno
 import json
+import mmap
 import os
 import select
 import struct
@@ -116,6 +118,25 @@ class Stream:
             if count == 0:
                 raise FrameError("the other side closed the stream inside a frame")
             filled += count
+
+    def read_into_file(self, fd: int, size: int) -> None:
+        """Move exactly `size` bytes to the empty file `fd`, past this process's own heap."""
+        moved = 0
+        try:
+            while moved < size:
+                count = os.splice(self.read_fd, fd, size - moved, offset_dst=moved)
+                if count == 0:
+                    raise FrameError("the other side closed the stream inside a frame")
+                moved += count
+        except OSError as error:
+            if moved or error.errno != errno.EINVAL:
+                raise
+            self._read_by_mapping(fd, size)  # the stream is no pipe
+
+    def _read_by_mapping(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
+        with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
+            self.read_into(view)
 
     def read_header(self, deadline: float | None = None) -> dict[str, Any]:
         """The next frame's header; its payload, if any, is next on the stream."""

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import fcntl
 import itertools
-import mmap
 import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
@@ -147,9 +146,7 @@ def _bounds(header: dict[str, Any]) -> jail.Bounds:
 def _fill(stream: frames.Stream, fd: int, size: int) -> None:
     """Move `size` bytes from the stream to a file that nobody can change afterwards."""
     if size:
-        os.ftruncate(fd, size)
-        with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
-            stream.read_into(view)
+        stream.read_into_file(fd, size)
     fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _SEALS)
 
 
@@ -197,8 +194,7 @@ def perform(shop: jobs.Workshop, request: Request, files: Files) -> Iterator[Fin
         }
         if request.stop:
             todo = [entry for entry in todo if entry[1][0] not in failed]
-        for position, (run, result) in enumerate(zip(runs, results, strict=False), start=1):
-            yield Finished(run, result, position == len(results) and not todo)
+        yield Finished(runs[: len(results)], results, not todo)
         files.drop([fd for run in runs for fd in run.descriptors[1:]])
 
 
@@ -218,15 +214,18 @@ def _open_run(request: Request, files: Files, number: int, program: int, case: i
 
 
 def _reply(stream: frames.Stream, bounds: jail.Bounds, finished: Finished) -> None:
-    run, result, last = finished
     start = bounds.output_start
-    fds = run.descriptors[1:]
-    lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
-    numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
-    row = [run.number, result.status, result.exit_code, *numbers, *lengths]
-    row += [-1] if run.value_fd < 0 else []
-    stream.write(frames.encode({"results": [row], "done": last}))
-    for fd, length in zip(fds, lengths, strict=True):
+    rows = []
+    parts = []
+    for run, result in zip(finished.runs, finished.results, strict=True):
+        fds = run.descriptors[1:]
+        lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
+        parts += zip(fds, lengths, strict=True)
+        numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
+        row = [run.number, result.status, result.exit_code, *numbers, *lengths]
+        rows.append(row if run.value_fd >= 0 else [*row, -1])
+    stream.write(frames.encode({"results": rows, "done": finished.last}))
+    for fd, length in parts:
         sent = 0
         while sent < length:
             sent += os.sendfile(stream.write_fd, fd, start + sent, length - sent)
