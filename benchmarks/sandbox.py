@@ -62,7 +62,7 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             rows = compare(dict(contestants(stack)), arguments.rounds)
     finally:
         os.sched_setaffinity(0, everywhere)
-    return [*rows, *scaling(max(100, 4 * arguments.rounds))]
+    return [*rows, *scaling(max(100, 4 * arguments.rounds), arguments.core)]
 
 
 Contestant = tuple[Callable[[], object], Callable[[], float] | None, int]
@@ -209,12 +209,17 @@ def cpu_of_process(pid: int) -> float:
     return sum(map(int, fields[11:15])) * TICK_S
 
 
-def scaling(runs: int) -> list[dict[str, Any]]:
-    """Runs a second with one worker and with two, in turns."""
+def scaling(runs: int, core: int) -> list[dict[str, Any]]:
+    """Runs a second of one worker on one core and of two on two, in turns."""
+    everywhere = os.sched_getaffinity(0)
+    cores = {1: {core}, 2: {core, next(iter(everywhere - {core}), core)}}
     rates: dict[int, list[float]] = {1: [], 2: []}
     with EmbeddedSandbox(1) as one, EmbeddedSandbox(2) as two:
         for _ in range(5):
             for workers, sandbox in ((1, one), (2, two)):
+                # Workers are started by the first run, and stay where they were started.
+                os.sched_setaffinity(0, cores[workers])
+                sandbox.run([PROGRAM] * 4, [CASE])
                 begun = time.perf_counter()
                 callers = [
                     threading.Thread(target=call, args=(sandbox, runs // workers))
@@ -225,13 +230,14 @@ def scaling(runs: int) -> list[dict[str, Any]]:
                 for caller in callers:
                     caller.join()
                 rates[workers].append(runs / (time.perf_counter() - begun))
+    os.sched_setaffinity(0, everywhere)
     one_worker, two_workers = (statistics.median(rates[n]) for n in (1, 2))
     return [
         {
-            "way": "embedded, 2 workers on 2 cores",
+            "way": "embedded, from 1 core to 2",
             "runs": runs,
-            "runs/s, 1 worker": one_worker,
-            "runs/s, 2 workers": two_workers,
+            "runs/s, 1 core": one_worker,
+            "runs/s, 2 cores": two_workers,
             "2 / 1": two_workers / one_worker,
         }
     ]

@@ -151,10 +151,10 @@ def _fill(stream: frames.Stream, fd: int, size: int) -> None:
 
 
 class Finished(NamedTuple):
-    """A run that is over."""
+    """Runs that are over, all of one process."""
 
-    run: board.Run
-    result: jobs.Result
+    runs: tuple[board.Run, ...]
+    results: list[jobs.Result]
     last: bool
 
 
@@ -216,7 +216,7 @@ def _open_run(request: Request, files: Files, number: int, program: int, case: i
 def _reply(stream: frames.Stream, bounds: jail.Bounds, finished: Finished) -> None:
     start = bounds.output_start
     rows = []
-    parts = []
+    parts: list[tuple[int, int]] = []
     for run, result in zip(finished.runs, finished.results, strict=True):
         fds = run.descriptors[1:]
         lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
