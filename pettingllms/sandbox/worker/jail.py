@@ -114,6 +114,7 @@ class Jail:
         if NAMESPACES in self.layers:
             processes = self.base_processes + bounds.processes
             limit(resource.RLIMIT_NPROC, (processes, processes))
+        if self.layers:
             kernel.drop_capabilities()
         kernel.forbid_new_privileges()
         if self.fence is not None:

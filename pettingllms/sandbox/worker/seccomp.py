@@ -237,12 +237,14 @@ _Interval = tuple[int, tuple[Instruction, ...]]
 def _intervals(bodies: dict[int, tuple[Instruction, ...]]) -> list[_Interval]:
     """(first number, what happens) for stretches of numbers that are treated alike."""
     denied = tuple(_verdict(refuse(errno.EPERM)))
+    # To a call that is newer than the tables, the C library has an answer if it is told so.
+    unknown = tuple(_verdict(refuse(errno.ENOSYS)))
     result: list[_Interval] = []
-    for number in range(max(bodies) + 2):
+    for number in range(max(bodies) + 1):
         body = bodies.get(number, denied)
         if not result or result[-1][1] != body:
             result.append((number, body))
-    return [*result, (_X32_BIT, tuple(_verdict(KILL_PROCESS)))]
+    return [*result, (max(bodies) + 1, unknown), (_X32_BIT, tuple(_verdict(KILL_PROCESS)))]
 
 
 def _search(intervals: Sequence[_Interval]) -> list[Instruction]:

@@ -1,7 +1,8 @@
 """Numbers of the system calls that the program filter knows: `name:x86_64:aarch64`.
 
 Source: the kernel's asm/unistd_64.h and asm-generic/unistd.h. "-" marks a call that the
-architecture does not have. A call in none of the tables is refused with EPERM.
+architecture does not have. A call in none of the tables is refused with EPERM, and with ENOSYS if
+its number is larger than all of these.
 """
 
 from __future__ import annotations
