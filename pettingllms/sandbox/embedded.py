@@ -25,6 +25,8 @@ WORKER_MAIN = Path(_worker_file).parent / "__main__.py"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 """`-I` without its refusal to read PYTHONHASHSEED."""
+_REQUESTS = 100_000
+"""After these a worker is replaced, whose memory may have become fragmented."""
 
 
 class EmbeddedSandbox(PooledSandbox):
@@ -55,7 +57,9 @@ class EmbeddedSandbox(PooledSandbox):
             )
         command = python_command(packages, allow_unsafe=allow_unsafe, without=list(without))
         super().__init__(
-            lambda: Link(ProcessChannel(command, ENVIRONMENT)), workers or usable_cores()
+            lambda: Link(ProcessChannel(command, ENVIRONMENT)),
+            workers or usable_cores(),
+            requests=_REQUESTS,
         )
 
 

@@ -39,8 +39,8 @@ from pettingllms.sandbox.worker import (
 PROTOCOL = 1
 # fmt: off
 PRELOADED = (
-    "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "fractions",
-    "functools", "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random",
+    "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "functools",
+    "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random",
     "re", "string", "threading", "time", "traceback", "types", "typing",
 )
 # fmt: on

@@ -23,7 +23,7 @@ _ZONES = "/usr/share/zoneinfo"
 _LINKS = ("/lib", "/lib64", "/usr/lib64")
 _STAGES = ("/tmp", "/mnt", "/run", "/dev")
 _NEVER_IMPORTED = ("_test", "_tkinter", "xxlimited", "_ctypes_test")
-_FOREIGN = ("site-packages", "dist-packages", "test", "idlelib")
+_FOREIGN = ("site-packages", "dist-packages")
 
 
 @dataclass(frozen=True)
