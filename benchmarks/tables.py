@@ -139,10 +139,13 @@ TABLES: dict[str, Callable[[], str]] = {
 def filled(page: str) -> str:
     """`page` with every marked table replaced by what the results say."""
     for name, table in TABLES.items():
-        start, end = f"<!-- table {name} -->\n", "\n<!-- end of table -->"
+        start, end = f"<!-- table {name} -->", "<!-- end of table -->"
         if start in page:
             before, _, rest = page.partition(start)
-            page = before + start + table() + end + rest.partition(end)[2]
+            _, found, after = rest.partition(end)
+            if not found:
+                raise SystemExit(f"the table {name!r} has no {end}")
+            page = f"{before}{start}\n{table()}\n{end}{after}"
     return page
 
 

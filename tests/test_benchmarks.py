@@ -18,3 +18,11 @@ def test_every_result_has_its_settings_and_versions():
     for name, run in tables.load("learning").items():
         assert run["config"], name
         assert run["versions"], name
+
+
+def test_filling_a_table_keeps_what_is_around_it():
+    page = "before\n<!-- table seconds -->\n<!-- end of table -->\nafter\n"
+    full = tables.filled(page)
+    assert full.startswith("before\n<!-- table seconds -->\n| training |")
+    assert full.endswith("|\n<!-- end of table -->\nafter\n")
+    assert tables.filled(full) == full
