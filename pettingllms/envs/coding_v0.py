@@ -14,7 +14,7 @@ Turn 0 shows both roles the problem. Later turns add, for every earlier turn, th
 generated tests on which program and tester disagree. The hidden tests are never shown. The coder
 answers with one fenced Python program; the tester with one or more pairs of fenced blocks,
 `input` and `output` (for a function: a JSON list of arguments and the JSON return value). Text
-around the blocks is free. What cannot be parsed changes nothing, costs `FORMAT_PENALTY`, and
+around the blocks is free. What cannot be parsed leaves the program as it is, costs `FORMAT_PENALTY`, and
 says why in `infos[agent]["parse_error"]`.
 
 The episode ends when the program passes all of the tester's tests: agreement, which is not
