@@ -1,6 +1,6 @@
 """Checkpoints of a run folder: a trainer's whole state, written atomically, restored exactly.
 
-    checkpoints/step-000010/state.json                   step, versions, lengths of the logs
+    checkpoints/step-000010/state.json                   step, tokens, versions, lengths of the logs
                             policy-<name>.safetensors    the tensors that the policy trains
                             optimizer-<name>.pt          states of optimizer and schedule
 
@@ -52,6 +52,8 @@ class TrainerState:
     """Everything of a trainer that changes from step to step; shares no tensor with it."""
 
     step: int
+    tokens: int
+    """Generated so far."""
     versions: Mapping[str, int]
     policies: Mapping[str, Mapping[str, torch.Tensor]]
     optimizers: Mapping[str, Any]
@@ -70,6 +72,7 @@ def capture(trainer: ATGRPOTrainer) -> TrainerState:
     policies = trainer.policies
     return TrainerState(
         step=trainer.step,
+        tokens=trainer.tokens,
         versions=dict(policies.versions),
         policies={name: policies.state(name) for name in policies.names},
         optimizers={
@@ -94,7 +97,7 @@ def restore(trainer: ATGRPOTrainer, state: TrainerState) -> None:
         # load_state_dict keeps the tensors it is given, and steps change them in place.
         trainer.optimizers[name].load_state_dict(copy.deepcopy(states["optimizer"]))
         trainer.schedulers[name].load_state_dict(copy.deepcopy(states["scheduler"]))
-    trainer.step = state.step
+    trainer.step, trainer.tokens = state.step, state.tokens
 
 
 def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
@@ -163,6 +166,7 @@ def _fill(directory: Path, state: TrainerState, lengths: Mapping[str, int]) -> N
     facts = {
         "format": FORMAT,
         "step": state.step,
+        "tokens": state.tokens,
         "versions": state.versions,
         "trained": list(state.optimizers),
         "lengths": lengths,
@@ -188,6 +192,7 @@ def _read(directory: Path) -> Checkpoint:
         raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
     state = TrainerState(
         step=facts["step"],
+        tokens=facts.get("tokens", 0),  # written since there is a budget of tokens
         versions=facts["versions"],
         policies={
             name: load_file(directory / f"policy-{name}.safetensors") for name in facts["versions"]

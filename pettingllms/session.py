@@ -33,6 +33,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import METRICS, TREES, RunFolder, point_latest, read_config
 from pettingllms.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.budget import last_step
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.episodes import AnyEnv
 
@@ -88,7 +89,7 @@ def train(
     display: Display | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
-    """Trains until `max_steps`, or until `stop()`; writes and returns the result.
+    """Trains until `max_steps` or `max_tokens`, or until `stop()`; writes and returns the result.
 
     Args:
         config: settings of a new run.
@@ -157,7 +158,7 @@ class _Session:
         try:
             before = self._evaluated("before")
             self._loop()
-            after = self._evaluated("after") if trainer.step >= config.max_steps else []
+            after = self._evaluated("after") if trainer.step >= self._last_step() else []
         except _StopAskedError:
             after = []
             if trainer.step:
@@ -177,9 +178,10 @@ class _Session:
         config, trainer = self.config, self.trainer
         saved = trainer.step
         while True:
-            self._validate()
+            if self._due():
+                self._play("validation", "val", greedy=False)
             # Asked once: a stop between the two uses of the answer would leave the step unsaved.
-            last = trainer.step >= config.max_steps or self.stop()
+            last = trainer.step >= self._last_step() or self.stop()
             if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
                 checkpoints.save(self.folder, trainer)
                 saved = trainer.step
@@ -208,7 +210,10 @@ class _Session:
         }
         self.folder.append(TREES, trees.rows(trainer.step, groups, trainer))
         self._log(row)
-        self.display.step(trainer.step, self.config.max_steps, row)
+        self.display.step(trainer.step, self._last_step(), row)
+
+    def _last_step(self) -> int:
+        return last_step(self.config, self.trainer.step, self.trainer.tokens)
 
     def _saved(self, state: checkpoints.TrainerState | None) -> str:
         """Goes back to before the step and saves that; says where it is."""
@@ -236,10 +241,6 @@ class _Session:
         rows = self.folder.rows(METRICS)
         found = [row for row in rows if row.get("when") == when and row["step"] == step]
         return [Evaluation.from_row(row) for row in found]
-
-    def _validate(self) -> None:
-        if self._due():
-            self._play("validation", "val", greedy=False)
 
     def _evaluated(self, when: str) -> list[Evaluation]:
         """Test tasks, sampled and greedy; what metrics.jsonl has already is not played again."""

@@ -15,6 +15,7 @@ from pettingllms.errors import NonFiniteError, SandboxUnavailable, StaleSamplerE
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.advantages import advantages
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.budget import last_step
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.episodes import tasks_of_step
 from pettingllms.trainers.metrics import Clock
@@ -529,6 +530,27 @@ def test_the_learning_rate_follows_the_schedule(model_dir):
     trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+
+
+def test_with_a_budget_of_tokens_the_learning_rate_follows_the_tokens(model_dir):
+    trainer = a_trainer(model_dir, lr_scheduler_type="linear", max_steps=1000, max_tokens=1500)
+    rates, spent = [], []
+    while trainer.step < last_step(trainer.config, trainer.step, trainer.tokens):
+        rates.append(trainer.train_step()[1]["writer/learning_rate"])
+        spent.append(trainer.tokens / 1500)
+    assert len(rates) > 1
+    assert spent[-2] < 1 <= spent[-1], "it ends with the step in which the budget is spent"
+    assert rates == pytest.approx([0.01 * max(0.0, 1 - part) for part in spent], abs=2e-5)
+
+
+@pytest.mark.parametrize(
+    ("max_tokens", "step", "tokens", "last"),
+    [(None, 3, 999, 10), (100, 0, 0, 10), (100, 2, 50, 4), (100, 2, 99, 3), (100, 4, 100, 4)],
+)
+def test_training_ends_with_its_steps_or_its_tokens(max_tokens, step, tokens, last):
+    config = ATGRPOConfig(max_steps=10, max_tokens=max_tokens)
+    assert last_step(config, step, tokens) == last
+    assert last_step(replace(config, max_steps=2), 2, 30) == 2
 
 
 class _Shades(foreign_env.raw_env):

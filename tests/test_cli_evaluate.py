@@ -140,7 +140,7 @@ def test_one_agent_plays_in_place_of_the_team(
     assert {move["agent"] for row in games(tmp_path) for move in row["moves"]} == {"judge_0"}
     assert main([*quiz, "--agents", "sngle"]) == FAILED
     assert "did you mean 'single'" in capsys.readouterr().err
-    assert main(["--env", "coding", "--agents", "single"]) == FAILED
+    assert main(["--env", "tests.letters_env:env", "--agents", "single"]) == FAILED
     assert "takes no argument `agents`" in capsys.readouterr().err
 
 

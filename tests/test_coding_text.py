@@ -250,6 +250,21 @@ def test_prompts_show_the_problem_the_format_and_the_past_and_nothing_hidden(rol
     assert "Turn 1:\n(no program)" in later
 
 
+@pytest.mark.parametrize("task", [PROBLEM, CALL], ids=["stdin", "function"])
+def test_the_prompt_of_a_coder_alone_says_how_it_ends_and_speaks_of_no_team(task):
+    history = (Attempt("print(1)", ()), Attempt(None, ()))
+    first = full_prompt("coder", task, (), team=False)
+    later = full_prompt("coder", task, history, team=False)
+    assert later.startswith(first)
+    assert "twice in a row" in first
+    assert task.question in first
+    assert ("`f`" in first) == (task is CALL)
+    assert isinstance(parse_program(first), str)
+    assert "Turn 0:\nprint(1)" in later
+    for word in ("team", "tester", "disagree", "hidden", "{"):
+        assert word not in later.lower()
+
+
 def test_an_agents_own_reply_format_can_be_parsed_from_the_prompts_example():
     assert isinstance(parse_program(full_prompt("coder", PROBLEM, ())), str)
     tests = parse_tests(full_prompt("tester", PROBLEM, ()), None)

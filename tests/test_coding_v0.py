@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from pettingllms.data import coding, grammar
-from pettingllms.envs import coding_v0
+from pettingllms.envs import check_env, coding_v0
 from pettingllms.envs.coding_v0 import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, SandboxUnavailable
 from pettingllms.sandbox import open_sandbox
@@ -344,6 +344,66 @@ def test_replies_that_are_scored_together_earn_what_each_earns_alone(program, pl
         env.step(chosen)
 
 
+# A single agent
+
+
+def test_a_coder_alone_earns_what_it_earns_in_the_team(play):
+    alone, team = play(agents="single", alpha=0.5), play(alpha=0.5)
+    assert alone.possible_agents == ["coder_0"]
+    for reply in (HALF, code("print(1 / 0)"), "no program", RIGHT):
+        earned = step(alone, reply)
+        assert earned == step(team, reply)
+        step(team, checks(("3", "4")))
+    assert all(alone.truncations.values())  # after as many turns as the team has
+    assert not any(alone.terminations.values())
+    assert step(play(agents="single", rewards="sparse"), HALF)[0] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(("program", "earned"), [(HALF, (0.0, 0.5)), (RIGHT, (1.0, 1.0))])
+def test_a_coder_alone_is_done_when_it_repeats_itself_right_or_wrong(program, earned, play):
+    env = play(agents="single")
+    for reply in (program, code("print(8)"), program):
+        step(env, reply)
+        assert not any(env.terminations.values())
+    rewards, info = step(env, program.replace(")\n```", ") \n\n```"))
+    assert rewards == earned
+    assert info["success"] == (program == RIGHT)
+    assert all(env.terminations.values())
+
+
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+def test_a_coder_alone_reads_of_its_own_programs_and_of_nobody_else(prompt, play):
+    env = play(agents="single", prompt=prompt)
+    shown = [env.observe("coder_0")["text"]]
+    for reply in (HALF, "no program", code("print(8)")):
+        env.step(reply)
+        shown.append(env.observe("coder_0")["text"])
+    assert "print(int(input()))" not in shown[0]
+    assert [text.count("print(int(input()))") for text in shown] == [0, 1, 2, 2]
+    assert [text.count("print(8)") for text in shown] == [0, 0, 0, 1]
+    for text in shown:
+        assert not any(word in text.lower() for word in ("team", "tester", "disagree"))
+    if prompt == "compact":
+        question = a_row()["question"]
+        assert shown[0] == f"coder\n{question}"
+        tried = "\ntried\nprint(int(input()))" * 2 + "\ntried\nprint(8)"
+        assert shown[3] == shown[0] + tried
+
+
+def test_a_reply_that_a_coder_alone_leaves_unreadable_is_a_turn_and_not_the_end(play):
+    env = play(agents="single", max_turns=5)
+    for replies in range(1, 3):
+        rewards, info = step(env, "no program")
+        assert rewards == (0.0, -FORMAT_PENALTY)
+        assert "python" in info["parse_error"]
+        assert env.observe("coder_0")["text"].count("(no program)") == replies
+    assert step(env, RIGHT)[0] == (1.0, 1.0)
+    assert step(env, "no program")[0] == (1.0, -FORMAT_PENALTY)
+    assert not any(env.terminations.values())
+    step(env, RIGHT)  # what it repeats is the last program that could be read
+    assert all(env.terminations.values())
+
+
 # Functions
 
 
@@ -415,12 +475,13 @@ NOSY = [
 @given(
     st.booleans(),
     st.sampled_from(("full", "compact")),
+    st.sampled_from(("team", "single")),
     st.lists(st.tuples(st.sampled_from(NOSY[:10]), st.sampled_from(NOSY)), min_size=1, max_size=3),
 )
 def test_hidden_tests_reference_and_mutants_are_in_nothing_that_an_agent_sees(
-    play, function, prompt, replies
+    play, function, prompt, agents, replies
 ):
-    env = play(secret_row(function), prompt=prompt, max_turns=3, render_mode="ansi")
+    env = play(secret_row(function), prompt=prompt, agents=agents, max_turns=3, render_mode="ansi")
     seen = []
     for reply in (text for both in replies for text in both):
         if env.terminations[env.agent_selection] or env.truncations[env.agent_selection]:
@@ -459,9 +520,10 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("function", [False, True], ids=["stdin", "function"])
+@pytest.mark.parametrize("agents", ["team", "single"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_hostile_text_is_one_reply_like_any_other(name, function, play):
-    env = play(secret_row(function), max_turns=2)
+def test_hostile_text_is_one_reply_like_any_other(name, agents, function, play):
+    env = play(secret_row(function), agents=agents, max_turns=2 if agents == "team" else 4)
     started = time.process_time()
     for _ in range(4):
         if env.terminations[env.agent_selection]:
@@ -476,6 +538,10 @@ def test_hostile_text_is_one_reply_like_any_other(name, function, play):
 
 
 # Copies
+
+
+def test_a_coder_alone_passes_the_checks_of_every_environment(sandbox):
+    check_env(lambda: coding_v0.env(agents="single", sandbox=sandbox))
 
 
 @pytest.mark.parametrize("moves", [0, 1, 2, 3])
@@ -521,6 +587,7 @@ def test_a_sandbox_that_fails_is_an_error_and_never_a_reward(play):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
+        ({"agents": "singel"}, "agents must be one of .* got 'singel'; did you mean 'single'"),
         ({"rewards": "papr"}, "rewards must be one of .* got 'papr'; did you mean 'paper'"),
         ({"prompt": "ful"}, "prompt must be one of .* got 'ful'; did you mean 'full'"),
         ({"split": "tests"}, "split .*'tests'"),
@@ -560,6 +627,16 @@ def test_rows_are_played_by_number_and_mutants_made_once(play):
     assert sorted(env._mutants) == [0, 1, 2]
     env.step(NO_TEST)
     assert step(env, checks(("-3", "3"), ("3", "3"), ("0", "0")))[0][1] > 0.5
+
+
+@pytest.mark.parametrize("agents", ["team", "single"])
+def test_every_reply_says_how_difficult_the_task_is_if_that_is_known(agents, play):
+    known, unknown = (
+        play(row, agents=agents, max_turns=5) for row in (a_row(difficulty="hard"), a_row())
+    )
+    for reply in (HALF, checks(("3", "4")), "unreadable", "unreadable", "a" * 1_000_001):
+        assert step(known, reply)[1]["difficulty"] == "hard"
+        assert "difficulty" not in step(unknown, reply)[1]
 
 
 def test_generated_tasks_are_endless_and_of_their_split(sandbox):

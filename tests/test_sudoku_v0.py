@@ -566,3 +566,12 @@ def test_an_episode_is_truncated_after_max_cycles():
 )
 def test_check_env_passes(kwargs):
     check_env(sudoku_v0.env(**kwargs), episodes=2, replies=REPLIES)
+
+
+@pytest.mark.parametrize("text", ["no answer at all", "b1=2"])
+def test_every_reply_says_how_difficult_the_puzzle_is(text):
+    game = sudoku_v0.env(size=4)
+    game.reset(seed=3)
+    agent = game.agent_selection
+    game.step(text)
+    assert game.infos[agent]["difficulty"] in ("naked", "singles", "more", "search")

@@ -79,7 +79,8 @@ class TerminalDisplay:
         note = f"{step_text(row)}  {self._clock.left(step, total)}"
         if self._run is None:
             self._run = self._progress.add_task("step", total=total, note="")
-        self._progress.update(self._run, completed=step, note=note)
+        # A budget of tokens makes the last step a guess that changes.
+        self._progress.update(self._run, completed=step, total=total, note=note)
 
 
 class TimeLeft:

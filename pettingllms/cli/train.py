@@ -39,6 +39,7 @@ GROUPS = {
         "num_generations",
         "tasks_per_step",
         "max_steps",
+        "max_tokens",
         "branch",
         "temperature",
         "max_completion_length",

@@ -250,7 +250,10 @@ class BoardEnv(TextEnv):
 
     def _unread(self, state: Play, error: ParseError) -> Outcome:
         local = 0.0 if self.rewards_scheme == "sparse" else -FORMAT_PENALTY
-        return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why)
+        # Said of every reply, or games that begin with an unreadable one would count nowhere.
+        grade = getattr(state.level, "difficulty", None)
+        info = {} if grade is None else {"difficulty": grade}
+        return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why, info=info)
 
     def _printed(self, state: Play, texts: Sequence[str]) -> Sequence[str | ParseError]:
         """The replies, with each program replaced by what it prints."""

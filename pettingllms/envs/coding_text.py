@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.data.coding import CodingTask, Test
+from pettingllms.data.coding import CodingTask, Test, passes
 from pettingllms.envs.lists import ParseError
 from pettingllms.sandbox import RunResult
 
@@ -99,7 +100,10 @@ class Disagreement(NamedTuple):
 
 
 class Attempt(NamedTuple):
-    """One finished turn: the program at its end, and where the tester's tests disagree with it."""
+    """One finished turn: the program at its end, and where the tester's tests disagree with it.
+
+    A turn whose replies could not be read is one too: the program is then that of the turn before.
+    """
 
     program: str | None
     disagreements: tuple[Disagreement, ...]
@@ -113,6 +117,17 @@ def shown_result(result: RunResult, function: str | None) -> str:
     return (result.stdout if function is None else result.value or "").strip()[:SHOWN_CHARS]
 
 
+def disagreements_of(
+    tests: Sequence[Test], results: Mapping[str, RunResult], function: str | None
+) -> tuple[Disagreement, ...]:
+    """The tests that a program fails; `results` are what it did with each input."""
+    return tuple(
+        Disagreement(test.input, test.output, shown_result(results[test.input], function))
+        for test in tests
+        if not passes(test, results[test.input], function)
+    )
+
+
 def shown_attempt(turn: int, attempt: Attempt) -> str:
     """An earlier turn, for people and large models."""
     lines = [f"Turn {turn}:", attempt.program if attempt.program is not None else "(no program)"]
@@ -121,6 +136,12 @@ def shown_attempt(turn: int, attempt: Attempt) -> str:
         for d in attempt.disagreements
     ]
     return "\n".join(lines)
+
+
+def shown_episode(task: CodingTask, history: tuple[Attempt, ...], passed: float) -> str:
+    """The whole episode, for people."""
+    attempts = map(shown_attempt, range(len(history)), history)
+    return "\n".join([task.question, *attempts, f"hidden tests passed: {passed:.0%}"])
 
 
 def compact_prompt(role: str, question: str, history: tuple[Attempt, ...]) -> str:
@@ -137,6 +158,13 @@ Think first if you like, then end your reply with exactly one fenced block:
 ```python
 <your program>
 ```"""
+_ALONE = """You are a coder. Write a Python program that solves the problem below. {form}
+You have several turns and are shown your earlier programs, but not whether they are right. You are finished when you \
+give the same program twice in a row.
+Think first if you like, then end your reply with exactly one fenced block:
+```python
+<your program>
+```"""
 _TESTER = """You are the tester of a team of two. Write one to {most} test cases for the problem below, to find out whether a \
 program solves it. Work out each expected output with care: a wrong one is worse than none, and a case on which wrong \
 programs fail is worth most. {form}
@@ -149,8 +177,16 @@ Think first if you like, then give each test case as two fenced blocks:
 ```"""
 
 
-def full_prompt(role: str, task: CodingTask, history: tuple[Attempt, ...]) -> str:
-    """Rules, format, problem and history, for real language models."""
+_EARLIER = (
+    "Earlier turns, with the tests on which program and tester disagree (either may be wrong):"
+)
+_EARLIER_ALONE = "Earlier turns, each with your program as it was at its end:"
+
+
+def full_prompt(
+    role: str, task: CodingTask, history: tuple[Attempt, ...], *, team: bool = True
+) -> str:
+    """Rules, format, problem and history, for real language models; `team`: whether of a team."""
     calls = None if task.function is None else f"`{task.function}`"
     if role == "coder":
         form = (
@@ -158,7 +194,7 @@ def full_prompt(role: str, task: CodingTask, history: tuple[Attempt, ...]) -> st
             if calls
             else "It reads standard input and prints the answer."
         )
-        rules = _CODER.format(form=form)
+        rules = (_CODER if team else _ALONE).format(form=form)
     elif calls:
         form = (
             f"The input is a JSON list of the arguments of {calls}, "
@@ -171,9 +207,6 @@ def full_prompt(role: str, task: CodingTask, history: tuple[Attempt, ...]) -> st
         rules = _TESTER.format(form=form, most=MAX_TESTS, **shown)
     parts = [rules, f"Problem:\n{task.question}"]
     if history:
-        parts.append(
-            "Earlier turns, with the tests on which program and tester disagree "
-            "(either may be wrong):"
-        )
+        parts.append(_EARLIER if team else _EARLIER_ALONE)
         parts += [shown_attempt(turn, attempt) for turn, attempt in enumerate(history)]
     return "\n\n".join(parts)

@@ -5,7 +5,7 @@ A coder writes a program and a tester writes tests for it; both really run, in a
 | | |
 |---|---|
 | Creation | `coding_v0.env()`, `pettingzoo.make("aec", "pettingllms/coding-v0")` |
-| Agents | `coder_0`, then `tester_0`, in this order each turn |
+| Agents | `coder_0`, then `tester_0`, in this order each turn; `agents="single"`: `coder_0` alone |
 | Action | `FreeText`: a reply with fenced blocks |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
 | Turns | 4 by default, then truncation |
@@ -14,11 +14,12 @@ Turn 0 shows both roles the problem. Later turns add, for every earlier turn, th
 generated tests on which program and tester disagree. The hidden tests are never shown. The coder
 answers with one fenced Python program; the tester with one or more pairs of fenced blocks,
 `input` and `output` (for a function: a JSON list of arguments and the JSON return value). Text
-around the blocks is free. What cannot be parsed leaves the program as it is, costs `FORMAT_PENALTY`, and
-says why in `infos[agent]["parse_error"]`.
+around the blocks is free. What cannot be parsed leaves the program as it is, costs `FORMAT_PENALTY`, and says why in
+`infos[agent]["parse_error"]`.
 
-The episode ends when the program passes all of the tester's tests: agreement, which is not
-success. Success is that the current program passes all hidden tests.
+The episode ends when the program passes all of the tester's tests: agreement, which is not success.
+A coder alone is shown its earlier programs, and the episode ends when it writes the one before again. Success is
+that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known.
 
 # Rewards
 
@@ -29,21 +30,20 @@ success. Success is that the current program passes all hidden tests.
 | `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes | half the share of its tests that the reference passes, plus half the share of mutants that the valid ones catch |
 | `"sparse"` | the same | 0 | 0 |
 
-The paper scores a tester by the reference alone, so that a trivial test is worth as much as a good
-one. Here half of the score asks that tests tell right from wrong: a mutant is a known-wrong program, the
-reference with one part changed, made for each task. Only tests that the reference passes can
-catch one, so a wrong test earns nothing. In the sparse scheme the candidates of a
-tester share one program and so one reward: it teaches the coder only.
+The paper scores a tester by the reference alone, so that a trivial test is worth as much as a good one. Here half
+of the score asks that tests tell right from wrong: a mutant is a known-wrong program, the reference with one part
+changed, made for each task. Only tests that the reference passes can catch one, so a wrong test earns nothing. In the
+sparse scheme the candidates of a tester share one program and so one reward: it teaches the coder only.
 
 # Arguments
 
 `dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
 (`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
 a hub id (`org/name`), or a folder (`pettingllms.data.tasks`). Where a set has no solution of a task, as in
-LiveCodeBench, nobody can say which generated tests are right: the local reward of the tester is 0 there. `split`: `train`, `val` or `test`. `rewards`, `alpha`, `max_turns` (alias
-`max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the embedded one.
-`sandbox`: `"embedded"` or `"docker"`, shared
-by all environments of the process, or a `Sandbox` of your own.
+LiveCodeBench, nobody can say which generated tests are right: the local reward of the tester is 0 there.
+`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `split`: `train`, `val` or `test`.
+`rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
+embedded one. `sandbox`: `"embedded"` or `"docker"`, shared by all environments of the process, or a `Sandbox` of your own.
 
 # Version History
 
@@ -67,11 +67,11 @@ from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
     compact_prompt,
+    disagreements_of,
     full_prompt,
     parse_program,
     parse_tests,
-    shown_attempt,
-    shown_result,
+    shown_episode,
 )
 from pettingllms.envs.lists import ParseError
 from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, Sandbox, shared_sandbox
@@ -79,6 +79,7 @@ from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, Sandbox, shar
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 
+Agents = Literal["team", "single"]
 Rewards = Literal["paper", "sparse"]
 Prompt = Literal["full", "compact"]
 
@@ -92,6 +93,10 @@ class State:
     passed: float = 0.0
     """Share of hidden tests that the current program passes."""
     history: tuple[Attempt, ...] = ()
+
+    def turned(self, disagreements: tuple[Disagreement, ...] = ()) -> State:
+        """At the end of the turn: the program, as it now is, is in the history."""
+        return replace(self, history=(*self.history, Attempt(self.program, disagreements)))
 
 
 class Ran(NamedTuple):
@@ -108,7 +113,7 @@ class raw_env(TextEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Raises:
-        ConfigError: an unknown `rewards` or `prompt`.
+        ConfigError: an unknown `agents`, `rewards` or `prompt`.
         DatasetError: the `dataset` cannot be had, has a bad row, or no task of `split`.
     """
 
@@ -124,12 +129,15 @@ class raw_env(TextEnv):
         self,
         *,
         dataset: str | Path | None = None,
+        agents: Agents = "team",
         rewards: Rewards = "paper",
         prompt: Prompt = "full",
         sandbox: Sandbox | str = "embedded",
         **kwargs: Any,
     ) -> None:
-        super().__init__(roles=("coder", "tester"), **kwargs)
+        arguments.one_of("agents", agents, get_args(Agents))
+        self._team = agents == "team"
+        super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
         arguments.one_of("rewards", rewards, get_args(Rewards))
         arguments.one_of("prompt", prompt, get_args(Prompt))
         if isinstance(sandbox, str):
@@ -161,7 +169,7 @@ class raw_env(TextEnv):
         role = agent.removesuffix("_0")
         if self.prompt == "compact":
             return compact_prompt(role, state.task.question, state.history)
-        return full_prompt(role, state.task, state.history)
+        return full_prompt(role, state.task, state.history, team=self._team)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
         (outcome,) = self._act_all(state, agent, [text])
@@ -170,7 +178,8 @@ class raw_env(TextEnv):
     def _code(self, state: State, text: str) -> Outcome:
         program = parse_program(text)
         if isinstance(program, ParseError):
-            return self._outcome(state, -FORMAT_PENALTY, parse_error=program.why)
+            unread = state if self._team else state.turned()
+            return self._outcome(unread, -FORMAT_PENALTY, parse_error=program.why)
         tests = state.task.tests
         (results,) = self._outputs(state.task, [program], [test.input for test in tests])
         passed = sum(
@@ -178,7 +187,11 @@ class raw_env(TextEnv):
         )
         share = passed / len(tests)
         info = {"passed": share, "statuses": [result.status for result in results]}
-        return self._outcome(replace(state, program=program, passed=share), share, info=info)
+        after = replace(state, program=program, passed=share)
+        if self._team:
+            return self._outcome(after, share, info=info)
+        again = state.program is not None and program.strip() == state.program.strip()
+        return self._outcome(after.turned(), share, done=again, info=info)
 
     def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "coder_0":
@@ -209,8 +222,7 @@ class raw_env(TextEnv):
 
     def _test(self, state: State, tests: tuple[Test, ...] | ParseError, ran: Ran) -> Outcome:
         if isinstance(tests, ParseError):
-            unchanged = replace(state, history=(*state.history, Attempt(state.program, ())))
-            return self._outcome(unchanged, -FORMAT_PENALTY, parse_error=tests.why)
+            return self._outcome(state.turned(), -FORMAT_PENALTY, parse_error=tests.why)
         function = state.task.function
 
         def failed(results: Mapping[str, RunResult], among: Sequence[Test]) -> list[Test]:
@@ -223,15 +235,11 @@ class raw_env(TextEnv):
         caught = sum(bool(failed(mutant, valid)) for mutant in ran.mutants)
         power = caught / len(ran.mutants) if ran.mutants else 0.0
         validity = len(valid) / len(tests)
-        own = ran.program or {}
-        disagreements = tuple(
-            Disagreement(test.input, test.output, shown_result(own[test.input], function))
-            for test in (failed(own, tests) if own else ())
-        )
+        disagreements = disagreements_of(tests, ran.program, function) if ran.program else ()
         return self._outcome(
-            replace(state, history=(*state.history, Attempt(state.program, disagreements))),
+            state.turned(disagreements),
             0.5 * validity + 0.5 * power,
-            done=bool(own) and not disagreements,
+            done=bool(ran.program) and not disagreements,
             info={"tests": len(tests), "valid": validity, "caught": power},
         )
 
@@ -273,13 +281,18 @@ class raw_env(TextEnv):
             success=success,
             done=done,
             parse_error=parse_error,
-            info=info or {},
+            info=_difficulty(state.task) | (info or {}),
         )
 
+    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
+        return replace(super()._too_long(state, agent, reason), info=_difficulty(state.task))
+
     def _view(self, state: State) -> str:
-        lines = [state.task.question, *(shown_attempt(n, a) for n, a in enumerate(state.history))]
-        lines.append(f"hidden tests passed: {state.passed:.0%}")
-        return "\n".join(lines)
+        return shown_episode(state.task, state.history, state.passed)
+
+
+def _difficulty(task: CodingTask) -> dict[str, Any]:
+    return {} if task.difficulty is None else {"difficulty": task.difficulty}
 
 
 def env(**kwargs: Any) -> raw_env:

@@ -29,6 +29,7 @@ from transformers import get_scheduler
 from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.advantages import advantages, estimator_named
+from pettingllms.trainers.budget import advance
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.episodes import AnyEnv, Episode, Scored, score, tasks_of_step
 from pettingllms.trainers.metrics import Clock, LossMeter, left_out_metrics, rollout_metrics
@@ -45,7 +46,7 @@ class ATGRPOTrainer:
         self.config, self.env, self.policies = config, env, policies
         self.tree = estimator_named(config.estimator).tree
         self.trained = config.trained_policies(policies.roles_to_policies)
-        self.step = 0
+        self.step = self.tokens = 0
         self.optimizers = {
             policy: torch.optim.AdamW(
                 policies.parameters(policy),
@@ -72,6 +73,7 @@ class ATGRPOTrainer:
         tasks = tasks_of_step(self.env, self.config.env, self.step, count, self.config.seed)
         groups = self.rollout(tasks, clock)
         metrics = rollout_metrics(groups)
+        self.tokens += int(metrics["num_tokens"])
         with clock.time("update"):
             samples, left_out = self.samples(groups)
             metrics |= left_out
@@ -86,8 +88,7 @@ class ATGRPOTrainer:
 
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Group]:
         """Play all tasks in lock step, so that every policy samples one large batch a move."""
-        generator = torch.Generator(self.policies.device)
-        generator.manual_seed(self._seed("sampling"))
+        generator = torch.Generator(self.policies.device).manual_seed(self._seed("sampling"))
         rng = random.Random(self._seed("branching"))
         width = 1 if self.tree else self.config.num_generations
         episodes = [Episode(self.env, task, index) for task in tasks for index in range(width)]
@@ -189,16 +190,15 @@ class ATGRPOTrainer:
             )
             meter.check_finite("gradient norm", norm)
             optimizer.step()
-            self.schedulers[policy].step()
+            advance(self.schedulers[policy], config, self.tokens)
         return meter.metrics(norm.item(), self.schedulers[policy].get_last_lr()[0])
 
     def _batch_loss(
         self, policy: str, batch: Batch, replies: int, tokens: int, meter: LossMeter
     ) -> torch.Tensor:
-        config, heat, reference_BT = self.config, self.config.temperature, None
-        if config.beta:
-            reference_BT = self.policies.reference_logprobs(batch, temperature=heat)
-        logp_BT, entropy_BT = self.policies.logprobs(
+        config, heat, policies = self.config, self.config.temperature, self.policies
+        reference_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
+        logp_BT, entropy_BT = policies.logprobs(
             policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
         )
         return policy_loss(config, batch, logp_BT, entropy_BT, reference_BT, replies, tokens, meter)

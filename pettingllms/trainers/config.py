@@ -52,6 +52,8 @@ LARGE: dict[str, Any] = {
     "scoring_threads": 16,
 }
 LARGE_FULL = {"learning_rate": 5e-6}
+TOKEN_STEPS = 1000
+"""`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 CHOICES = {
     "branch": ("best", "sample", "first"),
@@ -146,15 +148,17 @@ class ATGRPOConfig:
     )
     tasks_per_step: int = _f(None, "Tasks played in one step. Default by model: 16 or 32")
     max_steps: int = _f(None, "Steps of training. Default by model: 100 or 200")
+    max_tokens: int | None = _f(
+        None,
+        "Generated tokens after which training ends; the learning rate then follows them",
+    )
     branch: str = _f(
         "best", "The reply that is executed so that the episode goes on: best, sample, first"
     )
     temperature: float = _f(
         1.0, "Sampling temperature; log-probabilities are of the same distribution"
     )
-    max_completion_length: int = _f(
-        None, "Tokens of a reply at the most. Default by model: 96 or 2048"
-    )
+    max_completion_length: int = _f(None, "Tokens of a reply at most. Default: 96 or 2048")
     mask_truncated_completions: bool = _f(
         False, "Leave replies that were cut at the limit out of the loss"
     )
@@ -267,21 +271,15 @@ _AT_LEAST = {
     "num_generations": 2,
     "tasks_per_step": 1,
     "max_steps": 1,
+    "max_tokens": 1,
     "max_completion_length": 1,
     "num_iterations": 1,
     "tokens_per_batch": 1,
     "lora_r": 1,
-    "seed": 0,
-    "warmup_steps": 0,
-    "eval_steps": 0,
-    "eval_tasks": 1,
-    "save_steps": 1,
-    "scoring_threads": 1,
+    **dict.fromkeys(("eval_tasks", "save_steps", "scoring_threads"), 1),
+    **dict.fromkeys(("seed", "warmup_steps", "eval_steps"), 0),
     "beta": 0.0,
-    "epsilon": 0.0,
-    "epsilon_high": 0.0,
-    "weight_decay": 0.0,
-    "learning_rate": 0.0,
+    **dict.fromkeys(("epsilon", "epsilon_high", "weight_decay", "learning_rate"), 0.0),
 }
 _POSITIVE = ("temperature", "max_grad_norm", "delta", "lora_alpha", "server_timeout")
 _WHY = {"num_generations": " (a group of one has no advantage)"}
@@ -295,5 +293,7 @@ def resolve(config: ATGRPOConfig, *, embedded: bool) -> ATGRPOConfig:
             defaults = defaults | {"learning_rate": defaults["learning_rate"] / 10}
     else:
         defaults = LARGE | (LARGE_FULL if config.full else {})
+    if config.max_tokens is not None:
+        defaults = defaults | {"max_steps": TOKEN_STEPS}
     missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
     return dataclasses.replace(config, **missing)
