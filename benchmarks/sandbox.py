@@ -8,6 +8,11 @@ the caller's environment, development mode and tracemalloc, output to a file; `i
 the caller and runs the program by `exec` with an alarm, without any isolation. Neither is safe
 for programs of a model. CPU is user and system time of everything that took part, where the
 kernel tells.
+
+The last rows go from one worker, which shares one core with its caller, to two workers and two
+cores. `KEPT` shows what the sandbox itself allows: each worker and its caller, a thread of this
+process, have a core of their own. In `PLACED` the kernel moves all of them as it likes, and at
+times lets a core idle. `TOGETHER` is one call of many programs, which the sandbox divides.
 """
 
 from __future__ import annotations
@@ -30,6 +35,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks import sandbox_tables
+from benchmarks.sandbox_tables import KEPT, PLACED, TOGETHER
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case
 from pettingllms.sandbox.channel import ProcessChannel
@@ -42,6 +49,8 @@ TESTS = [Case(f"{n}\n") for n in range(6)]
 TURN, SLOW_TURN = 10, 2
 """Runs of a contestant in one turn; CPU time is only known to a hundredth of a second."""
 SLOW = ("docker run --rm", "subprocess -X dev")
+TURN_RUNS = 128
+"""Of one turn on the way from 1 core to 2: long against the start of a thread."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 
@@ -57,7 +66,7 @@ def main() -> None:
 
 
 def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """One row a contestant, and one for two workers against one."""
+    """One row a contestant, and one for each way of comparing two workers with one."""
     everywhere = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {arguments.core})
     try:
@@ -65,7 +74,7 @@ def speed(arguments: argparse.Namespace) -> list[dict[str, Any]]:
             rows = compare(dict(contestants(stack)), arguments.rounds)
     finally:
         os.sched_setaffinity(0, everywhere)
-    return [*rows, *scaling(max(100, 10 * arguments.rounds), arguments.core)]
+    return [*rows, *scaling(arguments.rounds, arguments.core)]
 
 
 Contestant = tuple[Callable[[], object], Callable[[], float] | None, int]
@@ -224,49 +233,58 @@ def cpu_of_process(pid: int) -> float:
     return sum(map(int, fields[11:15])) * TICK_S
 
 
-def scaling(runs: int, core: int) -> list[dict[str, Any]]:
-    """Runs a second of one worker on one core and of two on two, in turns."""
-    everywhere = os.sched_getaffinity(0)
-    cores = {1: {core}, 2: {core, next(iter(everywhere - {core}), core)}}
-    rates: dict[int, list[float]] = {1: [], 2: []}
-    with EmbeddedSandbox(1) as one, EmbeddedSandbox(2) as two:
-        for _ in range(5):
-            for workers, sandbox in ((1, one), (2, two)):
-                # Workers are started by the first run, and stay where they were started.
-                os.sched_setaffinity(0, cores[workers])
-                sandbox.run([PROGRAM] * 4, [CASE])
-                begun = time.perf_counter()
-                callers = [
-                    threading.Thread(target=call, args=(sandbox, runs // workers))
-                    for _ in range(workers)
-                ]
-                for caller in callers:
-                    caller.start()
-                for caller in callers:
-                    caller.join()
-                rates[workers].append(runs / (time.perf_counter() - begun))
-    os.sched_setaffinity(0, everywhere)
-    one_worker, two_workers = (statistics.median(rates[n]) for n in (1, 2))
-    return [
-        {
-            "way": "embedded, from 1 core to 2",
-            "runs": runs,
-            "runs/s, 1 core": one_worker,
-            "runs/s, 2 cores": two_workers,
-            "2 / 1": two_workers / one_worker,
+Callers = list[tuple[PooledSandbox, set[int], int]]
+"""For each caller: its sandbox, the cores it may use, and the programs of one call."""
+
+
+def scaling(turns: int, core: int) -> list[dict[str, Any]]:
+    """Runs a second of one worker on one core and of two on two, in turns: one row a way."""
+    other = next(iter(os.sched_getaffinity(0) - {core}), core)
+    here, there, both = {core}, {other}, {core, other}
+    with EmbeddedSandbox(1) as one, EmbeddedSandbox(1) as second, EmbeddedSandbox(2) as two:
+        alone: Callers = [(one, here, 1)]
+        ways: dict[str, tuple[Callers, Callers]] = {
+            KEPT: (alone, [*alone, (second, there, 1)]),
+            PLACED: (alone, [(two, both, 1)] * 2),
+            TOGETHER: ([(one, here, TURN_RUNS)], [(two, both, TURN_RUNS)]),
         }
-    ]
+        rates: dict[str, tuple[list[float], list[float]]] = {way: ([], []) for way in ways}
+        for turn in range(turns + 1):
+            for way, sides in ways.items():
+                for callers, found in zip(sides, rates[way], strict=True):
+                    rate = runs_a_second(callers)
+                    if turn:
+                        found.append(rate)
+    rows = []
+    for way, (slower, faster) in rates.items():
+        on_one, on_two = statistics.median(slower), statistics.median(faster)
+        row = {"way": way, "runs": turns * TURN_RUNS, "runs/s, 1 core": on_one}
+        rows.append({**row, "runs/s, 2 cores": on_two, "2 / 1": on_two / on_one})
+    return rows
 
 
-def call(sandbox: PooledSandbox, runs: int) -> None:
-    """So many runs, one after the other."""
-    for _ in range(runs):
-        sandbox.run([PROGRAM], [CASE])
+def runs_a_second(callers: Callers) -> float:
+    """The rate of these callers together, each of them a thread."""
+    runs = TURN_RUNS // len(callers)
+    threads = [threading.Thread(target=call, args=(*caller, runs)) for caller in callers]
+    begun = time.perf_counter()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return TURN_RUNS / (time.perf_counter() - begun)
+
+
+def call(sandbox: PooledSandbox, cores: set[int], at_once: int, runs: int) -> None:
+    """So many runs from this thread, which keeps to `cores`, as do the workers it starts."""
+    os.sched_setaffinity(0, cores)
+    for _ in range(runs // at_once):
+        sandbox.run([PROGRAM] * at_once, [CASE])
 
 
 def report(title: str, arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Prints the rows, and writes them as JSON where asked."""
-    print(table(rows))
+    print(sandbox_tables.text(rows))
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
         versions = {
@@ -275,24 +293,6 @@ def report(title: str, arguments: argparse.Namespace, rows: list[dict[str, Any]]
         }
         content = {"title": title, "settings": settings, "versions": versions, "rows": rows}
         arguments.json.write_text(json.dumps(content, indent=2) + "\n")
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as text, those with other columns below."""
-    lines: list[str] = []
-    names: list[str] = []
-    for row in rows:
-        if list(row) != names:
-            names = list(row)
-            lines.append("  ".join(name.rjust(max(9, len(name))) for name in names))
-        cells = (
-            (
-                "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
-            ).rjust(max(9, len(name)))
-            for name, value in row.items()
-        )
-        lines.append("  ".join(cells))
-    return "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tables of sandbox/README.md: header and rows from the results of `sandbox` and `soak`."""
+"""The tables of sandbox/README.md from the results of `sandbox` and `soak`, and plain text."""
 
 from __future__ import annotations
 
@@ -13,6 +13,17 @@ WAYS = {
     "docker run --rm": "`docker run --rm`, one run",
     "subprocess -X dev": "the paper's code: `python3 -X dev`, tracemalloc, whole environment",
     "in process, 6 tests": "LiveCodeBench's way: 6 tests by `exec` in a fork, no isolation",
+}
+
+FROM_1_TO_2 = "embedded, from 1 core to 2"
+KEPT, PLACED, TOGETHER = (
+    f"{FROM_1_TO_2}, {how}" for how in ("a core each", "placed by the kernel", "many runs a call")
+)
+CORES = {
+    FROM_1_TO_2: "runs/s",  # in results from before there were several ways
+    KEPT: "runs/s, one run a call, each worker and its caller on a core of their own",
+    PLACED: "runs/s, one run a call, the kernel places workers and callers",
+    TOGETHER: "runs/s, one caller, many runs a call, the kernel places workers",
 }
 
 Table = tuple[list[str], list[list[str]]]
@@ -35,11 +46,14 @@ def speed(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def cores(rows: Sequence[dict[str, Any]]) -> Table:
-    """How runs a second grow with the cores."""
-    row = rows[-1]
-    values = (f"{row[f'runs/s, {n}']:.0f}" for n in ("1 core", "2 cores"))
+    """How runs a second grow with the cores, one row for each way of measuring it."""
     header = ["", "one worker, one core", "two workers, two cores", "ratio"]
-    return header, [["runs/s", *values, f"{row['2 / 1']:.2f}"]]
+    shown = []
+    for row in rows:
+        if "2 / 1" in row:
+            values = (f"{row[f'runs/s, {n}']:.0f}" for n in ("1 core", "2 cores"))
+            shown.append([CORES[row["way"]], *values, f"{row['2 / 1']:.2f}"])
+    return header, shown
 
 
 def soak(rows: Sequence[dict[str, Any]]) -> Table:
@@ -52,6 +66,24 @@ def soak(rows: Sequence[dict[str, Any]]) -> Table:
         longest = f"{row['longest batch s']:.2f}"
         shown.append([f"{row['runs']:,}", *sizes, str(row["processes"]), str(held), longest])
     return header, shown
+
+
+def text(rows: Sequence[dict[str, Any]]) -> str:
+    """Rows as text, those with other columns below."""
+    lines: list[str] = []
+    names: list[str] = []
+    for row in rows:
+        if list(row) != names:
+            names = list(row)
+            lines.append("  ".join(name.rjust(max(9, len(name))) for name in names))
+        cells = (
+            (
+                "-" if value is None else f"{value:.2f}" if isinstance(value, float) else str(value)
+            ).rjust(max(9, len(name)))
+            for name, value in row.items()
+        )
+        lines.append("  ".join(cells))
+    return "\n".join(lines)
 
 
 def _milliseconds(value: float | None) -> str:

@@ -13,10 +13,12 @@ import importlib
 import json
 import re
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks import sandbox_tables, speed_tables
+from benchmarks.evidence import spread
 from benchmarks.learning import at_budget
 from pettingllms.envs import ENVIRONMENTS
 
@@ -39,12 +41,6 @@ ROWS = (
 def load(name: str) -> Any:
     """The results of one script."""
     return json.loads((HERE / "results" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def spread(values: Sequence[float]) -> str:
-    """Mean over seeds, with the least and the greatest."""
-    mean = sum(values) / len(values)
-    return f"{mean:.2f} [{min(values):.2f}, {max(values):.2f}]"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -240,7 +236,29 @@ def environments() -> str:
     return markdown(header, rows)
 
 
+PAPER = (
+    "main_table",
+    "grouping",
+    "joint_training",
+    "role_swap",
+    "shared_or_specialised",
+    "alpha",
+    "sparse_rewards",
+    "branching",
+    "team_size",
+)
+"""Scripts of the paper's tables and claims: each has a table and a verdict."""
+
+
+def paper(name: str) -> str:
+    """The table of a script, and its verdict below."""
+    result = load(name)
+    table = importlib.import_module(f"benchmarks.{name}").table(result)
+    return f"{markdown(*table)}\n\n{result['verdict']}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    **{name: partial(paper, name) for name in PAPER},
     "boards": lambda: markdown(*speed_tables.boards(load("boards")["rows"])),
     "sudoku_speed": lambda: markdown(*speed_tables.sudoku(load("sudoku_speed")["rows"])),
     "vllm_sampling": lambda: markdown(*speed_tables.vllm_sampling(load("sampling_vllm")["rows"])),

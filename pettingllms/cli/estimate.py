@@ -145,6 +145,7 @@ def _work(config: ATGRPOConfig, shape: Shape, agents: int, turns: int | None) ->
     tokens = replies * config.max_completion_length
     # Two operations a parameter and token forward, four more backward.
     flops = 2 * shape.parameters * tokens * (1 + 3)
+    budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
     return [
         "",
         f"# Work {each}, at the most",
@@ -152,7 +153,7 @@ def _work(config: ATGRPOConfig, shape: Shape, agents: int, turns: int | None) ->
         + ("to each prompt)" if tree else "games of each task)"),
         f"#   {tokens:>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
-        f"# Steps: {config.max_steps}; model: {shape.parameters:,} parameters, "
+        f"# Steps: {config.max_steps}{budget}; model: {shape.parameters:,} parameters, "
         f"adapter: {shape.adapter:,}",
     ]
 

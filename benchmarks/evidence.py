@@ -1,0 +1,137 @@
+"""From the records of `benchmarks.paper` to statements: intervals, verdicts, tables, pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+
+from pettingllms.evaluate.scores import RESAMPLES, Estimate
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+CEILING = 0.97
+"""Success above which a team solves nearly everything, and no other can be better."""
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+
+Record = dict[str, Any]
+"""One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""
+
+
+def chosen(records: Sequence[Record], env: str, arm: str) -> list[Record]:
+    """The seeds of an arm, in order."""
+    found = [r for r in records if r["env"] == env and r["arm"] == arm]
+    return sorted(found, key=lambda record: int(record["seed"]))
+
+
+def solved(records: Sequence[Record]) -> np.ndarray:
+    """Which tasks were solved, of shape (seeds, tasks)."""
+    return np.array([[float(digit) for digit in record["tasks"]] for record in records])
+
+
+def mean_success(records: Sequence[Record]) -> float:
+    """Share of the test tasks that were solved, over all seeds."""
+    return float(solved(records).mean())
+
+
+def estimate(values: np.ndarray) -> Estimate:
+    """Mean, and a 95 % interval over seeds and tasks: both are resampled, crossed.
+
+    Args:
+        values: of shape (seeds, tasks); for a difference of two arms the differences, which pairs
+            them by seed and by task.
+    """
+    seeds, tasks = values.shape
+    rng = np.random.default_rng(0)
+    rows = rng.multinomial(seeds, np.full(seeds, 1 / seeds), size=RESAMPLES)
+    columns = rng.multinomial(tasks, np.full(tasks, 1 / tasks), size=RESAMPLES)
+    means = ((rows @ values) * columns).sum(axis=1) / (seeds * tasks)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return Estimate(float(values.mean()), float(low), float(high))
+
+
+def gain(records: Sequence[Record], env: str, arm: str, over: str) -> Estimate:
+    """How much more of the test tasks `arm` solves than `over`."""
+    return estimate(solved(chosen(records, env, arm)) - solved(chosen(records, env, over)))
+
+
+def judged(claim: str, gains: Mapping[str, Estimate], least: float = 0.0) -> str:
+    """Whether a claim holds, by environment: all of the interval above `least`, below it, or neither."""
+    verdicts: dict[str, list[str]] = {"supported": [], "fails": [], "not decided": []}
+    for env, (mean, low, high) in gains.items():
+        kind = "supported" if low > least else "fails" if high < least else "not decided"
+        verdicts[kind].append(f"{env} ({mean:+.2f} [{low:+.2f}, {high:+.2f}])")
+    parts = [f"{kind} in {', '.join(found)}" for kind, found in verdicts.items() if found]
+    return f"{claim}: {'; '.join(parts)}."
+
+
+def at_ceiling(records: Sequence[Record], arms: Sequence[str]) -> list[str]:
+    """Environments in which all of these arms solve nearly everything, so that none can be better."""
+    envs = dict.fromkeys(record["env"] for record in records)
+    return [
+        env
+        for env in envs
+        if all(
+            solved(found).mean() >= CEILING for arm in arms if (found := chosen(records, env, arm))
+        )
+    ]
+
+
+# ------------------------------------------------------------------------------- tables, pictures
+
+
+def shown(found: Estimate) -> str:
+    """`0.93 [0.90, 0.95]`."""
+    return f"{found.mean:.2f} [{found.low:.2f}, {found.high:.2f}]"
+
+
+def spread(values: Sequence[float], digits: int = 2) -> str:
+    """Mean over seeds, with the least and the greatest."""
+    mean = sum(values) / len(values)
+    return f"{mean:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def table_of(
+    result: Mapping[str, Any], arms: Sequence[str] = ()
+) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: success of each arm in each environment."""
+    records = result["runs"]
+    envs = list(dict.fromkeys(record["env"] for record in records))
+    rows = []
+    for arm in arms or dict.fromkeys(record["arm"] for record in records):
+        found = [chosen(records, env, arm) for env in envs]
+        rows.append([arm, *(shown(estimate(solved(each))) if each else "" for each in found)])
+    return ["", *envs], rows
+
+
+def at_tokens(points: Sequence[Mapping[str, float]], tokens: float, score: str) -> float:
+    """A score of a curve at a number of generated tokens, between its validations."""
+    return float(
+        np.interp(tokens, [p["tokens"] for p in points], [p.get(score, 0.0) for p in points])
+    )
+
+
+def draw_bars(records: Sequence[Record], title: str, path: Path) -> None:
+    """Success of each arm, grouped by environment, with intervals."""
+    envs = list(dict.fromkeys(record["env"] for record in records))
+    arms = list(dict.fromkeys(record["arm"] for record in records))
+    figure, axis = plt.subplots(figsize=(2 + 1.8 * len(envs) + 0.3 * len(arms), 3.8))
+    width = 0.8 / len(arms)
+    for place, (arm, colour) in enumerate(zip(arms, COLOURS * 2, strict=False)):
+        for x, env in enumerate(envs):
+            if not (found := chosen(records, env, arm)):
+                continue
+            mean, low, high = estimate(solved(found))
+            at = x + (place - (len(arms) - 1) / 2) * width
+            axis.bar(at, mean, width * 0.9, color=colour, label=arm if x == 0 else None)
+            axis.errorbar(at, mean, [[mean - low], [high - mean]], color="black", lw=1)
+    axis.set(title=title, ylabel="test tasks solved", ylim=(0, 1))
+    axis.set_xticks(range(len(envs)), envs)
+    axis.legend(frameon=False, fontsize="small", bbox_to_anchor=(1, 1), loc="upper left")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
