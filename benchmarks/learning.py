@@ -1,14 +1,11 @@
 """Does a team learn? `pettingllms-train --env ENV` over several seeds.
 
-    python -m benchmarks.learning --env coding [--seeds 0 1 2] [--estimators at_grpo grpo]
+    python -m benchmarks.learning --env coding [--seeds 0 1 2]
     python -m benchmarks.learning --env sokoban [--policies per-role shared] [--name NAME] [options of pettingllms-train]
 
 Each run is the command a user types, in a process of its own; finished runs are not repeated and
-stopped ones go on. Then the `at_grpo` teams play test tasks, greedily, and with policies swapped. Writes
+stopped ones go on. Then the teams play test tasks, greedily, and with policies swapped. Writes
 `results/learning_<env>.json` (`<name>` for other options) and a picture beside it; `benchmarks.tables` makes the tables of the README files.
-
-The estimators are compared at equal numbers of generated tokens and with equal rewards: the return of `grpo` is
-the sum of the very rewards that `at_grpo` compares.
 """
 
 from __future__ import annotations
@@ -23,11 +20,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import matplotlib as mpl
+import matplotlib.pyplot as plt
 import numpy as np
 
-mpl.use("Agg")
-import matplotlib.pyplot as plt
+from benchmarks.evidence import COLOURS, at_tokens
 
 HERE = Path(__file__).parent
 BOARD = {
@@ -54,7 +50,6 @@ SCORES = {
     "sudoku": BOARD,
 }
 """What is read off the curves of an environment, with its title."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7")
 TASKS = 300
 """Test tasks of the final evaluations."""
 SWAPS = {
@@ -62,8 +57,6 @@ SWAPS = {
     "math": "tool=reasoner",
     **dict.fromkeys(("plan_path", "sokoban", "sudoku"), "tool=planner"),
 }
-SHORTER = {"grpo": ["--max-steps", "24", "--eval-steps", "6"]}
-"""Estimators that play K whole episodes generate two to three times the tokens in a step."""
 
 
 class Run(NamedTuple):
@@ -71,14 +64,13 @@ class Run(NamedTuple):
 
     env: str
     policies: str
-    estimator: str
     seed: int
 
     @property
     def name(self) -> str:
         """How it is called in the results."""
         policies = "" if self.policies == "per-role" else f"{self.policies}-"
-        return f"{policies}{self.estimator}-{self.seed}"
+        return f"{policies}at_grpo-{self.seed}"
 
 
 def train(run: Run, out: Path, extra: list[str]) -> Path:
@@ -90,9 +82,8 @@ def train(run: Run, out: Path, extra: list[str]) -> Path:
     if (folder / "config.yaml").exists():
         command = ["--resume", str(folder)]
     else:
-        command = ["--env", run.env, "--policies", run.policies, "--estimator", run.estimator]
-        command += ["--seed", str(run.seed), "--output-dir", str(folder)]
-        command += [*SHORTER.get(run.estimator, []), *extra]
+        command = ["--env", run.env, "--policies", run.policies, "--seed", str(run.seed)]
+        command += ["--output-dir", str(folder), *extra]
     with (out / f"{run.name}.log").open("a") as log:
         subprocess.run(
             [sys.executable, "-m", "pettingllms.cli.train", *command],
@@ -142,22 +133,15 @@ def timing(folder: Path) -> dict[str, float]:
 
 def collect(run: Run, folder: Path) -> dict[str, Any]:
     """Everything that the tables and the picture need of one run."""
-    results = {
+    swap = ["--swap", SWAPS[run.env]] if run.policies == "per-role" else []
+    return {
         "config": (folder / "config.yaml").read_text(),
         "versions": json.loads((folder / "run.json").read_text()),
         "timing": timing(folder),
         "curve": curve(folder, SCORES[run.env]),
+        "sampled": evaluate(folder, *swap),
+        "greedy": evaluate(folder, "--greedy"),
     }
-    if run.estimator == "at_grpo":
-        swap = ["--swap", SWAPS[run.env]] if run.policies == "per-role" else []
-        results["sampled"] = evaluate(folder, *swap)
-        results["greedy"] = evaluate(folder, "--greedy")
-    return results
-
-
-def at_budget(points: list[dict[str, float]], tokens: float, score: str) -> float:
-    """A score of a curve at a number of generated tokens, between its validations."""
-    return float(np.interp(tokens, [p["tokens"] for p in points], [p[score] for p in points]))
 
 
 def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
@@ -168,7 +152,7 @@ def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
         for kind, colour in zip(kinds, COLOURS, strict=False):
             curves = [r["curve"] for name, r in runs.items() if name.rsplit("-", 1)[0] == kind]
             grid = np.linspace(0, min(points[-1]["tokens"] for points in curves), 60)
-            values = np.array([[at_budget(points, x, score) for x in grid] for points in curves])
+            values = np.array([[at_tokens(points, x, score) for x in grid] for points in curves])
             axis.plot(grid / 1e3, values.mean(0), color=colour, label=kind)
             axis.fill_between(
                 grid / 1e3, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0
@@ -187,7 +171,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", choices=SCORES, default="coding")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--estimators", nargs="+", default=["at_grpo"])
     parser.add_argument("--policies", nargs="+", default=["per-role"])
     parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
     parser.add_argument("--name", help="of the results; default: learning_<env>")
@@ -196,10 +179,7 @@ def main() -> None:
     out, results = HERE / "out" / name, HERE / "results" / f"{name}.json"
     out.mkdir(parents=True, exist_ok=True)
     wanted = [
-        Run(options.env, policies, estimator, seed)
-        for policies in options.policies
-        for estimator in options.estimators
-        for seed in options.seeds
+        Run(options.env, policies, seed) for policies in options.policies for seed in options.seeds
     ]
 
     def done(run: Run) -> dict[str, Any]:
@@ -208,7 +188,7 @@ def main() -> None:
     with ThreadPoolExecutor(options.jobs) as pool:
         runs = dict(zip([run.name for run in wanted], pool.map(done, wanted), strict=True))
     if results.exists():
-        # Results of other seeds and estimators stay.
+        # Results of other seeds and policies stay.
         runs = json.loads(results.read_text()) | runs
     # Paths below the checkout, not those of this machine.
     text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")

@@ -19,7 +19,6 @@ from typing import Any
 
 from benchmarks import sandbox_tables, speed_tables
 from benchmarks.evidence import spread
-from benchmarks.learning import at_budget
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
@@ -157,30 +156,6 @@ def _played(env: str, runs: Sequence[Any]) -> list[str]:
     return cells
 
 
-def estimators() -> str:
-    """Validation scores of the estimators at the same number of generated tokens."""
-    runs = load("estimators")
-    names = list(dict.fromkeys(name.rsplit("-", 1)[0] for name in runs))
-    budget = min(run["curve"][-1]["tokens"] for run in runs.values())
-    rows = []
-    for part in (0.25, 0.5, 1.0):
-        for title, score in (
-            ("coder", "coder/first_passed"),
-            ("tester", "tester/first_local_reward"),
-            ("team", "success"),
-        ):
-            cells = []
-            for estimator in names:
-                curves = [
-                    run["curve"]
-                    for name, run in runs.items()
-                    if name.rsplit("-", 1)[0] == estimator
-                ]
-                cells.append(spread([at_budget(points, part * budget, score) for points in curves]))
-            rows.append([f"{part * budget / 1e3:.0f} k", title, *cells])
-    return markdown(["generated tokens", "", *(f"`{name}`" for name in names)], rows)
-
-
 def seconds() -> str:
     """Where the wall time of training goes."""
     runs = [
@@ -270,7 +245,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "teams": teams,
     "trust": trust,
     "skill": skill,
-    "estimators": estimators,
     "seconds": seconds,
     "habit_or_skill": habit_or_skill,
     "sandbox": lambda: markdown(*sandbox_tables.speed(load("sandbox")["rows"])),

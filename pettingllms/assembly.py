@@ -13,6 +13,7 @@ from pettingllms.envs.foreign import load_env
 from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.mapping import BASE
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.vllm_options import VllmSettings
 from pettingllms.trainers.config import ATGRPOConfig
@@ -68,7 +69,7 @@ def build_policies(
     """
     adapters = None if config.adapters is None else Path(config.adapters)
     for policy in players.values():
-        if adapters is not None and not (adapters / policy).is_dir():
+        if adapters is not None and policy != BASE and not (adapters / policy).is_dir():
             found = sorted(path.name for path in adapters.iterdir() if path.is_dir())
             raise ConfigError(
                 f"{adapters} has no adapter for the policy {policy!r}; it has "

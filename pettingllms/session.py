@@ -28,7 +28,7 @@ from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable
 from pettingllms.evaluate import Evaluation, evaluate, held_out, roles_of
 from pettingllms.plots import curves
 from pettingllms.policies.engine import SamplerUnavailable
-from pettingllms.policies.mapping import parse_policies
+from pettingllms.policies.mapping import parse_policies, trained_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import METRICS, TREES, RunFolder, point_latest, read_config
 from pettingllms.trackers import Tracker, numbers_only, open_trackers, tracker_names
@@ -117,7 +117,7 @@ def train(
         torch.set_num_threads(1)
     env = make_env(settings, "train", embedded=embedded)
     players = parse_policies(settings.policies, roles_of(env))
-    settings.trained_policies(players)
+    trained_policies(settings.train_roles, players)
     trackers = tracker_names(settings.report_to)
     path = resume or Path(settings.output_dir or default_folder(settings))
     with (

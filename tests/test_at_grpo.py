@@ -317,6 +317,17 @@ def test_a_frozen_role_answers_once_and_never_moves(model_dir):
     assert trainer.policies.versions == {"writer": 0, "reader": 2}
 
 
+def test_a_role_that_base_plays_is_never_trained(model_dir):
+    trainer = a_trainer(model_dir, roles={"writer": "base", "reader": "reader"})
+    before = weights(trainer)
+    groups, _ = trainer.train_step()
+    assert moved(before, weights(trainer)) == {"reader"}
+    assert {(g.key.role, g.policy, len(g.candidates)) for g in groups} == {
+        ("writer", "base", 1),
+        ("reader", "reader", 4),
+    }
+
+
 def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
     trainer = a_trainer(model_dir)
     for step in range(3):

@@ -419,6 +419,21 @@ def test_a_missing_adapter_and_another_base_are_named(
     assert re.search(r"trained on the base model .*, not on .*other", capsys.readouterr().err)
 
 
+def test_roles_can_be_played_by_the_model_as_it_is(trained: Summary, tmp_path: Path) -> None:
+    part = tmp_path / "part"
+    shutil.copytree(trained.folder, part)
+    shutil.rmtree(part / "adapters" / "reader")
+    asked = ["--adapters", str(part), "--tasks", "5", "--no-base"]
+    assert main([*asked, "--policies", "base", "--out", str(tmp_path / "all")]) == 0
+    assert results(tmp_path / "all") == {"base": trained.before[0].row()}
+    mixed = ["--policies", "writer=writer,reader=base", "--out", str(tmp_path / "one")]
+    assert main([*asked, *mixed]) == 0
+    played = {(m["role"], m["policy"]) for row in games(tmp_path / "one") for m in row["moves"]}
+    assert played == {("writer", "writer"), ("reader", "base")}
+    (found,) = results(tmp_path / "one").values()
+    assert found not in (trained.before[0].row(), trained.after[0].row())
+
+
 def test_results_that_cannot_be_written_are_an_error(
     trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,6 @@ from pettingllms.trainers.config import (
 
 FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
 BY_MODEL = sorted(EMBEDDED.keys() | LARGE.keys())
-PLAYERS = {"coder": "a", "tester": "b", "judge": "b"}
 
 
 def a_config(**options: Any) -> ATGRPOConfig:
@@ -146,32 +145,3 @@ def test_a_mapping_is_read_from_json():
     config = ATGRPOConfig(env_args='{"max_turns": 2}')
     assert config.mapping("env_args") == {"max_turns": 2}
     assert config.mapping("chat_template_kwargs") == {}
-
-
-# Which policies learn
-
-
-@pytest.mark.parametrize(
-    ("roles", "policies"),
-    [
-        (None, ("a", "b")),
-        ("coder", ("a",)),
-        ("tester,judge", ("b",)),
-        ("judge, coder ,tester", ("a", "b")),
-    ],
-)
-def test_the_policies_of_the_trained_roles_learn(roles, policies):
-    assert ATGRPOConfig(train_roles=roles).trained_policies(PLAYERS) == policies
-
-
-def test_a_frozen_role_cannot_share_a_policy_that_learns():
-    with pytest.raises(
-        ConfigError, match="'judge' is not in train_roles but shares the policy 'b'"
-    ):
-        ATGRPOConfig(train_roles="tester").trained_policies(PLAYERS)
-
-
-@pytest.mark.parametrize("roles", ["codr", "coder,codr", ""])
-def test_an_unknown_trained_role_is_refused(roles):
-    with pytest.raises(ConfigError, match=r"unknown role '(codr)?'"):
-        ATGRPOConfig(train_roles=roles).trained_policies(PLAYERS)

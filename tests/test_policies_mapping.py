@@ -5,9 +5,10 @@ import json
 import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.policies.mapping import parse_policies
+from pettingllms.policies.mapping import parse_policies, trained_policies
 
 ROLES = ("coder", "tester")
+PLAYERS = {"coder": "a", "tester": "b", "judge": "b"}
 
 
 def test_shared_gives_every_role_the_same_policy():
@@ -76,3 +77,41 @@ def test_a_wrong_file_is_named(tmp_path, name, text, words):
 def test_a_missing_file_is_named():
     with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
         parse_policies("nowhere.yaml", ROLES)
+
+
+# Which policies learn
+
+
+@pytest.mark.parametrize(
+    ("roles", "policies"),
+    [
+        (None, ("a", "b")),
+        ("coder", ("a",)),
+        ("tester,judge", ("b",)),
+        ("judge, coder ,tester", ("a", "b")),
+    ],
+)
+def test_the_policies_of_the_trained_roles_learn(roles, policies):
+    assert trained_policies(roles, PLAYERS) == policies
+
+
+def test_a_frozen_role_cannot_share_a_policy_that_learns():
+    with pytest.raises(
+        ConfigError, match="'judge' is not in train_roles but shares the policy 'b'"
+    ):
+        trained_policies("tester", PLAYERS)
+
+
+@pytest.mark.parametrize("roles", ["codr", "coder,codr", ""])
+def test_an_unknown_trained_role_is_refused(roles):
+    with pytest.raises(ConfigError, match=r"unknown role '(codr)?'"):
+        trained_policies(roles, PLAYERS)
+
+
+def test_base_is_a_policy_that_is_never_trained():
+    assert parse_policies("base", ROLES) == {"coder": "base", "tester": "base"}
+    assert trained_policies(None, parse_policies("coder=a,tester=base", ROLES)) == ("a",)
+    with pytest.raises(ConfigError, match="nothing to train: coder, tester played by the model"):
+        trained_policies(None, parse_policies("base", ROLES))
+    with pytest.raises(ConfigError, match="nothing to train: tester played by the model as it is"):
+        trained_policies("tester", parse_policies("coder=a,tester=base", ROLES))

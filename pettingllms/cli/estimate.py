@@ -17,7 +17,7 @@ from pettingllms.assembly import is_embedded, make_env
 from pettingllms.errors import ConfigError
 from pettingllms.evaluate import roles_of
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.mapping import parse_policies
+from pettingllms.policies.mapping import parse_policies, trained_policies
 from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.runs import config_text
 from pettingllms.trainers.advantages import estimator_named
@@ -55,7 +55,7 @@ def dry_run(config: ATGRPOConfig) -> str:
     env = make_env(config, "train", embedded=embedded)
     roles = roles_of(env)
     players = parse_policies(config.policies, roles)
-    trained = config.trained_policies(players)
+    trained = trained_policies(config.train_roles, players)
     shape = shape_of(config)
     turns = getattr(env.unwrapped, "max_turns", None)
     policies, n = len(set(players.values())), len(trained)

@@ -37,7 +37,8 @@ class EvalOptions:
     alpha: float | None = _f(None, "Weight of the team reward. Default: the run's, else 1")
     model: str | None = _f(None, "Base model. Default: the run's, else the embedded one")
     policies: str | None = _f(
-        None, "shared, per-role, a map like coder=a,tester=b. Default: the run's, else per-role"
+        None,
+        "shared, per-role, base, a map like coder=coder,tester=base. Default: the run's, else per-role",
     )
     full: bool | None = _f(None, "The policies are full models. Default: as in the run")
     chat_template_kwargs: str | None = _f(

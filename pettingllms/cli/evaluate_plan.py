@@ -19,7 +19,7 @@ from pettingllms.evaluate.folder import digest
 from pettingllms.evaluate.play import Sampling, held_out, roles_of
 from pettingllms.evaluate.teams import Team, teams_of
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.mapping import parse_policies
+from pettingllms.policies.mapping import BASE, parse_policies
 from pettingllms.runs import CONFIG, read_config
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.episodes import AnyEnv
@@ -85,7 +85,8 @@ class Plan:
             "policies": dict(self.players),
             "adapters": config.adapters,
             "adapter_digests": {
-                policy: digest(adapters / policy) for policy in sorted(set(self.players.values()))
+                policy: digest(adapters / policy)
+                for policy in sorted(set(self.players.values()) - {BASE})
             }
             if adapters
             else {},
@@ -103,6 +104,8 @@ def plan_of(options: EvalOptions) -> Plan:
     config = settings_of(options)
     env = _env(options, config)
     players = parse_policies(config.policies, roles_of(env))
+    if set(players.values()) == {BASE}:
+        config = dataclasses.replace(config, adapters=None)
     _check_adapters(config, players)
     teams = teams_of(
         players, adapters=config.adapters is not None, base=options.base, swap=options.swap
@@ -162,7 +165,7 @@ def _check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> None:
         return
     found = sorted(path.name for path in Path(config.adapters).iterdir() if path.is_dir())
     for role, policy in players.items():
-        if policy not in found:
+        if policy not in (*found, BASE):
             raise ConfigError(
                 f"{config.adapters} has no adapter for the policy {policy!r}; it has "
                 f"{', '.join(found) or 'none'}; say who plays {role!r} with --policies, for "

@@ -24,6 +24,7 @@ from pettingllms.policies.engine import Engine
 from pettingllms.policies.fit import share_prompts
 from pettingllms.policies.full import FullWeights
 from pettingllms.policies.lora import MERGE_LIMIT_BYTES, LoraWeights
+from pettingllms.policies.mapping import BASE
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH, TransformersSampler
 from pettingllms.policies.vllm_open import open_engine
@@ -91,7 +92,7 @@ def load_policies(
         weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
     else:
         fresh = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        configs = {name: read_config(saved[name]) if saved else fresh for name in names}
+        configs = {name: read_config(saved[name]) if name in saved else fresh for name in names}
         weights = _lora_weights(base, str(model), configs, seed, False if vllm else merge)
     sampler = TransformersSampler(chat.end_ids, chat.pad_id, sample_tokens_per_batch)
     engine = _engine(weights, names, chat, compute, vllm)
@@ -193,13 +194,14 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 
 
 def _saved(adapters: Path | None, names: Sequence[str]) -> dict[str, Path]:
-    """The folder of every policy, or nothing where none was asked for.
+    """The folder of every policy but `base`, or nothing where none was asked for.
 
     Raises:
         ConfigError: a policy has no folder there.
     """
     if adapters is None:
         return {}
+    names = [name for name in names if name != BASE]
     missing = [name for name in names if not (adapters / name).is_dir()]
     if missing:
         inside = sorted(path.name for path in adapters.iterdir()) if adapters.is_dir() else []

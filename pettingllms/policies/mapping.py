@@ -14,6 +14,8 @@ import yaml
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
+BASE = "base"
+"""The policy that is the model as it is: it has no adapter of its own and is never trained."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _FILES = (".yaml", ".yml", ".json")
 
@@ -23,7 +25,7 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
 
     Args:
         spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
-            name), pairs such as `coder=a,tester=b`, or the path of a YAML or JSON file that holds
+            name), `base` (all roles played by the model as it is), pairs such as `coder=a,tester=b`, or the path of a YAML or JSON file that holds
             such a mapping.
         roles: all roles that act, in turn order.
 
@@ -34,6 +36,8 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
     """
     if spec == "shared":
         return dict.fromkeys(roles, "shared")
+    if spec == BASE:
+        return dict.fromkeys(roles, BASE)
     if spec == "per-role":
         pairs = {role: role for role in roles}
     elif Path(spec).suffix in _FILES:
@@ -43,9 +47,45 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role'))}"
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', BASE))}"
         )
     return _checked(pairs, roles)
+
+
+def trained_policies(
+    train_roles: str | None, roles_to_policies: Mapping[str, str]
+) -> tuple[str, ...]:
+    """The policies that learn, in the order of the roles.
+
+    Args:
+        train_roles: roles, with commas between them; None for all. `base` never learns.
+        roles_to_policies: as from `parse_policies`.
+
+    Raises:
+        ConfigError: an unknown role, nothing to train, or a policy that a frozen role shares with
+            one that learns.
+    """
+    named = [] if train_roles is None else train_roles.split(",")
+    roles = [role.strip() for role in named] or list(roles_to_policies)
+    for role in roles:
+        if role not in roles_to_policies:
+            raise ConfigError(
+                f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
+            )
+    trained = dict.fromkeys(
+        policy for role, policy in roles_to_policies.items() if role in roles and policy != BASE
+    )
+    if not trained:
+        raise ConfigError(
+            f"nothing to train: {', '.join(roles)} played by the model as it is (policy {BASE!r})"
+        )
+    for role, policy in roles_to_policies.items():
+        if role not in roles and policy in trained:
+            raise ConfigError(
+                f"role {role!r} is not in train_roles but shares the policy {policy!r} with a role "
+                "that is; give it a policy of its own (--policies)"
+            )
+    return tuple(trained)
 
 
 def check_policy_name(name: str) -> None:

@@ -26,6 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 import torch
 from transformers import get_scheduler
 
+from pettingllms.policies.mapping import trained_policies
 from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.trainers.advantages import advantages, estimator_named
@@ -45,7 +46,7 @@ class ATGRPOTrainer:
     def __init__(self, config: ATGRPOConfig, env: AnyEnv, policies: PolicySet) -> None:
         self.config, self.env, self.policies = config, env, policies
         self.tree = estimator_named(config.estimator).tree
-        self.trained = config.trained_policies(policies.roles_to_policies)
+        self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.optimizers = {
             policy: torch.optim.AdamW(
@@ -185,9 +186,8 @@ class ATGRPOTrainer:
                 loss = self._batch_loss(policy, batch, replies, tokens, meter)
                 meter.check_finite("loss", loss)
                 loss.backward()
-            norm = torch.nn.utils.clip_grad_norm_(
-                self.policies.parameters(policy), config.max_grad_norm
-            )
+            parameters = self.policies.parameters(policy)
+            norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
             meter.check_finite("gradient norm", norm)
             optimizer.step()
             advance(self.schedulers[policy], config, self.tokens)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -105,7 +104,8 @@ class ATGRPOConfig:
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B; default: the embedded tiny model",
     )
     policies: str = _f(
-        "per-role", "shared, per-role, a map like coder=a,tester=b, or a file with one"
+        "per-role",
+        "shared, per-role, a map like coder=a,tester=b, or a file with one; base stays as it is",
     )
     train_roles: str | None = _f(
         None, "Roles to train, comma-separated; the others stay as they are. Default: all"
@@ -241,30 +241,6 @@ class ATGRPOConfig:
         if not isinstance(value, dict):
             raise ConfigError(f"{name} must be a JSON object, got {text!r}")
         return value
-
-    def trained_policies(self, roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
-        """The policies of `train_roles`, in the order of the roles.
-
-        Raises:
-            ConfigError: an unknown role, or a policy that a frozen role shares with a trained one.
-        """
-        named = [] if self.train_roles is None else self.train_roles.split(",")
-        roles = [role.strip() for role in named] or list(roles_to_policies)
-        for role in roles:
-            if role not in roles_to_policies:
-                raise ConfigError(
-                    f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
-                )
-        trained = dict.fromkeys(
-            roles_to_policies[role] for role in roles_to_policies if role in roles
-        )
-        for role, policy in roles_to_policies.items():
-            if role not in roles and policy in trained:
-                raise ConfigError(
-                    f"role {role!r} is not in train_roles but shares the policy {policy!r} with a role "
-                    "that is; give it a policy of its own (--policies)"
-                )
-        return tuple(trained)
 
 
 _AT_LEAST = {
