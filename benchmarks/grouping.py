@@ -124,7 +124,7 @@ def _curves(axis: Any, curves: Sequence[Any], score: str, name: str, colour: str
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding", "math"))
+    lab = Lab(__doc__, ("coding",))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     lab.write(records, verdict(records), lambda path: draw(records, path))
 

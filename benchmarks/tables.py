@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sandbox_tables, speed_tables
+from benchmarks import peers_report, sandbox_tables, speed_tables
 from benchmarks.evidence import spread
 from pettingllms.envs import ENVIRONMENTS
 
@@ -232,7 +232,14 @@ def paper(name: str) -> str:
     return f"{markdown(*table)}\n\n{result['verdict']}"
 
 
+def peers() -> str:
+    """TRL's trainer beside ours, and the comparison in a sentence."""
+    results = load("peers")
+    return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
+
+
 TABLES: dict[str, Callable[[], str]] = {
+    "peers": peers,
     **{name: partial(paper, name) for name in PAPER},
     "boards": lambda: markdown(*speed_tables.boards(load("boards")["rows"])),
     "sudoku_speed": lambda: markdown(*speed_tables.sudoku(load("sudoku_speed")["rows"])),

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers
+from benchmarks import peers, peers_report, peers_trl
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.trainers.episodes import tasks_of_step
 
@@ -45,14 +45,16 @@ def results(trl_success: float = 0.9) -> dict:
 
 def test_a_level_is_reached_where_held_out_success_or_the_moving_mean_first_is_there():
     one = run(1.0, 0.9)
-    assert peers.reached(one, 0.8, "held-out")["tokens"] == 800
-    assert peers.reached(one, 0.75, "training")["tokens"] == 900  # the mean of 0.7, 0.8 and 0.9
-    assert peers.reached(one, 0.95, "held-out") == {}
-    assert peers.reached(one, 0.95, "training") == {}
+    assert peers_report.reached(one, 0.8, "held-out")["tokens"] == 800
+    assert (
+        peers_report.reached(one, 0.75, "training")["tokens"] == 900
+    )  # the mean of 0.7, 0.8 and 0.9
+    assert peers_report.reached(one, 0.95, "held-out") == {}
+    assert peers_report.reached(one, 0.95, "training") == {}
 
 
 def test_the_table_has_mean_range_and_ratio_of_every_measure():
-    header, rows = peers.tables(results())
+    header, rows = peers_report.tables(results())
     assert all(len(row) == len(header) for row in rows)
     cells = {row[0]: row[1:] for row in rows}
     assert cells["CPU-seconds to held-out success 0.8"] == ["24 [24, 24]", "12 [8, 16]", "0.50"]
@@ -60,13 +62,15 @@ def test_the_table_has_mean_range_and_ratio_of_every_measure():
 
 
 def test_a_level_that_a_seed_never_reaches_has_no_mean_and_no_ratio():
-    cells = {row[0]: row[1:] for row in peers.tables(results(trl_success=0.5))[1]}
+    cells = {row[0]: row[1:] for row in peers_report.tables(results(trl_success=0.5))[1]}
     text, _, ratio = cells["tokens to training success 0.8"]
     assert (text, ratio) == ("reached by 0 of 1 seeds", "")
 
 
 def test_the_sentence_is_computed_from_the_numbers():
-    assert "needs 24 CPU-seconds and ATGRPOTrainer 12, 2.0 times" in peers.sentence(results())
+    assert "needs 24 CPU-seconds and ATGRPOTrainer 12, 2.0 times" in peers_report.sentence(
+        results()
+    )
 
 
 @pytest.mark.parametrize("env", ["coding", "plan_path"])
@@ -76,7 +80,7 @@ def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
     game: Any = make_env(config, "train", embedded=True)
     (role,) = {agent.removesuffix("_0") for agent in game.possible_agents}
     policies = build_policies(config, {role: role})
-    seeds, prompts = peers.prompts_of(config, game)
+    seeds, prompts = peers_trl.prompts_of(config, game)
     tasks = tasks_of_step(game, env, 1, config.tasks_per_step, 3)
     assert seeds[config.tasks_per_step :] == [task.seed for task in tasks]
 
@@ -84,7 +88,7 @@ def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
     texts = ["nothing"] * (2 * k)
     ids = [policies.chat.tokenizer(text)["input_ids"] for text in texts]
     with ThreadPoolExecutor(1) as pool:
-        reward = peers.reward_of(config, game, policies, pool, last)
+        reward = peers_trl.reward_of(config, game, policies, pool, last)
         paid = reward(ids, [seed for seed in islice(seeds, 2) for _ in range(k)])
     alone = game.clone()
     alone.reset(seed=seeds[0])
