@@ -408,6 +408,32 @@ def test_a_single_agent_has_the_tool_and_the_turns(play):
     assert all(env.terminations.values())
 
 
+@pytest.mark.parametrize(
+    ("replies", "over"),
+    [
+        ((say(7), say(7)), True),
+        ((say(7), box(7)), True),
+        ((box(7), box(7)), True),
+        ((say(7), say(8)), False),
+        ((code("1/0"), code("1/0")), False),
+        ((say(7), "?", say(7)), False),
+    ],
+)
+def test_a_single_agent_is_finished_when_it_repeats_its_answer(play, replies, over):
+    env = play(agents="single")
+    for reply in replies:
+        assert not any(env.terminations.values())
+        step(env, reply)
+    assert all(env.terminations.values()) == over
+
+
+def test_the_embedded_model_alone_is_shown_what_a_tool_is_shown(play):
+    alone, team = play(agents="single", prompt="compact"), play(prompt="compact")
+    assert alone.observe("solver_0")["text"] == team.observe("tool_0")["text"]
+    step(alone, say(7))
+    assert alone.observe("solver_0")["text"].endswith("before: tool 7")
+
+
 def test_what_a_single_agents_program_prints_counts_until_it_answers(play):
     env = play(agents="single")
     assert step(env, say(9))[0] == (1.0, 1.0)

@@ -32,19 +32,18 @@ import numpy as np
 import numpy.typing as npt
 
 from pettingllms.envs import arguments, board_text
-from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.board_text import NOTHING, Turn
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.lists import ParseError
-from pettingllms.sandbox import BACKENDS, Case, Limits, Sandbox, shared_sandbox
+from pettingllms.envs.team_env import Agents, TeamEnv
+from pettingllms.sandbox import Case, Limits
 
 FORMAT_PENALTY = 0.1
 ILLEGAL_COST = 0.25
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 
-Agents = Literal["team", "single"]
 Tool = Literal["moves", "python"]
-Prompt = Literal["full", "compact"]
 Picture = npt.NDArray[np.uint8]
 
 
@@ -83,18 +82,15 @@ class Play:
     history: tuple[Turn, ...] = field(default=())
 
 
-class BoardEnv(TextEnv):
+class BoardEnv(TeamEnv):
     """Base of the board games; a game writes the methods below.
 
     Args:
         agents: "team" (tool, then planner) or "single" (the planner alone).
         tool: "moves", or "python": the tool may also answer with a fenced Python program, which
             reads the board from standard input; what it prints is read as its answer.
-        rewards: one of `schemes`.
-        prompt: "full" for real language models, "compact" for the embedded one: coordinates
-            in few tokens, without rules and without the turns before.
-        sandbox: where a tool's programs run, for `tool="python"`: as in `coding_v0`.
-        kwargs: as in `TextEnv`.
+        kwargs: as in `TeamEnv`. Compact prompts have coordinates in few tokens, without rules
+            and without the turns before.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -105,28 +101,19 @@ class BoardEnv(TextEnv):
     """The first word of a compact prompt."""
     rules: str
     """The rules of the game and the form of an answer, for full prompts."""
-    schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse")
 
     def __init__(
         self,
         *,
         agents: Agents = "team",
         tool: Tool = "moves",
-        rewards: str = "paper",
-        prompt: Prompt = "full",
-        sandbox: Sandbox | str = "embedded",
         **kwargs: Any,
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         team = agents == "team"
         super().__init__(roles=("tool", "planner") if team else ("planner",), **kwargs)
         self.tool = arguments.one_of("tool", tool, get_args(Tool))
-        self.rewards_scheme = arguments.one_of("rewards", rewards, self.schemes)
-        self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
-        if isinstance(sandbox, str):
-            arguments.one_of("sandbox", sandbox, BACKENDS)
         self._team = team
-        self._sandbox = sandbox
 
     # ------------------------------------------------------------- what a game writes
 
@@ -171,12 +158,6 @@ class BoardEnv(TextEnv):
         return board
 
     # ------------------------------------------------------------- what they share
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of that back end."""
-        given = self._sandbox
-        return shared_sandbox(given) if isinstance(given, str) else given
 
     def _start(self, seed: int, options: dict[str, Any]) -> Play:
         return Play(*self._deal(seed, options))

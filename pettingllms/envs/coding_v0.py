@@ -55,14 +55,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal, NamedTuple, cast, get_args
+from typing import Any, ClassVar, NamedTuple, cast, get_args
 
 from pettingllms.data import coding, mutation
 from pettingllms.data.coding import CodingTask, Test, passes
 from pettingllms.data.grammar import Split
 from pettingllms.data.tasks import load_tasks
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -74,14 +74,11 @@ from pettingllms.envs.coding_text import (
     shown_episode,
 )
 from pettingllms.envs.lists import ParseError
-from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, Sandbox, shared_sandbox
+from pettingllms.envs.team_env import Agents, TeamEnv
+from pettingllms.sandbox import Case, Limits, RunResult
 
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
-
-Agents = Literal["team", "single"]
-Rewards = Literal["paper", "sparse"]
-Prompt = Literal["full", "compact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +106,7 @@ class Ran(NamedTuple):
     """None where the coder has not written any."""
 
 
-class raw_env(TextEnv):
+class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Raises:
@@ -130,31 +127,15 @@ class raw_env(TextEnv):
         *,
         dataset: str | Path | None = None,
         agents: Agents = "team",
-        rewards: Rewards = "paper",
-        prompt: Prompt = "full",
-        sandbox: Sandbox | str = "embedded",
         **kwargs: Any,
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         self._team = agents == "team"
         super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
-        arguments.one_of("rewards", rewards, get_args(Rewards))
-        arguments.one_of("prompt", prompt, get_args(Prompt))
-        if isinstance(sandbox, str):
-            arguments.one_of("sandbox", sandbox, BACKENDS)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""
         self._mutants: dict[int, tuple[str, ...]] = {}  # made once a task, shared by copies
-        self.rewards_scheme = rewards
-        self.prompt = prompt
-        self._sandbox = sandbox
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of that back end."""
-        given = self._sandbox
-        return shared_sandbox(given) if isinstance(given, str) else given
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
         if self.tasks is None:

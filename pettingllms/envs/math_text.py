@@ -18,6 +18,8 @@ MAX_ANSWER_CHARS = 1000
 SHOWN_CHARS = 2000
 """Of a longer text, half of this from its beginning and half from its end is shown."""
 COMPACT_CHARS = 24
+SOLVER = "solver"
+"""The role of somebody who works alone."""
 
 
 class Message(NamedTuple):
@@ -49,7 +51,7 @@ def parse_reply(role: str, text: str) -> Reply | ParseError:
     if role == "tool":
         program = parse_program(text)
         return program if isinstance(program, ParseError) else Reply(program, program)
-    if role != "solver":
+    if role != SOLVER:
         answer = parse_answer(text)
         return answer if isinstance(answer, ParseError) else Reply(text, None, answer)
     program = parse_program(text)
@@ -107,13 +109,15 @@ def compact_prompt(
 ) -> str:
     """Few tokens, for the embedded model: role, problem, answers so far; a reasoner also programs.
 
+    That model has not been primed as a solver, who is therefore shown what a tool is shown.
+
     Args:
         role: who reads it.
         question: the problem.
         earlier: what the reader sees of earlier turns.
         now: what it sees of this turn.
     """
-    lines = [role, question]
+    lines = ["tool" if role == SOLVER else role, question]
     if before := _answers(earlier):
         lines.append(f"before: {before}")
     programs = [m for m in now if role == "reasoner" and role_of(m.agent) == "tool"]
@@ -128,7 +132,8 @@ def _answers(messages: Iterable[Message]) -> str:
     """Each author's answers in the order of their turns: `tool 12 7, reasoner 7`."""
     said: dict[str, list[str]] = {}
     for message in messages:
-        said.setdefault(message.agent.removesuffix("_0"), []).append(_brief(message))
+        agent = message.agent.replace(SOLVER, "tool").removesuffix("_0")
+        said.setdefault(agent, []).append(_brief(message))
     return ", ".join(" ".join([name, *answers]) for name, answers in said.items())
 
 
@@ -149,8 +154,8 @@ _JUDGE = """You are the judge of a team that solves a mathematics problem. You a
 be wrong. Weigh them, check them where you can, and decide. End your reply with the team's answer as \\boxed{<answer>}."""
 _SOLVER = """Solve the mathematics problem below. In each reply you may write a Python program in one fenced ```python block, \
 which is run without input and whose output you are shown in the next turn; or give your answer as \\boxed{<answer>}; or do \
-both. You are finished when your answer is what your program printed."""
-_RULES = {"tool": _TOOL, "reasoner": _REASONER, "judge": _JUDGE, "solver": _SOLVER}
+both. You are finished when your answer is what your program printed, or what you answered in the turn before."""
+_RULES = {"tool": _TOOL, "reasoner": _REASONER, "judge": _JUDGE, SOLVER: _SOLVER}
 
 
 def full_prompt(

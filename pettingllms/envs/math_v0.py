@@ -42,7 +42,7 @@ trusted when it should be.
 `largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.problems`).
 `reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
 all, others themselves), `"chain"`, or a mapping from an agent to those it sees. `agents="single"`:
-one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree.
+one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
 `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` (`"full"`, or `"compact"` for the embedded model) and
 `sandbox` are as in `coding_v0`.
 
@@ -57,16 +57,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, Literal, cast, get_args
+from typing import Any, ClassVar, cast, get_args
 
 from pettingllms.data import arithmetic
 from pettingllms.data.grammar import Split
 from pettingllms.data.problems import MathProblem, load_problems
 from pettingllms.data.reasoning import PREFIX, ReasoningGym
 from pettingllms.envs import arguments, math_team
-from pettingllms.envs.base import Outcome, TextEnv
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.lists import ParseError
 from pettingllms.envs.math_text import (
+    SOLVER,
     Message,
     Reply,
     compact_prompt,
@@ -77,16 +78,13 @@ from pettingllms.envs.math_text import (
     role_of,
     shown_message,
 )
+from pettingllms.envs.team_env import Agents, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
-from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, Sandbox, shared_sandbox
+from pettingllms.sandbox import Case, Limits, RunResult
 
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
-
-Agents = Literal["team", "single"]
-Rewards = Literal["paper", "sparse"]
-Prompt = Literal["full", "compact"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ class State:
         return {message.agent: message for message in self.messages}
 
 
-class raw_env(TextEnv):
+class raw_env(TeamEnv):
     """The math environment; the module's docstring is its manual.
 
     Raises:
@@ -129,34 +127,18 @@ class raw_env(TextEnv):
         tools: int = 1,
         judge: bool = False,
         topology: str | Mapping[str, Sequence[str]] = "mesh",
-        rewards: Rewards = "paper",
-        prompt: Prompt = "full",
-        sandbox: Sandbox | str = "embedded",
         **kwargs: Any,
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         if agents == "single":
             if (reasoners, tools, judge, topology) != (1, 1, False, "mesh"):
                 raise ConfigError("agents='single' is no team; leave out its members and topology")
-            roles: tuple[str, ...] = ("solver",)
+            roles: tuple[str, ...] = (SOLVER,)
         else:
             roles = math_team.roles(reasoners=reasoners, tools=tools, judge=judge)
         super().__init__(roles=roles, **kwargs)
-        arguments.one_of("rewards", rewards, get_args(Rewards))
-        arguments.one_of("prompt", prompt, get_args(Prompt))
-        if isinstance(sandbox, str):
-            arguments.one_of("sandbox", sandbox, BACKENDS)
         self.sees = math_team.topology(topology, self.possible_agents, self.max_turns)
-        self.rewards_scheme = rewards
-        self.prompt = prompt
-        self._sandbox = sandbox
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
-
-    @property
-    def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of that back end."""
-        given = self._sandbox
-        return shared_sandbox(given) if isinstance(given, str) else given
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
         return State(self._problem(seed))
@@ -224,16 +206,25 @@ class raw_env(TextEnv):
 
     def _agree(self, state: State, agent: str, reply: Reply) -> bool:
         """Whether the last agent of a turn has just said what all others say."""
+        if role_of(agent) == SOLVER:
+            return self._alone(state.messages, reply)
         if agent != self.possible_agents[-1] or reply.answer is None:
             return False
-        if role_of(agent) == "solver":
-            ran = [m.printed for m in state.messages if m.failure or m.printed is not None]
-            return bool(ran) and ran[-1] is not None and same(ran[-1], reply.answer)
         current = state.current
         own = current[agent]
         return all(
             other in current and _same_answer(current[other], own) for other in self.possible_agents
         )
+
+    def _alone(self, messages: Sequence[Message], reply: Reply) -> bool:
+        """Whether a solver's answer is what its last program printed, or what it gave last turn."""
+        *earlier, now = messages
+        if earlier and earlier[-1].turn == now.turn - 1 and _same_answer(earlier[-1], now):
+            return True
+        ran = [m.printed for m in messages if m.failure or m.printed is not None]
+        if reply.answer is None or not ran or ran[-1] is None:
+            return False
+        return same(ran[-1], reply.answer)
 
     def _outcome(
         self,
