@@ -1,6 +1,6 @@
 """How much should the team's reward count? `reward = alpha * team + local` for several alpha.
 
-python -m benchmarks.alpha [--envs coding] [--seeds 0 1 2] [--jobs 2]
+python -m benchmarks.alpha [--envs math] [--seeds 0 1 2] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding",))
+    lab = Lab(__doc__, ("math",))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     title = "Weight of the team's reward"
     lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))

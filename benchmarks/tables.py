@@ -232,6 +232,12 @@ def paper(name: str) -> str:
     return f"{markdown(*table)}\n\n{result['verdict']}"
 
 
+def claims() -> str:
+    """What every script says at its end."""
+    rows = [[f"[`{name}`](benchmarks/{name}.py)", load(name)["verdict"]] for name in PAPER]
+    return markdown(["experiment", "on the embedded model"], rows)
+
+
 def peers() -> str:
     """TRL's trainer beside ours, and the comparison in a sentence."""
     results = load("peers")
@@ -240,6 +246,7 @@ def peers() -> str:
 
 TABLES: dict[str, Callable[[], str]] = {
     "peers": peers,
+    "claims": claims,
     **{name: partial(paper, name) for name in PAPER},
     "boards": lambda: markdown(*speed_tables.boards(load("boards")["rows"])),
     "sudoku_speed": lambda: markdown(*speed_tables.sudoku(load("sudoku_speed")["rows"])),

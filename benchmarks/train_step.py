@@ -2,18 +2,16 @@ r"""A whole training step, against TRL's `GRPOTrainer`: generated tokens per CPU
 
     python -m benchmarks.train_step
 
-One role, one turn, so that both do the same work: the same model, an adapter of the same rank on
-the same modules, the same prompts, K replies to each, all of the same number of tokens (none ends
-early, which is the worst case for this package: it drops rows that have ended), one update with the
-same loss, and a reward that costs nothing. TRL generates with `generate` (its default without
-vLLM); gradient checkpointing, KL and logging are off. The two take turns in one process, step by
-step; the median counts. TRL runs with several sizes of micro-batches; the ratio is against its
+One role, one turn, so that both do the same work: the same model, an adapter of the same rank on the same modules, the
+same prompts, K replies to each, all of the same number of tokens (none ends early, which is the worst case for this
+package: it drops rows that have ended), one update with the same loss, and a reward that costs nothing. TRL generates
+with `generate` (its default without vLLM); gradient checkpointing, KL and logging are off. The two take turns in one
+process, step by step; the median counts. TRL runs with several sizes of micro-batches; the ratio is against its
 fastest. `working MiB` (GPU) is the most memory that a step takes beyond what is held between steps.
 
 On a machine with a GPU and no model hub, random weights of a real size do as well:
 
-    python -m benchmarks.train_step --device cuda --model-config config.json \
-        --prompt-tokens 512 --k 8 --reply-tokens 512
+    python -m benchmarks.train_step --device cuda --model-config config.json --prompt-tokens 512 --k 8 --reply-tokens 512
 """
 
 from __future__ import annotations
@@ -25,7 +23,6 @@ import statistics
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -45,8 +42,8 @@ from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 from benchmarks.measure import parser, report
+from benchmarks.one_turn import ROLE, OneTurn, rewards
 from pettingllms.data.grammar import WORDS
-from pettingllms.envs.base import Outcome, TextEnv
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
@@ -54,45 +51,8 @@ from pettingllms.policies.sampler import TransformersSampler
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 
-ROLE, OURS = "writer", "pettingllms"
+OURS = "pettingllms"
 RESULTS = Path(__file__).parent / "results" / "train_step.json"
-
-
-class OneTurn(TextEnv):
-    """Shows one of some texts and pays a number that follows from the reply."""
-
-    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
-        "name": "one_turn_v0",
-        "render_modes": ["ansi", "human"],
-        "is_parallelizable": False,
-        "render_fps": 1,
-    }
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        super().__init__(roles=(ROLE,), max_turns=1)
-        self.texts, self.num_tasks = texts, len(texts)
-
-    def _start(self, seed: int, options: dict[str, Any]) -> str:  # noqa: ARG002 - has none
-        return self.texts[seed]
-
-    def _text(self, state: str, agent: str) -> str:  # noqa: ARG002 - there is one
-        return state
-
-    def _act(self, state: str, agent: str, text: str) -> Outcome:  # noqa: ARG002 - there is one
-        return Outcome(state, team=0.0, local=reward(text), success=False, done=True)
-
-    def _view(self, state: str) -> str:
-        return state
-
-
-def reward(text: str) -> float:
-    """A number from 0 to 1, another for nearly every text."""
-    return zlib.crc32(text.encode()) / 2**32
-
-
-def rewards(completions: list[Any], **_: Any) -> list[float | None]:
-    """The same for TRL, whose replies are lists of messages."""
-    return [reward(completion[0]["content"]) for completion in completions]
 
 
 class Steps(TrainerCallback):
@@ -234,12 +194,13 @@ def theirs(
         seed=options.seed,
     )
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    prompts = [[{"role": "user", "content": text}] for text in texts]
     return GRPOTrainer(
         model=str(model),
         reward_funcs=rewards,
         args=config,
-        train_dataset=Dataset.from_dict({"prompt": prompts}),
+        train_dataset=Dataset.from_list(
+            [{"prompt": [{"role": "user", "content": t}]} for t in texts]
+        ),
         processing_class=AutoTokenizer.from_pretrained(model),
         peft_config=lora,
         callbacks=[callback],
@@ -264,8 +225,7 @@ def compare(
     medians = {name: clock.median(name) for name in clock.seconds}
     row: dict[str, Any] = {"K": k, "reply tokens": length}
     row |= {name: tokens / seconds for name, seconds in sorted(medians.items(), reverse=True)}
-    fastest = min(seconds for name, seconds in medians.items() if name != OURS)
-    row["ratio"] = fastest / medians[OURS]
+    row["ratio"] = min(s for name, s in medians.items() if name != OURS) / medians[OURS]
     row |= {f"{name} working MiB": value for name, value in clock.working.items()}
     for part in ("sample", "update"):
         row[f"{part} share"] = statistics.median(
