@@ -1,6 +1,6 @@
 """Which of K replies should go on? The best, one at random, or the first.
 
-    python -m benchmarks.branching [--envs plan_path] [--seeds 0 1 2] [--jobs 2]
+    python -m benchmarks.branching [--envs math] [--seeds 0 1 2] [--jobs 2]
 
 Executing the best shows training states that single replies seldom reach. The gap is measured on the last quarter
 of a training: how many decisions an episode has and how often it ends solved, there and in an evaluation, which never branches.
@@ -87,7 +87,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("plan_path",))
+    lab = Lab(__doc__, ("math",))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     title = "Which of K replies goes on"
     lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))

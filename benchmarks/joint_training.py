@@ -1,6 +1,6 @@
 """Roles trained together against roles trained alone and then combined.
 
-    python -m benchmarks.joint_training [--envs coding math plan_path] [--seeds 0 1 2] [--jobs 2]
+    python -m benchmarks.joint_training [--envs coding math] [--seeds 0 1 2] [--jobs 2]
 
 "Alone": one role is trained while the other stays as the base model is, with half of the tokens each, so that both
 teams cost the same; then the two adapters play together. (The paper trains its roles alone as single agents, which not every
@@ -45,7 +45,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding", "math", "plan_path"))
+    lab = Lab(__doc__, ("coding", "math"))
     records = lab.collect([each for env in lab.envs for each in wanted(lab, env)])
     title = "Roles trained alone and together"
     lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))

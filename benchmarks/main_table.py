@@ -38,7 +38,8 @@ def verdict(records: Sequence[Record]) -> str:
         {env: gain(records, env, PER_ROLE, GRPO) for env in envs},
     )
     over_none = judged(
-        "and the team that it began as", {env: gain(records, env, PER_ROLE, TEAM) for env in envs}
+        "It beats the team that it began as",
+        {env: gain(records, env, PER_ROLE, TEAM) for env in envs},
     )
     full = at_ceiling(records, (GRPO, PER_ROLE))
     return f"{over_one} {over_none}" + (

@@ -1,6 +1,6 @@
 """What is lost without local rewards? `rewards="sparse"` pays for the outcome alone.
 
-python -m benchmarks.sparse_rewards [--envs coding math plan_path] [--seeds 0 1 2] [--jobs 2]
+python -m benchmarks.sparse_rewards [--envs coding math] [--seeds 0 1 2] [--jobs 2]
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding", "math", "plan_path"))
+    lab = Lab(__doc__, ("coding", "math"))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     title = "Rewards for the outcome alone"
     lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
