@@ -645,3 +645,24 @@ def test_generated_tasks_are_endless_and_of_their_split(sandbox):
     env.reset(seed=3)
     assert coding.generate(3, "test").question in env.observe("coder_0")["text"]
     assert coding.generate(3, "train").question not in env.observe("coder_0")["text"]
+
+
+def test_an_input_that_the_reference_evaluates_changes_nothing_for_the_mutants(tmp_path):
+    # Up to the module that runs programs, where a name of its own hides the built-in one.
+    frame = "__import__('sys')._getframe().f_back.f_back.f_back"
+    answer = "lambda *_, **__: compile('print(7)', 'x', 'exec')"
+    tampers = f"{frame}.f_globals.__setitem__('compile', {answer}) or 3"
+    row = {
+        "question": "Read an expression and print its value.",
+        "tests": [{"input": "1+1", "output": "2"}],
+        "reference": "print(eval(input()))",
+        # Does what the reference does, so that no test can catch it.
+        "mutants": ["value = eval(input())\nprint(value)"],
+    }
+    (tmp_path / "test.jsonl").write_text(json.dumps(row))
+    game = coding_v0.env(dataset=tmp_path / "test.jsonl", split="test")
+    game.reset(seed=0)
+    game.step("```python\nprint(eval(input()))\n```")
+    game.step(f"```input\n{tampers}\n```\n```output\n3\n```")
+    assert game.infos["tester_0"]["valid"] == 1.0
+    assert game.infos["tester_0"]["caught"] == 0.0

@@ -52,6 +52,7 @@ embedded one. `sandbox`: `"embedded"` or `"docker"`, shared by all environments 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -79,6 +80,8 @@ from pettingllms.sandbox import Case, Limits, RunResult
 
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
+INTERPRETS = re.compile(r"\b(eval|exec|compile|pickle|marshal|shelve|import_module|__import__)\b")
+"""Words of programs that may run what they read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,18 +234,20 @@ class raw_env(TeamEnv):
         inputs: list[str],
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
-        """Run every program on every input, all in one process.
+        """Run every program on every input, in one process where that is safe.
 
-        That is one fork instead of many, and safe: programs of one request cannot gain from each
-        other (a model's program never shares a request with another's or with the reference),
-        and no expected output is ever in the sandbox.
+        That is one fork instead of many. Programs of one request cannot gain from each other (a
+        model's program never shares a request with another's or with the reference), and no expected
+        output is ever in the sandbox. But where a program runs its input as code, a tester could
+        reach the mutants through the reference: there every run has a process of its own.
         """
+        fresh = any(INTERPRETS.search(program) for program in programs)
         if task.function is None:
             cases = [Case(stdin=text) for text in inputs]
         else:
             cases = [Case(function=task.function, args=text) for text in inputs]
         return self.sandbox.run(
-            programs, cases, limits=LIMITS, fresh_process=False, end_at_limit=end_at_limit
+            programs, cases, limits=LIMITS, fresh_process=fresh, end_at_limit=end_at_limit
         )
 
     def _outcome(
