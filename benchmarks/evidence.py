@@ -16,7 +16,7 @@ import matplotlib.pyplot as plt
 
 CEILING = 0.97
 """Success above which a team solves nearly everything, and no other can be better."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999")
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
 
 Record = dict[str, Any]
 """One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""

@@ -38,9 +38,9 @@ TOKENS = {
     "math": 120_000,
     "sudoku": 120_000,
     "sokoban": 140_000,
-    "plan_path": 280_000,
+    "plan_path": 140_000,
 }
-"""Generated tokens of a training of the embedded model: a fifth to a third of what its defaults take, where methods still differ."""
+"""Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
 ROLES = {
     "coding": ("coder", "tester"),
     "math": ("tool", "reasoner"),

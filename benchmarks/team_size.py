@@ -9,6 +9,7 @@ training, so that larger ones play fewer problems.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -54,7 +55,7 @@ def verdict(records: Sequence[Record]) -> str:
     (env,) = dict.fromkeys(record["env"] for record in records)
     gains = {name: gain(records, env, name, PAIR) for name in LARGER}
     said = judged("A larger team beats the pair at equal tokens (open in the paper, 7)", gains)
-    return said.replace(" in ", " for ", 1)
+    return re.sub("(supported|fails|not decided) in ", r"\1 for ", said)
 
 
 def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
