@@ -75,7 +75,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding", "math", "sudoku", "sokoban", "plan_path"))
+    lab = Lab(__doc__, ("coding", "math", "sudoku", "sokoban"))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     title = "One policy, or one for each role"
     drawn = [record for record in records if record["arm"] != SWAPPED]
