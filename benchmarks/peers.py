@@ -1,6 +1,6 @@
 """The same training through TRL's `GRPOTrainer` and through ours: time, memory and success.
 
-    python -m benchmarks.peers [--dry-run] [--env coding] [--seeds 0 1 2] [--tokens 40000]
+    python -m benchmarks.peers [--dry-run] [--env coding] [--seeds 0 1 2] [--tokens 30000]
 
 One agent, one turn, K replies compared: all that both can do. Both start from one adapter on the
 embedded model and play the same tasks in the same order, for the same rewards, with the settings
@@ -131,10 +131,10 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", default="coding", help="one that takes agents='single'")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tokens", type=int, default=40_000, help="to generate in a run")
+    parser.add_argument("--tokens", type=int, default=30_000, help="to generate in a run")
     parser.add_argument("--max-steps", type=int, default=300, help="at most, and of the schedule")
     parser.add_argument("--every", type=int, default=5_000, help="tokens between validations")
-    parser.add_argument("--tasks", type=int, default=200, help="of the test; a validation has half")
+    parser.add_argument("--tasks", type=int, default=100, help="of the test; a validation has half")
     parser.add_argument("--level", type=float, default=0.8, help="success to be reached")
     parser.add_argument("--trl-rows", type=int, default=16, help="of TRL's micro-batches")
     parser.add_argument("--tokens-per-batch", type=int, default=1024, help="of our micro-batches")
