@@ -58,7 +58,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def main() -> None:
     """Train, play, write."""
-    lab = Lab(__doc__, ("coding", "math", "sudoku", "sokoban"))
+    lab = Lab(__doc__, ("coding", "math"))
     records = lab.collect([each for env in lab.envs for each in wanted(env)])
     title = "Roles played by other roles' policies"
     lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
