@@ -587,7 +587,7 @@ def test_a_sandbox_that_fails_is_an_error_and_never_a_reward(play):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"agents": "singles"}, "agents must be one of .* got 'singel'; did you mean 'single'"),
+        ({"agents": "singles"}, "agents must be one of .* got 'singles'; did you mean 'single'"),
         ({"rewards": "papr"}, "rewards must be one of .* got 'papr'; did you mean 'paper'"),
         ({"prompt": "ful"}, "prompt must be one of .* got 'ful'; did you mean 'full'"),
         ({"split": "tests"}, "split .*'tests'"),
