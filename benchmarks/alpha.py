@@ -6,9 +6,10 @@ python -m benchmarks.alpha [--envs math] [--seeds 0 1 2] [--jobs 2]
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.evidence import Record, draw_bars, gain, judged, table_of
+from benchmarks.evidence import Record, draw_bars, envs_of, gain, judged, table_of
 from benchmarks.paper import Lab, Wanted
 
 VALUES = (0.0, 0.25, 0.5, 1.0, 2.0)
@@ -31,7 +32,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """An open question of the paper (6): whether any other value is better or worse than 1."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     parts = [
         judged(
             f"{name(value)} is worse than {name(DEFAULT)}",
@@ -51,9 +52,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("math",))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "Weight of the team's reward"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(arms, verdict, partial(draw_bars, title="Weight of the team's reward"))
 
 
 if __name__ == "__main__":

@@ -9,12 +9,14 @@ of a training: how many decisions an episode has and how often it ends solved, t
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.evidence import (
     Record,
     chosen,
     draw_bars,
+    envs_of,
     estimate,
     gain,
     judged,
@@ -38,7 +40,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Whether executing the best is worth its gap."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     parts = [
         judged(
             f"Executing the best reply beats executing {what} at equal tokens",
@@ -88,9 +90,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("math",))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "Which of K replies goes on"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(arms, verdict, partial(draw_bars, title="Which of K replies goes on"))
 
 
 if __name__ == "__main__":

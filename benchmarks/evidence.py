@@ -22,6 +22,11 @@ Record = dict[str, Any]
 """One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""
 
 
+def envs_of(records: Sequence[Record]) -> list[str]:
+    """The environments, in the order of the records."""
+    return list(dict.fromkeys(record["env"] for record in records))
+
+
 def chosen(records: Sequence[Record], env: str, arm: str) -> list[Record]:
     """The seeds of an arm, in order."""
     found = [r for r in records if r["env"] == env and r["arm"] == arm]
@@ -71,10 +76,9 @@ def judged(claim: str, gains: Mapping[str, Estimate], least: float = 0.0) -> str
 
 def at_ceiling(records: Sequence[Record], arms: Sequence[str]) -> list[str]:
     """Environments in which all of these arms solve nearly everything, so that none can be better."""
-    envs = dict.fromkeys(record["env"] for record in records)
     return [
         env
-        for env in envs
+        for env in envs_of(records)
         if all(
             solved(found).mean() >= CEILING for arm in arms if (found := chosen(records, env, arm))
         )
@@ -95,14 +99,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
-def table_of(
-    result: Mapping[str, Any], arms: Sequence[str] = ()
-) -> tuple[list[str], list[list[str]]]:
+def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Header and rows: success of each arm in each environment."""
     records = result["runs"]
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     rows = []
-    for arm in arms or dict.fromkeys(record["arm"] for record in records):
+    for arm in arms:
         found = [chosen(records, env, arm) for env in envs]
         rows.append([arm, *(shown(estimate(solved(each))) if each else "" for each in found)])
     return ["", *envs], rows
@@ -115,10 +117,12 @@ def at_tokens(points: Sequence[Mapping[str, float]], tokens: float, score: str) 
     )
 
 
-def draw_bars(records: Sequence[Record], title: str, path: Path) -> None:
-    """Success of each arm, grouped by environment, with intervals."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
-    arms = list(dict.fromkeys(record["arm"] for record in records))
+def draw_bars(
+    records: Sequence[Record], path: Path, *, title: str, arms: Sequence[str] = ()
+) -> None:
+    """Success of each arm, or of these arms, grouped by environment, with intervals."""
+    envs = envs_of(records)
+    arms = arms or list(dict.fromkeys(record["arm"] for record in records))
     figure, axis = plt.subplots(figsize=(2 + 1.8 * len(envs) + 0.3 * len(arms), 3.8))
     width = 0.8 / len(arms)
     for place, (arm, colour) in enumerate(zip(arms, COLOURS * 2, strict=False)):

@@ -22,6 +22,7 @@ from benchmarks.evidence import (
     Record,
     at_tokens,
     chosen,
+    envs_of,
     estimate,
     gain,
     judged,
@@ -45,7 +46,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Claim 3, against each of the other groupings."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     return " ".join(
         judged(
             f"Agent- and turn-wise groups beat {what} at equal generated tokens (claim 3)",
@@ -91,7 +92,7 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 
 def draw(records: Sequence[Record], path: Path) -> None:
     """Team and roles against generated tokens, and gradient norms; a row an environment."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     figure, axes = plt.subplots(
         len(envs), 4, figsize=(16, 3.4 * len(envs)), squeeze=False, sharex="row"
     )
@@ -125,8 +126,8 @@ def _curves(axis: Any, curves: Sequence[Any], score: str, name: str, colour: str
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding",))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    lab.write(records, verdict(records), lambda path: draw(records, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(arms, verdict, draw)
 
 
 if __name__ == "__main__":

@@ -10,9 +10,10 @@ role can be: a tester alone has no program to test.)
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.evidence import Record, draw_bars, gain, judged, table_of
+from benchmarks.evidence import Record, draw_bars, envs_of, gain, judged, table_of
 from benchmarks.paper import ROLES, Lab, Wanted
 
 BASE, ALONE, JOINT = "base", "trained alone, combined", "trained together"
@@ -31,7 +32,7 @@ def wanted(lab: Lab, env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Claim 1."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     return judged(
         "Joint training beats combining roles trained alone, at equal tokens (claim 1)",
         {env: gain(records, env, JOINT, ALONE) for env in envs},
@@ -46,9 +47,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding", "math"))
-    records = lab.collect([each for env in lab.envs for each in wanted(lab, env)])
-    title = "Roles trained alone and together"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(lab, env)]
+    lab.publish(arms, verdict, partial(draw_bars, title="Roles trained alone and together"))
 
 
 if __name__ == "__main__":

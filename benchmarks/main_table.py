@@ -9,9 +9,10 @@ Its GRPO compares whole episodes of a task. Everything trained generates the sam
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.evidence import Record, at_ceiling, draw_bars, gain, judged, table_of
+from benchmarks.evidence import Record, at_ceiling, draw_bars, envs_of, gain, judged, table_of
 from benchmarks.paper import Lab, Wanted
 
 SINGLE, GRPO, TEAM = "single agent", "single agent + GRPO", "team, prompts only"
@@ -32,7 +33,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Whether trained teams are better than a trained single agent, and than what they began as."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     over_one = judged(
         "A team trained with AT-GRPO, per role, beats a single agent trained with GRPO at equal tokens",
         {env: gain(records, env, PER_ROLE, GRPO) for env in envs},
@@ -55,9 +56,10 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding", "math", "sudoku", "sokoban", "plan_path"))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "Test tasks solved, equal generated tokens"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(
+        arms, verdict, partial(draw_bars, title="Test tasks solved, equal generated tokens")
+    )
 
 
 if __name__ == "__main__":

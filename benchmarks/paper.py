@@ -141,7 +141,7 @@ class Lab:
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = {"max_tokens": self._tokens(env)} | VALIDATION | dict(settings)
+                given = {"max_tokens": self.tokens(env)} | VALIDATION | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
                 for name, value in given.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -203,44 +203,46 @@ class Lab:
             raise SystemExit(f"failed: {shlex.join(words)}\n{log.read_text()[-2000:]}\nlog: {log}")
 
     def _folder(self, env: str, seed: int, settings: Mapping[str, Any]) -> Path:
-        tokens = settings.get("max_tokens", self._tokens(env))
+        tokens = settings.get("max_tokens", self.tokens(env))
         named = {name: value for name, value in settings.items() if name != "max_tokens"}
         parts = [f"{name}={json.dumps(value)}" for name, value in named.items()]
-        slug = _slug("-".join([f"{tokens // 1000}k", *parts, *self.extra])) or "default"
+        slug = _slug("-".join([str(tokens), *parts, *self.extra]))
         return HERE / "out" / "paper" / env / f"{slug}-s{seed}"
-
-    def _tokens(self, env: str) -> int:
-        return int(self.options.tokens or TOKENS[env])
 
     def tokens(self, env: str) -> int:
         """The budget of a training in this environment."""
-        return self._tokens(env)
+        return int(self.options.tokens or TOKENS[env])
 
     def _model(self) -> str:
         return _slug(self.options.model or "embedded")
 
     # -------------------------------------------------------------------------- what is published
 
-    def write(
-        self, records: Sequence[Record], verdict: str, picture: Callable[[Path], None]
+    def publish(
+        self,
+        wanted: Sequence[Wanted],
+        verdict_of: Callable[[Sequence[Record]], str],
+        draw: Callable[[Sequence[Record], Path], None],
     ) -> None:
-        """`results/<name>.json` and `.png`; the verdict also on the screen."""
+        """Does what is wanted; writes `results/<name>.json` and `.png`, and prints the verdict."""
+        records = self.collect(wanted)
+        verdict = verdict_of(records)
         path = HERE / "results" / f"{self.name}.json"
         result = {
             "settings": {
                 "seeds": self.options.seeds,
                 "tasks": self.options.tasks,
-                "tokens": {env: self._tokens(env) for env in self.envs},
+                "tokens": {env: self.tokens(env) for env in self.envs},
                 "model": self.options.model or "embedded",
                 "extra": self.extra,
             },
             "versions": versions(),
             "verdict": verdict,
-            "runs": list(records),
+            "runs": records,
         }
         text = re.sub(r"\n {4,}", " ", json.dumps(result, indent=1))
         path.write_text(text.replace(f"{HERE.parent}/", "") + "\n", encoding="utf-8")
-        picture(path.with_suffix(".png"))
+        draw(records, path.with_suffix(".png"))
         print(f"\n{verdict}\n\nwrote {path} and {path.with_suffix('.png')}")
 
 

@@ -9,9 +9,19 @@ policies in roles).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.evidence import Record, chosen, draw_bars, gain, judged, mean_success, table_of
+from benchmarks.evidence import (
+    Record,
+    chosen,
+    draw_bars,
+    envs_of,
+    gain,
+    judged,
+    mean_success,
+    table_of,
+)
 from benchmarks.paper import ROLES, Lab, Wanted
 
 BASE, OWN, SWAPPED = "base", "own policies", "exchanged"
@@ -35,7 +45,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Claim 2: a loss anywhere, and a collapse where half or more is lost."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     losses = {env: gain(records, env, SWAPPED, OWN) for env in envs}
     kept = {env: mean_success(chosen(records, env, OWN)) for env in envs}
     collapsed = [env for env in envs if losses[env].high < COLLAPSE * kept[env]]
@@ -59,9 +69,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding", "math"))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "Roles played by other roles' policies"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(arms, verdict, partial(draw_bars, title="Roles played by other roles' policies"))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ How different two roles are is measured by what their team loses when their poli
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from benchmarks.evidence import (
     Record,
     chosen,
     draw_bars,
+    envs_of,
     gain,
     judged,
     mean_success,
@@ -40,7 +42,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Claim 4: which is better where; and whether that goes with the loss by an exchange."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     gains = {env: gain(records, env, PER_ROLE, SHARED) for env in envs}
     said = judged("A policy for each role beats a shared one at equal tokens", gains)
     losses = [_loss(records, env) for env in envs]
@@ -76,10 +78,12 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding", "math", "sudoku", "sokoban"))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "One policy, or one for each role"
-    drawn = [record for record in records if record["arm"] != SWAPPED]
-    lab.write(records, verdict(records), lambda path: draw_bars(drawn, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(
+        arms,
+        verdict,
+        partial(draw_bars, title="One policy, or one for each role", arms=(SHARED, PER_ROLE)),
+    )
 
 
 if __name__ == "__main__":

@@ -6,9 +6,10 @@ python -m benchmarks.sparse_rewards [--envs coding math] [--seeds 0 1 2] [--jobs
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.evidence import Record, draw_bars, gain, judged, table_of
+from benchmarks.evidence import Record, draw_bars, envs_of, gain, judged, table_of
 from benchmarks.paper import Lab, Wanted
 
 BASE, SPARSE, PAPER = "base", "outcome only", "with local rewards"
@@ -28,7 +29,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """Claim 5."""
-    envs = list(dict.fromkeys(record["env"] for record in records))
+    envs = envs_of(records)
     return judged(
         f"Rewards for the outcome alone lose at most {LITTLE:.2f} at equal tokens (claim 5)",
         {env: gain(records, env, SPARSE, PAPER) for env in envs},
@@ -44,9 +45,8 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("coding", "math"))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    title = "Rewards for the outcome alone"
-    lab.write(records, verdict(records), lambda path: draw_bars(records, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(arms, verdict, partial(draw_bars, title="Rewards for the outcome alone"))
 
 
 if __name__ == "__main__":

@@ -11,12 +11,14 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from benchmarks.evidence import (
     Record,
     chosen,
     draw_bars,
+    envs_of,
     estimate,
     gain,
     judged,
@@ -52,7 +54,7 @@ def wanted(env: str) -> list[Wanted]:
 
 def verdict(records: Sequence[Record]) -> str:
     """An open question of the paper (7)."""
-    (env,) = dict.fromkeys(record["env"] for record in records)
+    (env,) = envs_of(records)
     gains = {name: gain(records, env, name, PAIR) for name in LARGER}
     said = judged("A larger team beats the pair at equal tokens (open in the paper, 7)", gains)
     return re.sub("(supported|fails|not decided) in ", r"\1 for ", said)
@@ -77,10 +79,10 @@ def table(result: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
 def main() -> None:
     """Train, play, write."""
     lab = Lab(__doc__, ("math",))
-    records = lab.collect([each for env in lab.envs for each in wanted(env)])
-    drawn = [record for record in records if not record["arm"].startswith("base")]
-    title = "Math teams of two to seven"
-    lab.write(records, verdict(records), lambda path: draw_bars(drawn, title, path))
+    arms = [each for env in lab.envs for each in wanted(env)]
+    lab.publish(
+        arms, verdict, partial(draw_bars, title="Math teams of two to seven", arms=tuple(TEAMS))
+    )
 
 
 if __name__ == "__main__":
