@@ -9,10 +9,11 @@ BENCH ?=
 BIN = $(VENV)/bin
 # One order of hashes and sets in every process, so that a failure can be repeated.
 PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
+# Without arguments: training, tests and checks. With them: these extras as well.
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test check coverage test-docker test-reasoning test-vllm bench prime clean
+.PHONY: help setup train eval test check docs coverage test-docker test-reasoning test-vllm bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -41,6 +42,10 @@ check: setup ## Lint, format, types, import directions, spelling
 	$(BIN)/lint-imports
 	$(BIN)/codespell
 
+docs: ## Build the documentation site into build/site; a broken link is an error
+	@$(SETUP) docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
 coverage: setup ## Run the tests in one process and report the lines that none of them reaches
 	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest $(ARGS)
 	$(BIN)/coverage combine
@@ -63,7 +68,7 @@ bench: setup ## Run one script of benchmarks/: make bench BENCH=NAME
 	$(BIN)/python -m benchmarks.$(BENCH) $(ARGS)
 
 prime: setup ## Make the embedded model again from scratch
-	$(BIN)/python -m pettingllms.models.prime $(ARGS)
+	$(BIN)/python -m benchmarks.priming.prime $(ARGS)
 
 clean: ## Remove caches and build output; the environment and the runs stay
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage* htmlcov

@@ -9,15 +9,18 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from pettingllms.evaluate.scores import RESAMPLES, Estimate
+from pettingllms.evaluation.scores import RESAMPLES, Estimate, scores_by_task
+from pettingllms.rollout.trajectory import Trajectory
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
 CEILING = 0.97
 """Success above which a team solves nearly everything, and no other can be better."""
-COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
+COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
 
+Table = tuple[list[str], list[list[str]]]
+"""Header and rows."""
 Record = dict[str, Any]
 """One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""
 
@@ -36,6 +39,12 @@ def chosen(records: Sequence[Record], env: str, arm: str) -> list[Record]:
 def solved(records: Sequence[Record]) -> np.ndarray:
     """Which tasks were solved, of shape (seeds, tasks)."""
     return np.array([[float(digit) for digit in record["tasks"]] for record in records])
+
+
+def solved_digits(episodes: Sequence[Trajectory]) -> str:
+    """A digit for each task, in order: 1 where it was solved; the tasks were played once each."""
+    tasks = scores_by_task(episodes).values()
+    return "".join(f"{scores['success']:.0f}" for scores in tasks)
 
 
 def mean_success(records: Sequence[Record]) -> float:
@@ -57,6 +66,14 @@ def estimate(values: np.ndarray) -> Estimate:
     means = ((rows @ values) * columns).sum(axis=1) / (seeds * tasks)
     low, high = np.percentile(means, [2.5, 97.5])
     return Estimate(float(values.mean()), float(low), float(high))
+
+
+def wilson(rate: float, tasks: int) -> Estimate:
+    """A rate over independent tasks with Wilson's 95 % interval, which is never degenerate."""
+    z2 = 1.959964**2
+    middle = (rate + z2 / (2 * tasks)) / (1 + z2 / tasks)
+    half = (z2 * (rate * (1 - rate) / tasks + z2 / (4 * tasks**2))) ** 0.5 / (1 + z2 / tasks)
+    return Estimate(rate, middle - half, middle + half)
 
 
 def gain(records: Sequence[Record], env: str, arm: str, over: str) -> Estimate:
@@ -99,7 +116,7 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return f"{mean:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
 
 
-def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> Table:
     """Header and rows: success of each arm in each environment."""
     records = result["runs"]
     envs = envs_of(records)
@@ -117,6 +134,17 @@ def at_tokens(points: Sequence[Mapping[str, float]], tokens: float, score: str) 
     )
 
 
+def draw_curve(
+    axis: Any, curves: Sequence[Sequence[Mapping[str, float]]], score: str, label: str, color: str
+) -> None:
+    """A score against generated tokens: the mean of the seeds and their range."""
+    grid = np.linspace(0, min(points[-1]["tokens"] for points in curves), 60)
+    values = np.array([[at_tokens(points, x, score) for x in grid] for points in curves])
+    axis.plot(grid / 1e3, values.mean(0), color=color, label=label)
+    axis.fill_between(grid / 1e3, values.min(0), values.max(0), color=color, alpha=0.2, lw=0)
+    axis.grid(alpha=0.3)
+
+
 def draw_bars(
     records: Sequence[Record], path: Path, *, title: str, arms: Sequence[str] = ()
 ) -> None:
@@ -125,13 +153,13 @@ def draw_bars(
     arms = arms or list(dict.fromkeys(record["arm"] for record in records))
     figure, axis = plt.subplots(figsize=(2 + 1.8 * len(envs) + 0.3 * len(arms), 3.8))
     width = 0.8 / len(arms)
-    for place, (arm, colour) in enumerate(zip(arms, COLOURS * 2, strict=False)):
+    for place, (arm, color) in enumerate(zip(arms, COLORS * 2, strict=False)):
         for x, env in enumerate(envs):
             if not (found := chosen(records, env, arm)):
                 continue
             mean, low, high = estimate(solved(found))
             at = x + (place - (len(arms) - 1) / 2) * width
-            axis.bar(at, mean, width * 0.9, color=colour, label=arm if x == 0 else None)
+            axis.bar(at, mean, width * 0.9, color=color, label=arm if x == 0 else None)
             axis.errorbar(at, mean, [[mean - low], [high - mean]], color="black", lw=1)
     axis.set(title=title, ylabel="test tasks solved", ylim=(0, 1))
     axis.set_xticks(range(len(envs)), envs)

@@ -1,6 +1,6 @@
 """Which part of what training adds is a habit overcome, and which a skill learned?
 
-    python -m pettingllms.models.prime --out /tmp/base --keep-clean /tmp/clean
+    python -m benchmarks.priming.prime --out /tmp/base --keep-clean /tmp/clean
     python -m benchmarks.habit_or_skill --clean /tmp/clean
 
 Plays first turns of test tasks with the checkpoint before the bad habits (`clean`), the embedded
@@ -19,10 +19,11 @@ from typing import Any
 
 import torch
 
+from benchmarks.evidence import Table, spread
+from benchmarks.priming.coding import RARE
 from pettingllms.data.coding import generate
 from pettingllms.envs import coding_v0
 from pettingllms.models import EMBEDDED
-from pettingllms.models.demos.coding import RARE
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions
@@ -51,9 +52,11 @@ def first_replies(policies: PolicySet, *, greedy: bool, tasks: int) -> dict[str,
         agent = f"{role}_0"
         prompts = [policies.prompt_ids(role, game.observe(agent)["text"]) for game in games]
         replies = policies.sample(
-            [Request(policies.policy_for(role), prompt) for prompt in prompts],
+            [
+                Request(policies.policy_for(role), prompt, seed)
+                for seed, prompt in enumerate(prompts)
+            ],
             1,
-            generator=torch.Generator().manual_seed(0),
             greedy=greedy,
             max_new_tokens=96,
         )
@@ -66,6 +69,25 @@ def first_replies(policies: PolicySet, *, greedy: bool, tasks: int) -> dict[str,
     return {name: sum(values) / len(values) for name, values in sorted(scores.items())} | {
         "rare tasks": sum(len(v) for k, v in scores.items() if "rare" in k) / len(ROLES)
     }
+
+
+def table(result: Any) -> Table:
+    """First replies before the habits, with them, and after training; rare parts apart."""
+    results = result["teams"]
+    trained = [team for name, team in results.items() if name.startswith("at_grpo-")]
+    rows = []
+    for name in results["base"]["sampled"]:
+        if "parts" not in name:
+            continue
+        row = [name]
+        for how in ("sampled", "greedy"):
+            row += [f"{results[team][how][name]:.2f}" for team in ("clean", "base")]
+            row.append(spread([team[how][name] for team in trained]))
+        rows.append(row)
+    header = [
+        f"{team}, {how}" for how in ("sampled", "greedy") for team in ("clean", "base", "trained")
+    ]
+    return ["local reward, first completion", *header], rows
 
 
 def main() -> None:

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
-import numpy as np
 
-from benchmarks.evidence import COLOURS, at_tokens
+from benchmarks.evidence import COLORS, draw_curve, solved_digits
+from pettingllms.evaluation.folder import read_trajectories
 
 HERE = Path(__file__).parent
 BOARD = {
@@ -96,7 +96,10 @@ def train(run: Run, out: Path, extra: list[str]) -> Path:
 
 
 def evaluate(folder: Path, *words: str) -> dict[str, Any]:
-    """Scores of `pettingllms-eval` on the test tasks, kept beside the run."""
+    """Scores of `pettingllms-eval` on the test tasks, kept beside the run.
+
+    `solved` has, for each team, a digit for each task: intervals over seeds and tasks need them.
+    """
     out = folder / "-".join(["eval", *(word.lstrip("-").replace("=", "-") for word in words)])
     if not (out / "results.json").exists():
         command = ["--adapters", str(folder), "--tasks", str(TASKS), "--out", str(out), *words]
@@ -105,7 +108,8 @@ def evaluate(folder: Path, *words: str) -> dict[str, Any]:
             check=True,
             stdout=subprocess.DEVNULL,
         )
-    return dict(json.loads((out / "results.json").read_text()))
+    digits = {team: solved_digits(its) for team, its in read_trajectories(out).items()}
+    return json.loads((out / "results.json").read_text()) | {"solved": digits}
 
 
 def curve(folder: Path, scores: Iterable[str]) -> list[dict[str, float]]:
@@ -149,16 +153,10 @@ def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
     figure, axes = plt.subplots(1, len(titles), figsize=(4 * len(titles), 3.6), sharey=True)
     kinds = list(dict.fromkeys(name.rsplit("-", 1)[0] for name in runs))
     for axis, (score, title) in zip(axes, titles.items(), strict=True):
-        for kind, colour in zip(kinds, COLOURS, strict=False):
+        for kind, color in zip(kinds, COLORS, strict=False):
             curves = [r["curve"] for name, r in runs.items() if name.rsplit("-", 1)[0] == kind]
-            grid = np.linspace(0, min(points[-1]["tokens"] for points in curves), 60)
-            values = np.array([[at_tokens(points, x, score) for x in grid] for points in curves])
-            axis.plot(grid / 1e3, values.mean(0), color=colour, label=kind)
-            axis.fill_between(
-                grid / 1e3, values.min(0), values.max(0), color=colour, alpha=0.2, lw=0
-            )
+            draw_curve(axis, curves, score, kind, color)
         axis.set(title=title, xlabel="generated tokens (thousands)", ylim=(0, 1))
-        axis.grid(alpha=0.3)
     axes[0].set_ylabel("held-out tasks")
     axes[0].legend(frameon=False, loc="lower right")
     figure.tight_layout()

@@ -21,8 +21,8 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
-from pettingllms.policies.fit import share_prompts
-from pettingllms.policies.lora import MERGE_LIMIT_BYTES, LoraWeights
+from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 
 POLICY = "policy"
 

@@ -1,11 +1,16 @@
-"""`Lab`: trains and plays what the scripts of the paper's tables ask for, unless that was done before.
+"""Runs an experiment of the paper: trains and plays its arms, judges its claims.
 
-Every training is `pettingllms-train`, every evaluation `pettingllms-eval`, each in a process of its own; what is
-under `benchmarks/out/paper/` is not repeated, and what was stopped goes on. Scripts that need the same training share it.
-All trainings that are compared generate the same number of tokens (`--tokens`; the last step may overshoot), and their
-learning rates fall over these tokens. Then each team plays the same test tasks, one sampled reply a turn.
+    python -m benchmarks.paper main_table [--envs coding math] [--seeds 0 1 2] [--jobs 2]
+    python -m benchmarks.paper --list
 
-Options that a script does not know go to `pettingllms-train`: `--model Qwen/Qwen3-1.7B --tokens 20000000`
+`benchmarks.experiments` has the experiments. Every training is `pettingllms-train`, every evaluation
+`pettingllms-eval`, each in a process of its own. What is finished under `benchmarks/out/paper/` is
+not repeated, what was interrupted is resumed, and experiments that need the same training share it.
+All trainings that are compared generate the same number of tokens (`--tokens`; the last step may
+overshoot), and their learning rates decay over these tokens. Then each team plays the same test
+tasks, one sampled completion a turn.
+
+Unknown options are passed to `pettingllms-train`: `--model Qwen/Qwen3-1.7B --tokens 20000000`
 makes the same table of a real model.
 """
 
@@ -20,16 +25,17 @@ import sys
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evidence import Record
-from pettingllms.evaluate.folder import read_games
-from pettingllms.evaluate.games import scores_by_task
+from benchmarks.evidence import Record, solved_digits
+from benchmarks.experiments import EXPERIMENTS, Arm, Experiment
+from pettingllms.evaluation.folder import read_trajectories
+from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.runs import versions
 
 HERE = Path(__file__).parent
@@ -41,107 +47,77 @@ TOKENS = {
     "plan_path": 140_000,
 }
 """Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
-ROLES = {
-    "coding": ("coder", "tester"),
-    "math": ("tool", "reasoner"),
-    **dict.fromkeys(("sudoku", "sokoban", "plan_path"), ("tool", "planner")),
-}
-"""Of each environment's team of two, in turn order."""
 VALIDATION = {"eval_tasks": 60, "eval_steps": 5}
 
 
-class Wanted(NamedTuple):
-    """One arm in one environment."""
+class Job(NamedTuple):
+    """One arm in one environment with one seed."""
 
     env: str
-    arm: str
-    settings: Mapping[str, Any] | None = None
-    """Of the training; None where the base model plays as it is."""
-    words: tuple[str, ...] = ()
-    """More words for `pettingllms-eval`."""
-    team: str | None = None
-    """The team of the evaluation that counts, where it has several."""
-    combine: tuple[Mapping[str, Any], ...] = ()
-    """Instead of `settings`: trainings of single roles, whose adapters play together."""
+    arm: Arm
+    seed: int
 
 
 class Lab:
-    """Trains and plays, once; `benchmarks/out/paper/` is its memory."""
+    """Trains and plays; what is finished under `benchmarks/out/paper/` is not done again.
 
-    def __init__(self, description: str | None, envs: Sequence[str]) -> None:
-        parser = argparse.ArgumentParser(
-            description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        parser.add_argument("--envs", nargs="+", default=list(envs), choices=sorted(TOKENS))
-        parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-        parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
-        parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-        parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-        parser.add_argument("--model", help="a Hugging Face model; default: the embedded one")
-        parser.add_argument("--name", help="of the result; default: that of the script")
-        parser.add_argument("--dry-run", action="store_true", help="say what would be done")
-        self.options, self.extra = parser.parse_known_args()
-        if self.options.model:
-            self.extra += ["--model", self.options.model]
-        self.name: str = self.options.name or Path(sys.argv[0]).stem
+    Args:
+        options: of the command line, see `parse`.
+        extra: options that are passed to `pettingllms-train`.
+    """
+
+    def __init__(self, options: argparse.Namespace, extra: Sequence[str] = ()) -> None:
+        self.options, self.extra = options, list(extra)
+        if options.model:
+            self.extra += ["--model", options.model]
         self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
 
-    @property
-    def envs(self) -> list[str]:
-        """Which environments are asked for."""
-        return list(self.options.envs)
-
-    # ------------------------------------------------------------------------------ what is done
-
-    def collect(self, wanted: Sequence[Wanted]) -> list[Record]:
-        """The records of all arms and seeds."""
-        work = [(each, seed) for each in wanted for seed in self.options.seeds]
-        if self.options.dry_run:
-            for each, seed in work:
-                print(each.env, each.arm, f"seed {seed}", *self._plan(each, seed))
-            sys.exit(0)
+    def run(self, jobs: Sequence[Job]) -> list[Record]:
+        """The records of all jobs, in order."""
         started, done = time.monotonic(), 0
 
-        def one(item: tuple[Wanted, int]) -> Record:
+        def one(job: Job) -> Record:
             nonlocal done
-            record = self._record(*item)
+            record = self._record(job)
             done += 1
-            each, seed = item
             minutes = (time.monotonic() - started) / 60
             print(
-                f"[{done}/{len(work)}, {minutes:.0f} min] {each.env}, {each.arm}, seed {seed}: "
-                f"{record['scores']['success']:.2f}",
+                f"[{done}/{len(jobs)}, {minutes:.0f} min] {job.env}, {job.arm.name}, "
+                f"seed {job.seed}: {record['scores']['success']:.2f}",
                 flush=True,
             )
             return record
 
         with ThreadPoolExecutor(self.options.jobs) as pool:
-            return list(pool.map(one, work))
+            return list(pool.map(one, jobs))
 
-    def _plan(self, each: Wanted, seed: int) -> list[str]:
-        trainings = each.combine or ([] if each.settings is None else [each.settings])
-        return [str(self._folder(each.env, seed, each_one)) for each_one in trainings]
+    def trainings(self, job: Job) -> list[Path]:
+        """The run folders that a job needs; none where the base model plays."""
+        return [self.folder(job.env, job.seed, each) for each in self._settings(job)]
 
-    def _record(self, each: Wanted, seed: int) -> Record:
-        trained = [self._train(each.env, seed, settings) for settings in each.combine]
-        if each.settings is not None:
-            trained = [self._train(each.env, seed, each.settings)]
-        adapters = self._combined(each, trained) if each.combine else next(iter(trained), None)
-        played = self._play(each, seed, adapters)
-        record = {"env": each.env, "arm": each.arm, "seed": seed, **played}
-        if trained:
-            record |= _training(trained)
-        return record
+    def _settings(self, job: Job) -> list[dict[str, Any]]:
+        """Settings of the trainings of a job, which together generate the tokens of one."""
+        arm, tokens = job.arm, self.tokens(job.env)
+        if arm.combine:
+            return [{**each, "max_tokens": tokens // len(arm.combine)} for each in arm.combine]
+        return [] if arm.settings is None else [{**arm.settings, "max_tokens": tokens}]
+
+    def _record(self, job: Job) -> Record:
+        trained = [self._train(job.env, job.seed, each) for each in self._settings(job)]
+        adapters = self._combined(job, trained) if job.arm.combine else next(iter(trained), None)
+        record = {"env": job.env, "arm": job.arm.name, "seed": job.seed}
+        record |= self._play(job, adapters)
+        return record | (_training(trained) if trained else {})
 
     def _train(self, env: str, seed: int, settings: Mapping[str, Any]) -> Path:
-        """The run folder of a training, which is done unless it was."""
-        folder = self._folder(env, seed, settings)
+        """The run folder of a training, which is run unless it is finished."""
+        folder = self.folder(env, seed, settings)
         with self._locks[folder]:
             if (folder / "summary.json").exists():
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = {"max_tokens": self.tokens(env)} | VALIDATION | dict(settings)
+                given = VALIDATION | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
                 for name, value in given.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -150,26 +126,28 @@ class Lab:
             self._run(["pettingllms.cli.train", *words], folder.with_suffix(".log"))
         return folder
 
-    def _play(self, each: Wanted, seed: int, adapters: Path | None) -> Record:
+    def _play(self, job: Job, adapters: Path | None) -> Record:
         """Scores on the test tasks, and which of them were solved."""
-        asked = ["--env", each.env, "--limit", str(self.options.tasks), "--seed", str(seed)]
+        arm = job.arm
+        asked = ["--env", job.env, "--limit", str(self.options.tasks), "--seed", str(job.seed)]
         if adapters is not None:
             asked += ["--adapters", str(adapters), "--no-base"]
         elif self.options.model:
             asked += ["--model", self.options.model]
-        if each.combine:
+        if arm.combine:
             asked += ["--policies", "per-role"]
-        asked += each.words
-        slug = _slug("-".join(["eval", str(self.options.tasks), *each.words]))
-        parent = adapters or HERE / "out" / "paper" / each.env / f"base-{self._model()}-{seed}"
+        asked += arm.options
+        slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
+        model = _slug(self.options.model or "embedded")
+        parent = adapters or HERE / "out" / "paper" / job.env / f"base-{model}-{job.seed}"
         out = parent / slug
         with self._locks[out]:
             if not (out / "results.json").exists():
                 self._run(
                     ["pettingllms.cli.evaluate", *asked, "--out", str(out)], out.with_suffix(".log")
                 )
-            games = read_games(out)
-        chosen = games[each.team] if each.team else next(iter(games.values()))
+            episodes = read_trajectories(out)
+        chosen = episodes[arm.team] if arm.team else next(iter(episodes.values()))
         tasks = scores_by_task(chosen)
         names = sorted({name for scores in tasks.values() for name in scores})
         means = {
@@ -178,14 +156,14 @@ class Lab:
         }
         return {
             "scores": {name: round(mean, 5) for name, mean in means.items()},
-            "tasks": "".join(f"{scores['success']:.0f}" for scores in tasks.values()),
+            "tasks": solved_digits(chosen),
         }
 
-    def _combined(self, each: Wanted, trained: Sequence[Path]) -> Path:
+    def _combined(self, job: Job, trained: Sequence[Path]) -> Path:
         """A folder with the adapter of each role from the training that trained it."""
         parts = {
             str(settings["train_roles"]): path
-            for settings, path in zip(each.combine, trained, strict=True)
+            for settings, path in zip(job.arm.combine, trained, strict=True)
         }
         folder = trained[0].with_name(f"{trained[0].name}-combined")
         folder.mkdir(exist_ok=True)
@@ -202,8 +180,9 @@ class Lab:
         if ended.returncode:
             raise SystemExit(f"failed: {shlex.join(words)}\n{log.read_text()[-2000:]}\nlog: {log}")
 
-    def _folder(self, env: str, seed: int, settings: Mapping[str, Any]) -> Path:
-        tokens = settings.get("max_tokens", self.tokens(env))
+    def folder(self, env: str, seed: int, settings: Mapping[str, Any]) -> Path:
+        """Where a training is, from everything that it depends on."""
+        tokens = settings["max_tokens"]
         named = {name: value for name, value in settings.items() if name != "max_tokens"}
         parts = [f"{name}={json.dumps(value)}" for name, value in named.items()]
         slug = _slug("-".join([str(tokens), *parts, *self.extra]))
@@ -213,37 +192,29 @@ class Lab:
         """The budget of a training in this environment."""
         return int(self.options.tokens or TOKENS[env])
 
-    def _model(self) -> str:
-        return _slug(self.options.model or "embedded")
-
-    # -------------------------------------------------------------------------- what is published
-
-    def publish(
-        self,
-        wanted: Sequence[Wanted],
-        verdict_of: Callable[[Sequence[Record]], str],
-        draw: Callable[[Sequence[Record], Path], None],
-    ) -> None:
-        """Does what is wanted; writes `results/<name>.json` and `.png`, and prints the verdict."""
-        records = self.collect(wanted)
-        verdict = verdict_of(records)
-        path = HERE / "results" / f"{self.name}.json"
+    def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
+        """Writes `results/<name>.json` and `.png`; returns the verdict."""
+        verdict, options = experiment.verdict(records), self.options
         result = {
             "settings": {
-                "seeds": self.options.seeds,
-                "tasks": self.options.tasks,
-                "tokens": {env: self.tokens(env) for env in self.envs},
-                "model": self.options.model or "embedded",
+                "seeds": options.seeds,
+                "tasks": options.tasks,
+                "tokens": {
+                    env: self.tokens(env) for env in dict.fromkeys(r["env"] for r in records)
+                },
+                "model": options.model or "embedded",
                 "extra": self.extra,
             },
             "versions": versions(),
             "verdict": verdict,
             "runs": records,
         }
+        path = HERE / "results" / f"{name}.json"
         text = re.sub(r"\n {4,}", " ", json.dumps(result, indent=1))
         path.write_text(text.replace(f"{HERE.parent}/", "") + "\n", encoding="utf-8")
-        draw(records, path.with_suffix(".png"))
+        experiment.draw(records, path.with_suffix(".png"))
         print(f"\n{verdict}\n\nwrote {path} and {path.with_suffix('.png')}")
+        return verdict
 
 
 def _slug(text: str) -> str:
@@ -285,3 +256,49 @@ def _training(folders: Sequence[Path]) -> Record:
             for name in ("success", "turns", "num_tokens")
         },
     }
+
+
+def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
+    """Options of this command, and those of `pettingllms-train`."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS, help="see --list")
+    parser.add_argument("--list", action="store_true", help="print the experiments")
+    parser.add_argument("--envs", nargs="+", choices=sorted(TOKENS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
+    parser.add_argument("--tasks", type=int, default=200, help="test tasks")
+    parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
+    parser.add_argument("--model", help="a Hugging Face model; default: the embedded one")
+    parser.add_argument("--name", help="of the result; default: that of the experiment")
+    parser.add_argument("--dry-run", action="store_true", help="print the trainings; run nothing")
+    options, extra = parser.parse_known_args(argv)
+    if options.experiment is None and not options.list:
+        parser.error("name an experiment, or --list them")
+    return options, extra
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Runs what is missing, and publishes."""
+    options, extra = parse(argv)
+    if options.list:
+        for name, each in EXPERIMENTS.items():
+            print(f"{name:22} {each.question}")
+        return
+    experiment, lab = EXPERIMENTS[options.experiment], Lab(options, extra)
+    jobs = [
+        Job(env, arm, seed)
+        for env in options.envs or experiment.envs
+        for arm in experiment.arms(env)
+        for seed in options.seeds
+    ]
+    if options.dry_run:
+        for job in jobs:
+            print(job.env, job.arm.name, f"seed {job.seed}", *lab.trainings(job))
+        return
+    lab.publish(options.name or options.experiment, experiment, lab.run(jobs))
+
+
+if __name__ == "__main__":
+    main()

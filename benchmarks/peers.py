@@ -25,32 +25,118 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers_record import Record
+import torch
+from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dict
+from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
+from transformers.utils import logging
+
 from benchmarks.peers_report import TITLES, draw, sentence
+from pettingllms.assembly import build_policies, make_env
+from pettingllms.evaluation import evaluate, held_out, roles_of
+from pettingllms.models import EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.episode import AnyEnv, Episode, score, tasks_of_step
+from pettingllms.rollout.trajectory import success_rate
 from pettingllms.runs import versions
-from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.episodes import AnyEnv
+from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.types import Completion, Task
 
 HERE = Path(__file__).parent
+Adapter = dict[str, Any]
+"""Weights by name."""
 
 
-def ours(config: ATGRPOConfig, env: AnyEnv, policies: PolicySet, every: int) -> Record:
+class Meter:
+    """Wall and CPU seconds of the parts of training."""
+
+    def __init__(self) -> None:
+        self.spent: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+
+    @contextmanager
+    def time(self, part: str) -> Iterator[None]:
+        """Adds the time of the block to `part`."""
+        begun = self.now()
+        yield
+        self.add(part, begun)
+
+    def add(self, part: str, begun: tuple[float, float]) -> None:
+        """Adds the time since `begun` to `part`."""
+        for which, (now, then) in enumerate(zip(self.now(), begun, strict=True)):
+            self.spent[part][which] += now - then
+
+    def wrap(self, owner: object, method: str, part: str) -> None:
+        """Times a method of one object."""
+        inner = getattr(owner, method)
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            with self.time(part):
+                return inner(*args, **kwargs)
+
+        setattr(owner, method, timed)
+
+    @staticmethod
+    def now() -> tuple[float, float]:
+        """Both clocks."""
+        return time.perf_counter(), time.process_time()
+
+
+class Progress:
+    """The curve of a run, and the adapters along it."""
+
+    def __init__(self, limit: int, every: int, state: Callable[[], Adapter]) -> None:
+        self.meter, self.limit, self.every, self.state = Meter(), limit, every, state
+        self.rows: list[dict[str, Any]] = [
+            {"step": 0, "tokens": 0, "seconds": 0.0, "cpu_seconds": 0.0, "success": None}
+        ]
+        self.states = {0: state()}
+        self.start_mib, self.peak_mib = memory("VmRSS"), 0.0
+        self.begun = self.meter.now()
+
+    def step(self, tokens: int, success: float, rate: float) -> bool:
+        """Takes note of a finished step; whether that was the last."""
+        self.meter.add("training", self.begun)
+        last = self.rows[-1]
+        seconds, cpu = self.meter.spent["training"]
+        row = {"step": last["step"] + 1, "tokens": last["tokens"] + tokens}
+        row |= {"seconds": seconds, "cpu_seconds": cpu, "success": success, "learning_rate": rate}
+        self.rows.append(row)
+        self.peak_mib, done = memory("VmHWM"), row["tokens"] >= self.limit
+        if done or row["tokens"] // self.every > last["tokens"] // self.every:
+            self.states[row["step"]] = self.state()
+            print(f"  {row['tokens']:,} tokens, {cpu:.0f} CPU-s, {success:.2f}", flush=True)
+        self.begun = self.meter.now()
+        return done
+
+
+def memory(field: str) -> float:
+    """MiB of this process: `VmRSS` is what it has, `VmHWM` the most it had."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+
+
+# -------------------------------------------------------------------------------------- our trainer
+
+
+def ours(config: ResolvedConfig, env: AnyEnv, policies: PolicySet, every: int) -> Progress:
     """Trains with this package's trainer."""
-    from pettingllms.trainers.at_grpo import ATGRPOTrainer
-    from pettingllms.trees import success_of
-
     trainer, (policy,) = ATGRPOTrainer(config, env, policies), policies.names
-    record = Record(config.max_tokens or 0, every, lambda: policies.state(policy))
-    record.meter.wrap(trainer, "_sample", "sampling")
+    record = Progress(config.max_tokens or 0, every, lambda: policies.state(policy))
+    record.meter.wrap(trainer.policies, "sample", "sampling")
     record.meter.wrap(trainer, "rollout", "rollout")
     while trainer.step < config.max_steps:
-        groups, row = trainer.train_step()
+        trajectories, row = trainer.train_step()
         rate = trainer.schedulers[policy].get_last_lr()[0]
-        if record.step(int(row["num_tokens"]), success_of(groups) or 0.0, rate):
+        if record.step(int(row["num_tokens"]), success_rate(trajectories) or 0.0, rate):
             break
     spent = record.meter.spent
     spent["scoring"] = [
@@ -59,19 +145,143 @@ def ours(config: ATGRPOConfig, env: AnyEnv, policies: PolicySet, every: int) -> 
     return record
 
 
+# ------------------------------------------------------------------------------------ TRL's trainer
+
+
+def theirs(
+    config: ResolvedConfig, env: AnyEnv, policies: PolicySet, rows: int, every: int
+) -> Progress:
+    """Trains with TRL's trainer, which starts from the same adapter."""
+    # Not at the top: memory is compared, and the process of our run does not need TRL's trainer.
+    from datasets import Dataset
+    from trl.trainer.grpo_trainer import GRPOTrainer
+
+    seeds, prompts = prompts_of(config, env)
+    last: dict[str, float] = {}
+    with ThreadPoolExecutor(config.scoring_threads) as pool, tempfile.TemporaryDirectory() as out:
+        trainer: Any = GRPOTrainer(
+            model=str(EMBEDDED),
+            reward_funcs=reward_of(config, env, policies, pool, last),
+            args=trl_settings(config, rows, out),
+            train_dataset=Dataset.from_dict({"prompt": prompts, "task": seeds}),
+            processing_class=AutoTokenizer.from_pretrained(EMBEDDED),
+            peft_config=LoraConfig(
+                r=config.lora_r,
+                lora_alpha=config.lora_alpha,
+                target_modules=config.lora_target_modules,
+                task_type="CAUSAL_LM",
+            ),
+        )
+        set_peft_model_state_dict(trainer.model, policies.state(policies.names[0]))
+        own = [list(policies.chat.prompt_ids(prompt[0]["content"])) for prompt in prompts]
+        if trainer._tokenize_prompts(prompts)[0] != own:
+            raise AssertionError("the prompts of the two have different tokens")
+
+        def state() -> Adapter:
+            found = get_peft_model_state_dict(trainer.model)
+            return {name: tensor.detach().clone() for name, tensor in found.items()}
+
+        record = Progress(config.max_tokens or 0, every, state)
+
+        class Steps(TrainerCallback):
+            def on_pre_optimizer_step(self, *_: Any, **__: Any) -> None:
+                # As in pettingllms.trainers.budget: the schedule follows the tokens.
+                share = (record.rows[-1]["tokens"] + last["tokens"]) / record.limit
+                reached = int(config.max_steps * min(1.0, share))
+                schedule = trainer.lr_scheduler
+                schedule.last_epoch = max(schedule.last_epoch, reached - 1)
+
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002 - its names
+                rate = trainer.lr_scheduler.get_last_lr()[0]
+                ended = record.step(int(last["tokens"]), last["success"], rate)
+                control.should_training_stop = control.should_training_stop or ended
+
+            def on_train_begin(self, *_: Any, **__: Any) -> None:
+                record.begun = record.meter.now()
+
+        trainer.add_callback(Steps())
+        trainer.remove_callback(PrinterCallback)
+        record.meter.wrap(trainer, "_generate", "sampling")
+        record.meter.wrap(trainer, "_calculate_rewards", "scoring")
+        trainer.train()
+    return record
+
+
+def prompts_of(config: ResolvedConfig, env: AnyEnv) -> tuple[list[int], list[list[dict[str, str]]]]:
+    """Task seeds and conversations of all steps, in the order in which our trainer plays them."""
+    count = config.tasks_per_step
+    tasks = [
+        task
+        for step in range(config.max_steps)
+        for task in tasks_of_step(env, config.env, step, count, config.seed)
+    ]
+    texts = (Episode(env, task, 0).prompt() for task in tasks)
+    return [task.seed for task in tasks], [[{"role": "user", "content": text}] for text in texts]
+
+
+def reward_of(
+    config: ResolvedConfig,
+    env: AnyEnv,
+    policies: PolicySet,
+    pool: ThreadPoolExecutor,
+    last: dict[str, float],
+) -> Callable[..., list[float | None]]:
+    """The environment's reward as TRL wants it; `last` receives the tokens and the success."""
+
+    def reward(completion_ids: list[list[int]], task: list[int], **_: Any) -> list[float | None]:
+        replies = [
+            Completion((), tuple(ids), (), policies.chat.decode(ids), truncated=False, version=0)
+            for ids in completion_ids
+        ]
+        starts = range(0, len(task), config.num_generations)
+        games = [Episode(env, Task(str(task[at]), task[at]), 0) for at in starts]
+        groups = [replies[at : at + config.num_generations] for at in starts]
+        scored = [each for found in pool.map(score, games, groups) for each in found]
+        last["tokens"] = sum(map(len, completion_ids))
+        last["success"] = sum(bool(each.result.info.get("success")) for each in scored) / len(
+            scored
+        )
+        return [each.result.reward for each in scored]
+
+    return reward
+
+
+def trl_settings(config: ResolvedConfig, rows: int, out: str) -> Any:
+    """The same settings under TRL's names, and nothing that would cost time here."""
+    from trl.trainer.grpo_config import GRPOConfig
+
+    same = "num_generations max_completion_length max_steps temperature learning_rate loss_type"
+    same += " lr_scheduler_type warmup_steps weight_decay adam_beta1 adam_beta2 max_grad_norm"
+    same += " scale_rewards epsilon epsilon_high beta num_iterations seed"
+    return GRPOConfig(
+        output_dir=out,
+        per_device_train_batch_size=rows,
+        gradient_accumulation_steps=config.tasks_per_step * config.num_generations // rows,
+        shuffle_dataset=False,
+        top_p=1.0,
+        top_k=0,
+        gradient_checkpointing=False,
+        model_init_kwargs={"dtype": "float32"},
+        bf16=False,
+        use_cpu=True,
+        dataloader_pin_memory=False,
+        report_to="none",
+        disable_tqdm=True,
+        logging_strategy="no",
+        save_strategy="no",
+        **{name: getattr(config, name) for name in same.split()},
+    )
+
+
+# ----------------------------------------------------------------------------------------- the runs
+
+
 def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """One run, in this process: training, then held-out tasks."""
-    import torch
-    from transformers.utils import logging
-
-    from benchmarks.peers_trl import theirs
-    from pettingllms.assembly import build_policies, make_env
-    from pettingllms.evaluate import evaluate, held_out, roles_of
-
     torch.set_num_threads(1)
     logging.disable_progress_bar()
     config = settings(name, options)
-    env = make_env(config, "train", embedded=True)
+    env = make_env(config, "train")
     (role,) = roles_of(env)
     policies = build_policies(config, {role: role})
     if name.startswith("trl"):
@@ -81,7 +291,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
     def success(split: str, step: int, tasks: int) -> Any:
         policies.load_state(role, record.states[step])
-        games = make_env(config, split, embedded=True)
+        games = make_env(config, split)
         chosen, most = held_out(games, split, tasks), config.max_completion_length
         return evaluate(games, policies, tasks=chosen, max_new_tokens=most).scores["success"]
 
@@ -105,7 +315,7 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def settings(name: str, options: argparse.Namespace) -> ATGRPOConfig:
+def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
     """Of a run: what both trainers follow."""
     config = ATGRPOConfig(
         env=options.env,
@@ -116,7 +326,7 @@ def settings(name: str, options: argparse.Namespace) -> ATGRPOConfig:
         max_steps=options.max_steps,
         tokens_per_batch=options.tokens_per_batch,
     )
-    return resolve(config, embedded=True)
+    return resolve(config)
 
 
 def wanted(name: str, options: argparse.Namespace) -> dict[str, Any]:

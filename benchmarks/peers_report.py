@@ -114,7 +114,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     """Held-out success against tokens and seconds: mean and range of the seeds."""
     figure, axes = plt.subplots(1, len(UNITS), figsize=(4 * len(UNITS), 3.6), sharey=True)
     for axis, (key, unit) in zip(axes, UNITS.items(), strict=True):
-        for trainer, colour in zip(TITLES, ("#d55e00", "#0072b2"), strict=True):
+        for trainer, color in zip(TITLES, ("#d55e00", "#0072b2"), strict=True):
             curves = [
                 [row for row in r["curve"] if "validation" in row] for r in of(results, trainer)
             ]
@@ -124,8 +124,8 @@ def draw(results: dict[str, Any], path: Path) -> None:
                 for curve in curves
             ]
             low, high = np.min(lines, 0), np.max(lines, 0)
-            axis.plot(grid, np.mean(lines, 0), color=colour, label=TITLES[trainer].replace("`", ""))
-            axis.fill_between(grid, low, high, color=colour, alpha=0.2, lw=0)
+            axis.plot(grid, np.mean(lines, 0), color=color, label=TITLES[trainer].replace("`", ""))
+            axis.fill_between(grid, low, high, color=color, alpha=0.2, lw=0)
         axis.set(xlabel=unit, ylim=(0, 1))
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("held-out success")

@@ -24,11 +24,11 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config
 
 from benchmarks.measure import POLICY, alternate, parser, random_texts, report, tiny, weights
-from pettingllms.policies.lora import LoraWeights
-from pettingllms.policies.sampler import Draw, TransformersSampler
-from pettingllms.policies.vllm_engine import VllmEngine
-from pettingllms.policies.vllm_open import installed
-from pettingllms.policies.vllm_options import engine_defaults, lora_options
+from pettingllms.policies.weights import LoraWeights
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.transformers import BatchGenerator
+from pettingllms.samplers.vllm import VllmEngine
+from pettingllms.samplers.vllm_args import engine_defaults, installed, lora_options
 from pettingllms.types import Request
 
 SIZES = {
@@ -103,14 +103,13 @@ def _row(
     k: int,
     length: int,
 ) -> dict[str, Any]:
-    generator = torch.Generator().manual_seed(options.seed)
-    sampler = TransformersSampler((), 0)
+    generator = BatchGenerator((), 0)
     adapted, sampled = policies.module(POLICY), policies.sampling_module(POLICY)
     modules = {"adapter": adapted} | ({} if sampled is adapted else {"plain": sampled})
     contestants: dict[str, Callable[[], object]] = {}
     for name, module in modules.items():
         contestants[f"sampler, {name}"] = partial(
-            sampler.sample, module, prompts, k, Draw(length), generator
+            generator.generate, module, prompts, k, SamplingParams(length), range(len(prompts))
         )
         contestants[f"generate, {name}"] = partial(_generate, module, prompts, k, length)
     for name, engine in engines.items():
@@ -129,9 +128,10 @@ def _row(
 
 
 def _vllm(engine: VllmEngine, prompts: list[tuple[int, ...]], k: int, length: int) -> None:
-    engine.forget_prompts()
-    requests = [Request(POLICY, prompt) for prompt in prompts]
-    engine.sample(requests, k, Draw(length), torch.Generator().manual_seed(0))
+    for each in engine._engines:
+        each.reset_prefix_cache()
+    requests = [Request(POLICY, prompt, seed) for seed, prompt in enumerate(prompts)]
+    engine.sample(requests, k, SamplingParams(length))
 
 
 def _generate(model: PreTrainedModel, prompts: list[tuple[int, ...]], k: int, length: int) -> None:

@@ -2,11 +2,13 @@
 
     python -m benchmarks.sandbox
 
-Contestants take turns on one core, so that a busy moment of the machine meets all of them. What
-the others do is reimplemented from their sources: `subprocess -X dev` is a new interpreter with
-the caller's environment, development mode and tracemalloc, output to a file; `in process` forks
-the caller and runs the program by `exec` with an alarm, without any isolation. Neither is safe
-for programs of a model. CPU is user and system time of everything that took part, where the
+Contestants take turns on one core, so that a busy moment of the machine meets all of them. New
+interpreters are started from an empty virtual environment made for the purpose, without the
+caller's packages: what those add to the start of an interpreter is no property of any way to run
+programs. What the others do is reimplemented from their sources: `python3 -X dev` is a new
+interpreter with the flags of the paper's code (development mode, tracemalloc, the variables of the
+caller, output to a file); `in process` forks the caller and runs the program by `exec` with an
+alarm, without any isolation. Neither is safe for programs of a model. CPU is user and system time of everything that took part, where the
 kernel tells.
 
 The last rows go from one worker, which shares one core with its caller, to two workers and two
@@ -31,24 +33,24 @@ import sys
 import tempfile
 import threading
 import time
+import venv
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks import sandbox_tables
-from benchmarks.sandbox_tables import KEPT, PLACED, TOGETHER
+from benchmarks.speed_tables import KEPT, PLACED, TOGETHER, text
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case
-from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.workers import ProcessChannel
 
 PROGRAM = "print(int(input()) * 2)"
 CASE = Case("21\n")
 TESTS = [Case(f"{n}\n") for n in range(6)]
 TURN, SLOW_TURN = 10, 2
 """Runs of a contestant in one turn; CPU time is only known to a hundredth of a second."""
-SLOW = ("docker run --rm", "subprocess -X dev")
+SLOW = ("docker run --rm", "python3 -X dev")
 TURN_RUNS = 128
 """Of one turn on the way from 1 core to 2: long against the start of a thread."""
 TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -83,28 +85,27 @@ Contestant = tuple[Callable[[], object], Callable[[], float] | None, int]
 
 def contestants(stack: contextlib.ExitStack) -> Iterator[tuple[str, Contestant]]:
     """Name -> what takes part."""
-    yield "python3 -I -S", (plain, children_cpu, 1)
+    python = plain_python(Path(stack.enter_context(tempfile.TemporaryDirectory())))
+    yield "python3 -I -S", (lambda: interpreter(python, "-I", "-S"), children_cpu, 1)
+    yield "python3", (lambda: interpreter(python), children_cpu, 1)
     embedded = stack.enter_context(EmbeddedSandbox(1))
     yield "embedded", (lambda: embedded.run([PROGRAM], [CASE]), worker_cpu(embedded), 1)
     yield (
-        "embedded, 6 tests, one process",
-        (
-            lambda: embedded.run([PROGRAM], TESTS, fresh_process=False),
-            worker_cpu(embedded),
-            len(TESTS),
-        ),
+        "embedded, 6 tests",
+        (lambda: embedded.run([PROGRAM], TESTS), worker_cpu(embedded), len(TESTS)),
     )
     try:
-        from pettingllms.sandbox import containers, image
+        from pettingllms.sandbox.docker import DockerSandbox
+        from pettingllms.sandbox.docker_image import image_name
 
-        docker = stack.enter_context(containers.DockerSandbox(1))
+        pool = stack.enter_context(DockerSandbox(1))
     except SandboxUnavailable as error:
         print(f"without docker: {error}", file=sys.stderr)
     else:
-        yield "docker pool", (lambda: docker.run([PROGRAM], [CASE]), None, 1)
-        name = image.image_name()
+        yield "docker pool", (lambda: pool.run([PROGRAM], [CASE]), None, 1)
+        name = image_name()
         yield "docker run --rm", (lambda: docker_run(name), None, 1)
-    yield "subprocess -X dev", (development_mode, children_cpu, 1)
+    yield "python3 -X dev", (lambda: development_mode(python), children_cpu, 1)
     yield "in process, 6 tests", (in_process, children_cpu, len(TESTS))
 
 
@@ -149,20 +150,40 @@ def mean(values: list[float], unit: float) -> float | None:
     return statistics.mean(values) / unit if values else None
 
 
-def plain() -> None:
+def plain_python(folder: Path) -> str:
+    """The interpreter of a new virtual environment without packages."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    return str(folder / "bin" / "python3")
+
+
+def plain_variables() -> dict[str, str]:
+    """The caller's environment without what is about its own Python."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "VIRTUAL_ENV", "COVERAGE"))
+    }
+
+
+def interpreter(python: str, *flags: str) -> None:
     """A new interpreter, with nothing around it."""
-    command = (sys.executable, "-I", "-S", "-c", PROGRAM)
-    subprocess.run(command, input=CASE.stdin.encode(), capture_output=True, check=True)
+    subprocess.run(
+        (python, *flags, "-c", PROGRAM),
+        input=CASE.stdin.encode(),
+        capture_output=True,
+        env=plain_variables(),
+        check=True,
+    )
 
 
-def development_mode() -> None:
+def development_mode(python: str) -> None:
     """As in the paper's code: development mode, tracemalloc, the whole environment, a file."""
-    environment = {**os.environ, "PYTHONTRACEMALLOC": "5"}
+    environment = {**plain_variables(), "PYTHONTRACEMALLOC": "5"}
     with tempfile.TemporaryDirectory() as folder, (Path(folder) / "out").open("wb") as out:
         script = Path(folder) / "script.py"
         script.write_text(PROGRAM)
         subprocess.run(
-            (sys.executable, "-X", "dev", str(script)),
+            (python, "-X", "dev", str(script)),
             input=CASE.stdin.encode(),
             stdout=out,
             stderr=out,
@@ -209,8 +230,8 @@ def worker_cpu(sandbox: PooledSandbox) -> Callable[[], float]:
     def used() -> float:
         channels = [link.channel for link in sandbox._pool._all]
         firsts = [c.pid for c in channels if isinstance(c, ProcessChannel)]
-        # The first process and the worker; programs come and go below them.
-        return sum(cpu_of_process(pid) for first in firsts for pid in tree(first)[:2])
+        # The first process, the worker and its fork server; programs come and go below them.
+        return sum(cpu_of_process(pid) for first in firsts for pid in tree(first)[:3])
 
     return used
 
@@ -284,7 +305,7 @@ def call(sandbox: PooledSandbox, cores: set[int], at_once: int, runs: int) -> No
 
 def report(title: str, arguments: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
     """Prints the rows, and writes them as JSON where asked."""
-    print(sandbox_tables.text(rows))
+    print(text(rows))
     if arguments.json:
         settings = {key: str(value) for key, value in vars(arguments).items() if key != "json"}
         versions = {

@@ -1,7 +1,7 @@
 """Habit or skill, on boards and in math (`habit_or_skill.py` is for coding), and skills that are half there.
 
-    python -m pettingllms.models.prime --out /tmp/base --keep-clean /tmp/clean
-    python -m pettingllms.models.prime --out /tmp/half --half 1800
+    python -m benchmarks.priming.prime --out /tmp/base --keep-clean /tmp/clean
+    python -m benchmarks.priming.prime --out /tmp/half --half 1800
     python -m benchmarks.skill --clean /tmp/clean --half /tmp/half [--seeds 0 1 2]
 
 1. The checkpoint before the bad habits (`clean`) plays the same test tasks as the teams of
@@ -19,9 +19,11 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evidence import Table, spread
 from benchmarks.learning import HERE, TASKS, timing
 from pettingllms.envs import make
 from pettingllms.runs import versions
@@ -84,6 +86,36 @@ def trained(env: str, half: Path, out: Path, seed: int) -> dict[str, Any]:
         command("train", *(["--resume", str(run)] if (run / "config.yaml").exists() else new))
     scores = played(run / "eval", *task(env, half), "--adapters", str(run))
     return {**scores, "timing": timing(run)}
+
+
+def table(results: Any) -> Table:
+    """What the checkpoint before the habits does, and what training adds to a half-primed one."""
+    rows = [
+        [f"`{env}`, before the habits", *_cells(env, [scores])]
+        for env, scores in results["clean"].items()
+    ]
+    for env, runs in results["half"].items():
+        teams = [scores for name, scores in runs.items() if name != "before"]
+        rows.append([f"`{env}`, half primed", *_cells(env, [runs["before"]])])
+        rows.append([f"`{env}`, half primed, then trained", *_cells(env, teams)])
+    header = [
+        "",
+        "team, sampled",
+        "team, greedy",
+        "first completion, sampled",
+        "first completion, greedy",
+    ]
+    return header, rows
+
+
+def _cells(env: str, runs: Sequence[Any]) -> list[str]:
+    roles = ("tool", "reasoner") if env == "math" else ("tool", "planner")
+    first = "first_right" if env == "math" else "first_answer_solves"
+    cells = [spread([run[how]["eval/success"] for run in runs]) for how in ("sampled", "greedy")]
+    for how in ("sampled", "greedy"):
+        by_role = [spread([run[how][f"eval/{role}/{first}"] for run in runs]) for role in roles]
+        cells.append(" / ".join(by_role))
+    return cells
 
 
 def main() -> None:

@@ -53,8 +53,7 @@ def soak(runs: int) -> list[dict[str, Any]]:
         first = set(sandbox._pool._all)
         while done < runs:
             started = time.monotonic()
-            fresh = bool(done // batch % 4)
-            sandbox.run(SOAKED, CASES, limits=limits, fresh_process=fresh, end_at_limit=False)
+            sandbox.run(SOAKED, CASES, limits=limits, end_at_limit=False)
             longest = max(longest, time.monotonic() - started)
             done += batch
             first = first or set(sandbox._pool._all)

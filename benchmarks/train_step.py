@@ -47,9 +47,9 @@ from pettingllms.data.grammar import WORDS
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.sampler import TransformersSampler
+from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.config import ATGRPOConfig
 
 OURS = "pettingllms"
 RESULTS = Path(__file__).parent / "results" / "train_step.json"
@@ -146,6 +146,7 @@ def ours(
     """This package's trainer; no token ends a reply."""
     config = ATGRPOConfig(
         env="one_turn",
+        model=str(model),
         num_generations=k,
         tasks_per_step=len(texts),
         max_steps=(options.rounds + 1) * len(options.trl_rows),
@@ -156,9 +157,9 @@ def ours(
         scoring_threads=1,
         seed=options.seed,
     )
-    config = resolve(config, embedded=model == EMBEDDED)
     policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
-    policies._sampler = TransformersSampler((), 0)
+    policies._engine = TransformersEngine(policies._weights, BatchGenerator((), 0))
+    policies.publish(ROLE, version=0)
     return ATGRPOTrainer(config, OneTurn(texts), policies)
 
 

@@ -14,12 +14,14 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from benchmarks.evidence import Table, spread
 from benchmarks.learning import HERE, TASKS
 from pettingllms.envs import make
-from pettingllms.evaluate import evaluate, held_out
+from pettingllms.evaluation import evaluate, held_out
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.runs import versions
@@ -41,6 +43,17 @@ def trust(adapters: Path) -> dict[str, float]:
         "follows a tool that is wrong": scores["reasoner/first_follows_wrong"].mean / (1 - right),
         "reasoner right": scores["reasoner/first_right"].mean,
     }
+
+
+def table(result: Any) -> Table:
+    """When the reasoner of the math team follows the tool of the base."""
+    found = result["reasoners"]
+    teams = {"base": [found["base"]], "trained": [v for k, v in found.items() if k != "base"]}
+    rows = [
+        [f"{name} reasoner", *(spread([row[key] for row in runs]) for key in found["base"])]
+        for name, runs in teams.items()
+    ]
+    return ["beside the base's tool", *found["base"]], rows
 
 
 def main() -> None:

@@ -18,8 +18,8 @@ from typing import Any
 import torch
 
 from benchmarks.measure import POLICY, alternate, parser, random_texts, report, weights
-from pettingllms.policies.lora import LoraWeights
 from pettingllms.policies.packing import batch_logprobs, microbatches
+from pettingllms.policies.weights import LoraWeights
 from pettingllms.types import Sample
 
 
@@ -82,7 +82,7 @@ def _update(
         parameter.grad = None
     for batch in microbatches(samples, limit, packed=packed, device=device):
         logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
-        ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_B[:, None]
+        ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_BT
         (ratio * batch.mask_BT).sum().div(len(samples)).backward()
     return [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
 

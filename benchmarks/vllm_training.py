@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.evidence import Table
 from pettingllms.runs import versions
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
@@ -52,6 +53,19 @@ def main() -> None:
             "curves": runs,
         }
         options.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def table(result: Any) -> Table:
+    """Rewards of a short training run on either sampler, and their mismatch."""
+    summary = result["summary"]
+    keys = [key for key in summary["vllm"] if isinstance(summary["vllm"][key], list)]
+    shown = [
+        [key, *("{:.2f} [{:.2f}, {:.2f}]".format(*summary[name][key]) for name in summary)]
+        for key in keys
+    ]
+    mismatch = "greatest mismatch, nats"
+    shown.append([mismatch, *(f"{summary[name][mismatch]:.1e}" for name in summary)])
+    return ["reward", *summary], shown
 
 
 def _run(sampler: str, seed: int, options: argparse.Namespace) -> dict[str, list[float]]:

@@ -1,28 +1,27 @@
-"""From the settings of a run to its parts: the environment, the policies, the place of its folder."""
+"""Builds a run's environment and policies, and names its folder, from its settings."""
 
 from __future__ import annotations
 
 import dataclasses
 import inspect
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pettingllms.envs.foreign import load_env
-from pettingllms.errors import ConfigError
+from pettingllms.envs.foreign import creator_of, made_by, takes_anything
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.mapping import BASE
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.vllm_options import VllmSettings
+from pettingllms.policies.roles import BASE
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.samplers.base import SamplerSettings
+from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.episodes import AnyEnv
 
-
-def is_embedded(config: ATGRPOConfig) -> bool:
-    """Whether the run is of the model that comes with this package."""
-    return config.model is None or Path(config.model).resolve() == EMBEDDED.resolve()
+EnvSource = str | AnyEnv | Callable[..., AnyEnv]
+"""A name or path, an environment, or what makes one, given the arguments that it takes."""
 
 
 def located(config: ATGRPOConfig) -> ATGRPOConfig:
@@ -36,6 +35,9 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         value = getattr(config, name)
         if value is not None and Path(value).exists():
             changes[name] = str(Path(value).resolve())
+    file, _, attribute = config.env.rpartition(":")
+    if file.endswith(".py"):
+        changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
     if config.adapters is not None:
         changes["adapters"] = str(adapters_in(Path(config.adapters)).resolve())
     return dataclasses.replace(config, **changes)
@@ -60,21 +62,14 @@ def build_policies(
     Args:
         config: resolved settings.
         players: role -> policy.
-        run: folder of a training run, which samples as its settings say. Without one, replies
-            come from transformers.
+        run: folder of a training run, which samples as its settings say. Without one, the
+            transformers engine samples.
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    adapters = None if config.adapters is None else Path(config.adapters)
-    for policy in players.values():
-        if adapters is not None and policy != BASE and not (adapters / policy).is_dir():
-            found = sorted(path.name for path in adapters.iterdir() if path.is_dir())
-            raise ConfigError(
-                f"{adapters} has no adapter for the policy {policy!r}; it has "
-                f"{', '.join(found) or 'none'} (policies: {config.policies})"
-            )
+    check_adapters(config, players)
     targets = config.lora_target_modules
     return load_policies(
         EMBEDDED if config.model is None else config.model,
@@ -88,28 +83,44 @@ def build_policies(
         device=None if config.device == "auto" else config.device,
         seed=config.seed,
         chat_template_kwargs=config.mapping("chat_template_kwargs"),
-        adapters=adapters,
-        vllm=None if run is None else vllm_settings(config, run),
+        adapters=None if config.adapters is None else Path(config.adapters),
+        sampler=None if run is None else sampler_settings(config, run),
     )
 
 
-def vllm_settings(config: ATGRPOConfig, folder: Path) -> VllmSettings | None:
-    """How the run samples with vLLM; None where it does not.
+def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> None:
+    """Compares the folder of adapters, if there is one, with the policies.
+
+    Raises:
+        ConfigError: a policy has no adapter there.
+    """
+    if config.adapters is None:
+        return
+    found = sorted(path.name for path in Path(config.adapters).iterdir() if path.is_dir())
+    for role, policy in players.items():
+        if policy not in (*found, BASE):
+            raise ConfigError(
+                f"{config.adapters} has no adapter for the policy {policy!r}; it has "
+                f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
+                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in players)}"
+            )
+
+
+def sampler_settings(config: ATGRPOConfig, folder: Path) -> SamplerSettings:
+    """Which engine a run samples with, and its settings.
 
     Raises:
         ConfigError: the file with the server's key cannot be read.
     """
-    if config.sampler == "transformers":
-        return None
     key = None
     if config.server_key is not None:
         try:
             key = Path(config.server_key).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"server_key {config.server_key} cannot be read: {error}") from error
-    return VllmSettings(
+    return SamplerSettings(
+        config.sampler,
         config.mapping("vllm"),
-        server=config.sampler == "vllm-server",
         url=config.server,
         key=key,
         timeout=config.server_timeout,
@@ -117,19 +128,42 @@ def vllm_settings(config: ATGRPOConfig, folder: Path) -> VllmSettings | None:
     )
 
 
-def make_env(config: ATGRPOConfig, split: str, *, embedded: bool) -> AnyEnv:
+def name_of_env(source: EnvSource) -> str:
+    """`source` as a setting: a name or path as given, of anything else where it is defined."""
+    if isinstance(source, str):
+        return source
+    kind: Any = source if callable(source) else type(source.unwrapped)
+    kind = getattr(kind, "func", kind)  # of a functools.partial
+    return f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__qualname__)}"
+
+
+def make_env(config: ATGRPOConfig, split: str, source: EnvSource | None = None) -> AnyEnv:
     """The environment of a run, for one split.
 
-    What it does not take is not passed on: a foreign environment may know no splits, no weight of
-    the team reward and no prompts for the embedded model.
+    Arguments that it does not take are not passed on: a foreign environment may know no splits, no
+    weight of the team reward and no prompts for the embedded model.
+
+    Args:
+        config: the settings.
+        split: train, val or test.
+        source: in place of `config.env`; an environment is used for every split as it is.
 
     Raises:
         UnknownNameError: no environment of that name.
         ConfigError: an argument that it does not take.
     """
     given = config.mapping("env_args")
-    probe = _load(config.env, given)
-    known = _parameters(type(probe.unwrapped))
+    maker: Any = creator_of(config.env) if source is None else source
+    if isinstance(maker, str):
+        maker = creator_of(maker)
+    elif not callable(maker):
+        made = maker
+        maker = lambda: made  # noqa: E731 - takes no arguments, so that none are passed on
+    # Most environments say what they take. One that hides it behind `**kwargs` is made first, and
+    # its class is asked.
+    probe = _probe(config.env, maker, given) if takes_anything(maker) else None
+    kind = maker if probe is None else type(probe.unwrapped)
+    known = inspect.signature(kind).parameters
     wanted: dict[str, Any] = {
         "alpha": config.alpha,
         "dataset": config.dataset,
@@ -138,38 +172,61 @@ def make_env(config: ATGRPOConfig, split: str, *, embedded: bool) -> AnyEnv:
     for name, value in wanted.items():
         if name not in known and value not in (None, 1.0, "embedded"):
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
-    wanted |= {"split": split} | (
-        dict(getattr(probe.unwrapped, "embedded", {})) if embedded else {}
-    )
+    wanted |= {"split": split, **(getattr(kind, "embedded", {}) if config.embedded else {})}
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
-    return _load(config.env, {**extra, **given}) if extra else probe
+    if probe is not None and not extra and "dataset" not in given:
+        return probe
+    return _load(config.env, maker, {**extra, **given})
 
 
-def _load(name: str, arguments: Mapping[str, Any]) -> AnyEnv:
+def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
+    """An environment to read the possible arguments from.
+
+    It is made without its data set, which may take long to read, unless it insists on one.
+    """
+    without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return load_env(name, **arguments)
+        return _load(name, maker, without)
+    except ConfigError:
+        if without == given:
+            raise
+        return _load(name, maker, given)
+
+
+def isolation_of(env: AnyEnv, level: str) -> str | None:
+    """What holds the programs of the agents of `env`, after requiring `level` of it.
+
+    None for an environment that runs no programs; otherwise layers, as in
+    `namespaces+landlock+seccomp`, or the reason why no program can run here, for environments that
+    may never run one.
+
+    Raises:
+        SandboxUnavailable: full isolation is required, and this is less.
+    """
+    try:
+        sandbox = getattr(env.unwrapped, "sandbox", None)
+        if sandbox is None:
+            return None
+        return held_by(sandbox, level)
+    except SandboxUnavailable as error:
+        if level != "any":
+            raise
+        return f"unavailable: {error}"
+
+
+def _load(name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any]) -> AnyEnv:
+    try:
+        return made_by(maker, name, **arguments)
     except TypeError as error:
         if "argument" not in str(error):
             raise
         raise ConfigError(f"environment {name!r}: {error}; see env_args") from error
 
 
-def _parameters(kind: type) -> set[str]:
-    """Arguments of a class, through `**kwargs` up to its bases."""
-    names: set[str] = set()
-    for base in kind.__mro__:
-        if "__init__" not in vars(base):
-            continue
-        parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
-        names |= {p.name for p in parameters if p.kind is not p.VAR_KEYWORD}
-        if not any(p.kind is p.VAR_KEYWORD for p in parameters):
-            break
-    return names
-
-
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
-    words = [config.env.partition(":")[0].rpartition(".")[2] or "env", config.policies]
+    source = config.env.rpartition(":")[0] or config.env
+    words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"
     taken = (parent / (name if n == 1 else f"{name}-{n}") for n in range(1, 1000))

@@ -8,6 +8,7 @@
     |- CloneError           (TypeError)     an environment that cannot be copied exactly
     |- ConformanceError     (AssertionError)  an environment that breaks its contract
     |- StaleSamplerError    (RuntimeError)  a sampler that holds another version than the trainer
+    |- SamplerUnavailable   (RuntimeError)  the inference engine failed, also at a second try
     |- NonFiniteError       (ArithmeticError)  a loss or gradient that is not a number
     |- RunFolderError       (OSError)       a run folder that cannot be written or resumed
     '- SandboxUnavailable   (RuntimeError)  the sandbox failed, not the program in it
@@ -52,6 +53,10 @@ class ConformanceError(PettingLLMsError, AssertionError):
 
 class StaleSamplerError(PettingLLMsError, RuntimeError):
     """A sampler that holds another version of the weights than the trainer."""
+
+
+class SamplerUnavailable(PettingLLMsError, RuntimeError):
+    """The inference engine failed, also at a second try; none of its completions was used."""
 
 
 class NonFiniteError(PettingLLMsError, ArithmeticError):

@@ -1,11 +1,11 @@
-"""A trained team behind OpenAI's HTTP interface, answered with transformers.
+"""An OpenAI-compatible HTTP interface for a trained team, sampled with transformers.
 
-`model` names a role. Of the interface there is what a team needs: `/v1/models`, chat and plain
-completions, several choices, temperature, top_p, seed. Everything else, streaming included, is
-refused by name, never ignored. One request is computed at a time; where vLLM is installed,
-`pettingllms-serve` uses its server in place of this one.
+`model` names a role. Supported are `/v1/models`, chat and plain completions, several choices,
+temperature, top_p and seed. Everything else, streaming included, is refused by name, never ignored.
+One request is computed at a time; if vLLM is installed, `pettingllms-serve` uses vLLM's own server in
+place of this one.
 
-A conversation of one user message is the prompt that the role was trained on for that text.
+A conversation of one user message becomes the prompt that the role was trained on for that text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from jinja2 import TemplateError
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
@@ -29,7 +28,7 @@ from starlette.routing import Route
 
 from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError, did_you_mean
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.types import Reply, Request
+from pettingllms.types import Completion, Request
 
 LARGEST_BODY = 1 << 20
 MOST_CHOICES = 128
@@ -41,8 +40,8 @@ _KNOWN = {
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What a request asks for, checked."""
+class CompletionRequest:
+    """A checked request."""
 
     role: str
     prompt_ids: tuple[int, ...]
@@ -53,12 +52,12 @@ class Question:
     seed: int
 
 
-class Team:
-    """The roles of a team, ready to answer.
+class RoleServer:
+    """Completes requests to the roles of a team.
 
     Args:
-        policies: who answers.
-        max_tokens: of a reply where the request does not say.
+        policies: sample the completions.
+        max_tokens: length of a completion if the request does not set it.
         template: arguments of the chat template.
     """
 
@@ -67,11 +66,11 @@ class Team:
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """What `model` may be."""
+        """The names that `model` may have."""
         return tuple(self.policies.roles_to_policies)
 
-    def question(self, body: Mapping[str, Any], form: str) -> Question:
-        """Reads a request's body; `form` is `messages` or `prompt`.
+    def parse(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
+        """Checks a request's body; `form` is `messages` or `prompt`.
 
         Raises:
             UnknownNameError: no such role.
@@ -94,10 +93,10 @@ class Team:
         ids = self._ids(role, body[form], form)
         if len(ids) + limit > self.policies.context:
             raise ConfigError(
-                f"{len(ids)} tokens of prompt and {limit} of reply exceed the context of "
+                f"{len(ids)} tokens of prompt and {limit} of completion exceed the context of "
                 f"{self.policies.context}; shorten the prompt or lower max_tokens"
             )
-        return Question(
+        return CompletionRequest(
             role,
             ids,
             n=_number(body, "n", 1, 1, MOST_CHOICES, int),
@@ -107,20 +106,19 @@ class Team:
             seed=_number(body, "seed", secrets.randbits(62), -(1 << 63), (1 << 63) - 1, int),
         )
 
-    def answer(self, question: Question) -> list[Reply]:
-        """The choices, from the role's own policy."""
-        generator = torch.Generator(self.policies.device).manual_seed(question.seed)
-        request = Request(self.policies.policy_for(question.role), question.prompt_ids)
-        [replies] = self.policies.sample(
+    def complete(self, wanted: CompletionRequest) -> list[Completion]:
+        """Samples the choices from the role's own policy."""
+        policy = self.policies.policy_for(wanted.role)
+        request = Request(policy, wanted.prompt_ids, wanted.seed)
+        [completions] = self.policies.sample(
             [request],
-            question.n,
-            generator=generator,
-            max_new_tokens=question.max_tokens,
-            temperature=question.temperature or 1.0,
-            greedy=question.temperature == 0,
-            top_p=question.top_p,
+            wanted.n,
+            max_new_tokens=wanted.max_tokens,
+            temperature=wanted.temperature or 1.0,
+            greedy=wanted.temperature == 0,
+            top_p=wanted.top_p,
         )
-        return replies
+        return completions
 
     def _ids(self, role: str, given: Any, form: str) -> tuple[int, ...]:
         chat, ids = self.policies.chat, given
@@ -147,9 +145,9 @@ class Team:
         return tuple(ids)
 
 
-def application(team: Team, key: str | None) -> Starlette:
-    """The HTTP interface; a key, if any, is asked for everywhere but at `/health`."""
-    worker = ThreadPoolExecutor(1, thread_name_prefix="answer")
+def application(team: RoleServer, key: str | None) -> Starlette:
+    """Builds the HTTP interface; a key, if given, is required everywhere but at `/health`."""
+    worker = ThreadPoolExecutor(1, thread_name_prefix="sample")
     created = int(time.time())
 
     async def models(request: HttpRequest) -> Response:
@@ -164,14 +162,14 @@ def application(team: Team, key: str | None) -> Starlette:
             return refused
         form = "messages" if request.url.path.endswith("/chat/completions") else "prompt"
         try:
-            question = team.question(await _body(request), form)
+            wanted = team.parse(await _body(request), form)
             loop = asyncio.get_running_loop()
-            replies = await loop.run_in_executor(worker, team.answer, question)
+            sampled = await loop.run_in_executor(worker, team.complete, wanted)
         except UnknownNameError as error:
             return _error(404, str(error))
         except PettingLLMsError as error:
             return _error(400, str(error))
-        return JSONResponse(_completion(question, replies, form))
+        return JSONResponse(_completion(wanted, sampled, form))
 
     async def health(_: HttpRequest) -> Response:
         return PlainTextResponse("")
@@ -202,23 +200,23 @@ async def _body(request: HttpRequest) -> dict[str, Any]:
     return value
 
 
-def _completion(question: Question, replies: Sequence[Reply], form: str) -> dict[str, Any]:
+def _completion(
+    wanted: CompletionRequest, sampled: Sequence[Completion], form: str
+) -> dict[str, Any]:
     chat = form == "messages"
     choices = []
-    for index, reply in enumerate(replies):
+    for index, one in enumerate(sampled):
         said: dict[str, Any] = (
-            {"message": {"role": "assistant", "content": reply.text}}
-            if chat
-            else {"text": reply.text}
+            {"message": {"role": "assistant", "content": one.text}} if chat else {"text": one.text}
         )
-        reason = "stop" if reply.finished else "length"
+        reason = "length" if one.truncated else "stop"
         choices.append({"index": index, **said, "finish_reason": reason, "logprobs": None})
-    prompt, new = len(question.prompt_ids), sum(len(reply.token_ids) for reply in replies)
+    prompt, new = len(wanted.prompt_ids), sum(len(one.token_ids) for one in sampled)
     return {
         "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
         "object": "chat.completion" if chat else "text_completion",
         "created": int(time.time()),
-        "model": question.role,
+        "model": wanted.role,
         "choices": choices,
         "usage": {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new},
     }
@@ -240,7 +238,7 @@ def _error(status: int, message: str) -> Response:
 
 
 def _turns(messages: Any) -> list[dict[str, str]]:
-    """The conversation, its contents as plain text."""
+    """Checks a conversation; joins the text parts of each message."""
     if not isinstance(messages, list) or not messages:
         raise ConfigError("messages must be a list of messages, and not empty")
     turns = []

@@ -18,50 +18,39 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
-from pettingllms import checkpoints, report, trees
-from pettingllms.assembly import build_policies, default_folder, is_embedded, located, make_env
-from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable
-from pettingllms.evaluate import Evaluation, evaluate, held_out, roles_of
-from pettingllms.plots import curves
-from pettingllms.policies.engine import SamplerUnavailable
-from pettingllms.policies.mapping import parse_policies, trained_policies
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.runs import METRICS, TREES, RunFolder, point_latest, read_config
-from pettingllms.trackers import Tracker, numbers_only, open_trackers, tracker_names
+from pettingllms.assembly import (
+    EnvSource,
+    build_policies,
+    default_folder,
+    isolation_of,
+    located,
+    make_env,
+    name_of_env,
+)
+from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, SandboxUnavailable
+from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
+from pettingllms.evaluation.plots import curves
+from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.trajectory import success_rate
+from pettingllms.runs import (
+    METRICS,
+    TRAJECTORIES,
+    RunFolder,
+    checkpoints,
+    point_latest,
+    read_config,
+)
+from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
+from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
-from pettingllms.trainers.budget import last_step
-from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.episodes import AnyEnv
-
-
-class Display(Protocol):
-    """Who is told how a run goes."""
-
-    def say(self, text: str) -> None:
-        """Shows a message."""
-
-    def playing(self, what: str, done: int, total: int) -> None:
-        """Held-out games are being played."""
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """A step is finished; `row` is its line of metrics.jsonl."""
-
-
-class Silent:
-    """A display that shows nothing."""
-
-    def say(self, text: str) -> None:
-        """Shows nothing."""
-
-    def playing(self, what: str, done: int, total: int) -> None:
-        """Shows nothing."""
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Shows nothing."""
+from pettingllms.trainers.callbacks import Callback, Display, Silent, called
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.schedule import last_step
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,13 +68,15 @@ class Summary:
 
 
 class _StopAskedError(Exception):
-    """Somebody asked to stop while held-out games were being played."""
+    """A stop was requested during an evaluation."""
 
 
 def train(
     config: ATGRPOConfig | None = None,
     *,
     resume: Path | None = None,
+    env: EnvSource | None = None,
+    callbacks: Sequence[Callback] = (),
     display: Display | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Summary:
@@ -93,8 +84,12 @@ def train(
 
     Args:
         config: settings of a new run.
-        resume: instead, the folder of a run to go on with, under its own settings.
-        display: told about the progress.
+        resume: instead, the folder of a run to continue, with its own settings.
+        env: the environment, or what makes it, in place of the one that the settings name. Held-out
+            tasks of an environment that is given itself have seeds that training never uses.
+        callbacks: called after steps, evaluations and checkpoints; one that returns True ends
+            training early.
+        display: receives progress.
         stop: asked between steps; a stopped run has saved its state.
 
     With the embedded model, PyTorch is set to one thread in this process: on a model this small,
@@ -104,31 +99,36 @@ def train(
     Raises:
         ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
         RunFolderError: a folder that cannot be used, a full disk; the last checkpoint is intact.
-        NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state before the failing step
+        NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state after the last whole step
             was saved.
     """
     if (config is None) == (resume is None):
         raise ConfigError("give either the settings of a new run or a run to resume")
     settings = read_config(resume) if config is None and resume is not None else config
     assert settings is not None
-    embedded = is_embedded(settings)
-    settings = resolve(located(settings), embedded=embedded)
-    if embedded:
+    if env is not None:
+        settings = dataclasses.replace(settings, env=name_of_env(env))
+    settings = resolve(located(settings), env)
+    if settings.embedded:
         torch.set_num_threads(1)
-    env = make_env(settings, "train", embedded=embedded)
-    players = parse_policies(settings.policies, roles_of(env))
+    template = make_env(settings, "train", env)
+    players = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, players)
     trackers = tracker_names(settings.report_to)
+    isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     with (
         RunFolder.reopen(path) if resume else RunFolder.create(path) as folder,
         contextlib.closing(build_policies(settings, players, path)) as policies,
     ):
-        folder.describe(settings)
+        folder.describe(settings, isolation=isolation)
+        display = display or Silent()
+        if isolation is not None:
+            display.say(announce(isolation))
         if not resume and settings.output_dir is None:
             point_latest(path)
-        session = _Session(settings, folder, env, policies, display or Silent(), stop)
-        return session.run(trackers)
+        trainer = ATGRPOTrainer(settings, template, policies, callbacks=callbacks)
+        return _Session(trainer, folder, env, display, stop).run(trackers)
 
 
 class _Session:
@@ -136,16 +136,18 @@ class _Session:
 
     def __init__(
         self,
-        config: ATGRPOConfig,
+        trainer: ATGRPOTrainer,
         folder: RunFolder,
-        env: AnyEnv,
-        policies: PolicySet,
+        env: EnvSource | None,
         display: Display,
         stop: Callable[[], bool],
     ) -> None:
-        self.config, self.folder, self.policies = config, folder, policies
-        self.display, self.stop = display, stop
-        self.trainer = ATGRPOTrainer(config, env, policies)
+        self.trainer, self.config, self.policies = trainer, trainer.config, trainer.policies
+        self.folder, self.display, self.stop = folder, display, stop
+        self._source = env
+        self._envs: dict[str, AnyEnv] = {"train": trainer.env}
+        self._ended = False
+        """Whether a callback ended training."""
         self.trackers: list[Tracker] = []
 
     def run(self, trackers: Sequence[str]) -> Summary:
@@ -158,11 +160,12 @@ class _Session:
         try:
             before = self._evaluated("before")
             self._loop()
-            after = self._evaluated("after") if trainer.step >= self._last_step() else []
+            over = self._ended or trainer.step >= self._last_step()
+            after = self._evaluated("after") if over else []
         except _StopAskedError:
             after = []
             if trainer.step:
-                checkpoints.save(self.folder, trainer)
+                self._save()
         finally:
             for tracker in self.trackers:
                 tracker.close()
@@ -181,20 +184,28 @@ class _Session:
             if self._due():
                 self._play("validation", "val", greedy=False)
             # Asked once: a stop between the two uses of the answer would leave the step unsaved.
-            last = trainer.step >= self._last_step() or self.stop()
+            last = trainer.step >= self._last_step() or self._ended or self.stop()
             if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
-                checkpoints.save(self.folder, trainer)
+                self._save()
                 saved = trainer.step
-            if last:
+            if last or self._ended:
                 return
             self._step()
 
+    def _save(self) -> None:
+        self._call("on_save", checkpoints.save(self.folder, self.trainer))
+
+    def _call(self, hook: str, argument: Any) -> None:
+        self._ended |= called(self.trainer.callbacks, hook, self.trainer, argument)
+
     def _step(self) -> None:
         trainer = self.trainer
-        # A step that fails half-way has changed some policies. Full models are too large to copy.
-        state = None if self.config.full else checkpoints.capture(trainer)
+        # Only the second iteration of a step can fail after the first one has changed policies.
+        # Full models are too large to copy.
+        several = self.config.num_iterations > 1 and not self.config.full
+        state = checkpoints.capture(trainer) if several else None
         try:
-            groups, metrics = trainer.train_step()
+            trajectories, metrics = trainer.take_step()
         except (NonFiniteError, SandboxUnavailable, SamplerUnavailable) as error:
             raise type(error)(f"{error}\n{self._saved(state)}") from error
         except torch.OutOfMemoryError as error:
@@ -205,24 +216,31 @@ class _Session:
         row = {
             "kind": "train",
             "step": trainer.step,
-            "success": trees.success_of(groups),
+            "success": success_rate(trajectories),
             **metrics,
         }
-        self.folder.append(TREES, trees.rows(trainer.step, groups, trainer))
+        self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
+        try:
+            trainer.publish()
+        except SamplerUnavailable as error:
+            # The step is complete; only the engine lacks its weights.
+            raise SamplerUnavailable(f"{error}\n{self._saved(None)}") from error
         self.display.step(trainer.step, self._last_step(), row)
+        self._call("on_step", row)
 
     def _last_step(self) -> int:
         return last_step(self.config, self.trainer.step, self.trainer.tokens)
 
     def _saved(self, state: checkpoints.TrainerState | None) -> str:
-        """Goes back to before the step and saves that; says where it is."""
-        if state is None:
+        """Saves the state after the last whole step, `state` if given; says where it is."""
+        if state is not None:
+            self.policies.close()  # an engine that failed could not take over what is restored
+            checkpoints.restore(self.trainer, state)
+        elif not self.trainer.intact:
             return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
-        self.policies.close()  # an engine that failed could not take over what is restored
-        checkpoints.restore(self.trainer, state)
         place = checkpoints.save(self.folder, self.trainer)
-        return f"the state after step {state.step} is saved in {place}"
+        return f"the state after step {self.trainer.step} is saved in {place}"
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])
@@ -253,7 +271,9 @@ class _Session:
 
     def _play(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config = self.config
-        env = make_env(config, split, embedded=is_embedded(config))
+        if split not in self._envs:
+            self._envs[split] = make_env(config, split, self._source)
+        env = self._envs[split]
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
@@ -274,25 +294,28 @@ class _Session:
         )
         row = {"kind": "eval", "when": when, "step": self.trainer.step, "split": split}
         self._log(row | evaluation.row())
+        self._call("on_evaluation", row | evaluation.row())
         return evaluation
 
     def _conclude(self, before: Sequence[Evaluation], after: Sequence[Evaluation]) -> None:
         columns = {"before": before, "after": after}
-        notes = f"{report.sizes(after[0])}\n"
-        self.folder.write("summary.md", f"{report.as_markdown(columns)}\n\n{notes}")
+        notes = f"{report.training_notes(after[0])}\n"
+        table = report.as_markdown(report.training_table(columns))
+        self.folder.write("summary.md", f"{table}\n\n{notes}")
         values = {title: [each.row() for each in column] for title, column in columns.items()}
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
-        self.display.say(f"\n{report.as_text(columns)}\n{notes}")
+        short = report.as_text(report.training_table(columns, short=True))
+        self.display.say(f"\n{short}\n{notes}")
 
 
-def _opening(config: ATGRPOConfig, run: Path, step: int) -> str:
+def _opening(config: ResolvedConfig, run: Path, step: int) -> str:
     lines = []
-    if is_embedded(config):
+    if config.embedded:
         lines.append(
             "model: the embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
         )
-    start = f"going on after step {step}" if step else "starting"
+    start = f"resuming from step {step}" if step else "starting"
     lines.append(f"{start}; run folder {run}")
     return "\n".join(lines)

@@ -1,6 +1,6 @@
 """The records that cross a package border, one per stage, in the order in which data flows.
 
-    Task -> observation -> Reply -> Candidate -> Group -> Sample -> loss
+    Task -> observation -> Completion -> Candidate -> Group -> Sample -> loss
 
 All are frozen: a later stage reads the record of an earlier one and never writes back. Token
 ids and log-probabilities are those of sampling; text exists for the environment only.
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pettingllms.errors import GroupError
+
+Advantage = float | tuple[float, ...]
+"""A number for a whole completion, or one for each of its tokens."""
 
 
 class Task(NamedTuple):
@@ -30,6 +33,7 @@ class GroupKey(NamedTuple):
     task: str
     episode: int
     """0 in a tree rollout; the index of the parallel episode otherwise."""
+    agent: str
     role: str
     turn: int
     parent: int
@@ -44,43 +48,48 @@ class Request:
 
     policy: str
     prompt_ids: tuple[int, ...]
+    seed: int
+    """All randomness of its completions; between -2**63 and 2**62, ignored when greedy."""
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class Completion:
     """What a policy answered: the tokens it sampled and their log-probabilities."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
-    """Sampled ids, the end-of-turn token included when `finished`."""
+    """Sampled ids, the end-of-turn token included unless `truncated`."""
     logprobs: tuple[float, ...]
-    """Natural log, one per token id, under the distribution that was sampled from."""
+    """Natural log, one per token id, under the distribution that was sampled from. Empty in a
+    record that was read back from a file."""
     text: str
-    """Decoded reply without special tokens: what the environment is given."""
-    finished: bool
-    """False where the reply was cut at the token limit."""
+    """Decoded tokens without the special ones: what the environment is given."""
+    truncated: bool
+    """Whether it was cut at the token limit."""
     version: int
     """Version of the policy's weights that sampled it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A reply and what it earned on its own copy of the environment."""
+    """A completion and what it earned on its own copy of the environment."""
 
-    reply: Reply
+    completion: Completion
     reward: float
     """alpha * team_reward + local_reward."""
     team_reward: float
     local_reward: float
     chosen: bool
-    """True for the candidate that was executed so that the episode goes on."""
+    """Whether the episode continued from this one."""
     info: Mapping[str, Any] = field(default_factory=dict)
-    """The environment's info of this step (success, parse_error, ...)."""
+    """The environment's info of this step (success, parse_error, ...), as JSON has it."""
+    advantage: Advantage | None = None
+    """What the estimator gave it; None where it compared nothing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The candidates that answered one prompt at one node, born with key and prompt.
+    """A decision: the candidates that answered one prompt at one node.
 
     Raises:
         GroupError: the candidates do not all carry exactly `prompt_ids`, or were sampled from
@@ -89,21 +98,32 @@ class Group:
 
     key: GroupKey
     policy: str
+    prompt: str
+    """The observation, without the chat template."""
     prompt_ids: tuple[int, ...]
     candidates: tuple[Candidate, ...]
+    late_reward: float = 0.0
+    """Paid to this agent at other agents' steps, after this decision and before its next."""
+    episode_return: float = 0.0
+    """Everything the agent's episode earned it, once it is over; the team's where it is shared."""
+
+    @property
+    def chosen(self) -> Candidate:
+        """The candidate that the episode continued from."""
+        return next(candidate for candidate in self.candidates if candidate.chosen)
 
     def __post_init__(self) -> None:
         if not self.candidates:
             raise GroupError(f"group {self.key} has no candidates; sample at least one")
         for index, candidate in enumerate(self.candidates):
-            if candidate.reply.prompt_ids != self.prompt_ids:
+            if candidate.completion.prompt_ids != self.prompt_ids:
                 raise GroupError(
                     f"candidate {index} of group {self.key} answered another prompt "
-                    f"({len(candidate.reply.prompt_ids)} tokens, the group's has "
-                    f"{len(self.prompt_ids)}); only replies to identical prompt tokens may share "
+                    f"({len(candidate.completion.prompt_ids)} tokens, the group's has "
+                    f"{len(self.prompt_ids)}); only completions of identical prompt tokens may share "
                     "a group"
                 )
-        versions = {candidate.reply.version for candidate in self.candidates}
+        versions = {candidate.completion.version for candidate in self.candidates}
         if len(versions) > 1:
             raise GroupError(
                 f"group {self.key} mixes versions {sorted(versions)} of policy {self.policy!r}; "
@@ -113,11 +133,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What one policy is trained on: a reply, its advantage, and how often it was drawn."""
+    """One training sample: a completion, its advantage and its multiplicity in the group."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
     logprobs: tuple[float, ...]
-    advantage: float
+    advantage: Advantage
     count: int = 1
-    """Identical replies of a group have identical rewards; they are computed once."""
+    """Identical completions of a group have identical rewards; they are computed once."""

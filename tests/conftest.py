@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,11 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 import hypothesis
 import pytest
+
+# A shell ignores SIGINT in its background jobs, and children inherit that: in commands that tests
+# start, Ctrl-C would then do nothing.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)

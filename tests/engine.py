@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox import containers
+from pettingllms.sandbox import docker
 
 SCRIPT = Path(__file__).parents[1] / "sandbox" / "dev-engine.sh"
 START_S = 60
@@ -23,22 +23,22 @@ START_S = 60
 def reachable(url: str | None) -> bool:
     """Whether an engine answers at `url`, or where the environment says."""
     try:
-        containers.connect(url).close()
+        docker.connect(url).close()
     except SandboxUnavailable:
         return False
     return True
 
 
 @contextmanager
-def own_engine(folder: Path) -> Iterator[str]:
-    """An engine of our own below `folder`; its address."""
+def own_engine(folder: Path, *options: str) -> Iterator[str]:
+    """An engine of our own below `folder`, with further options of `dockerd`; its address."""
     if shutil.which("dockerd") is None or os.geteuid() != 0:
         pytest.skip("no Docker engine answers, and dockerd cannot be started: it needs root")
     url = f"unix://{folder}/docker.sock"
     folder.mkdir(exist_ok=True)
     with (folder / "log").open("wb") as log:
         engine = subprocess.Popen(
-            [str(SCRIPT), str(folder)], stdout=log, stderr=log, start_new_session=True
+            [str(SCRIPT), str(folder), *options], stdout=log, stderr=log, start_new_session=True
         )
     try:
         deadline = time.monotonic() + START_S

@@ -1,7 +1,8 @@
 """PettingZoo environments that know nothing of this package, for tests.
 
 Two speakers echo a word in turn. `env` is written as PettingZoo's documentation does it;
-`forgetful` inherits EzPickle, so that copies lose their place; `locked` cannot be copied.
+the copies of `forgetful` lose their place; `locked` cannot be copied; `easily_pickled` and
+`badly_pickled` inherit gymnasium's EzPickle, as most of PettingZoo's environments do.
 """
 
 from __future__ import annotations
@@ -72,10 +73,19 @@ class raw_env(AECEnv):
         self._accumulate_rewards()
 
 
-class _Forgetful(raw_env, EzPickle):
-    def __init__(self, rounds=2):
-        EzPickle.__init__(self, rounds)
+class _Forgetful(raw_env):
+    def __deepcopy__(self, memo):
+        return type(self)(self.rounds)
+
+
+class _EasilyPickled(raw_env, EzPickle):
+    def __init__(self, rounds=2, *, first="apple"):
+        EzPickle.__init__(self, rounds, first=first)
         raw_env.__init__(self, rounds)
+
+
+class _BadlyPickled(raw_env, EzPickle):
+    """It never calls EzPickle's constructor, so that its copies fail."""
 
 
 class _Locked(raw_env):
@@ -107,6 +117,16 @@ def env(**kwargs):
 def forgetful(**kwargs):
     """Its copies are rebuilt from the arguments."""
     return _Forgetful(**kwargs)
+
+
+def easily_pickled(**kwargs):
+    """Pickled by its arguments."""
+    return wrappers.OrderEnforcingWrapper(_EasilyPickled(**kwargs))
+
+
+def badly_pickled(**kwargs):
+    """Not to be pickled."""
+    return _BadlyPickled(**kwargs)
 
 
 def locked():

@@ -26,11 +26,6 @@ EQUAL = [
     # percentages
     ("50%", "0.5"), ("0.0741", r"7.41\%"), ("7.41%", "7.41 \\%"), ("9", "9%"), ("9%", "9"), ("12.5", "12.5%"),
     ("100%", "1"), (r"33\frac{1}{3}\%", "1/3"), ("50%", "1/2"),
-    # roots and pi
-    (r"3\sqrt{2}", r"\sqrt{18}"), (r"\sqrt{16}", "4"), (r"\sqrt2", r"\sqrt{2}"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
-    (r"2\sqrt{3}", "2*sqrt(3)"), (r"\frac{\sqrt{3}}{3}", "sqrt(3)/3"), (r"2\pi", "2*pi"), (r"\frac{\pi}{2}", "pi/2"),
-    (r"\frac{\pi}{2}", "1.5707963"), (r"\pi", "3.14159265"), ("2\u03c0", r"2\pi"), ("\u221a2", r"\sqrt{2}"),
-    (r"\sqrt{\frac{9}{4}}", "1.5"), (r"6\sqrt{3}\pi", r"\pi \cdot 6\sqrt{3}"), ("(2)(3)", "6"), (r"\sqrt{2}", "1.41421356"),
     # units and money
     ("5", "5 cm"), ("5 cm", "5"), (r"5 \text{ cm}", "5 cm"), (r"5\text{ apples}", "5 apples"), ("12", "12 apples"),
     ("90", r"90^\circ"), (r"90^{\circ}", "90\u00b0"), ("90", "90 degrees"), ("18", r"\$18"), ("18", "$18"), ("18.00", "$18"),
@@ -45,6 +40,14 @@ EQUAL = [
     ("1 and 2", "1, 2"), ("1 or 2", r"2 \text{ or } 1"), ("1, 2, and 3", "1,2,3"), ("3,-3", r"\pm 3"), (r"\pm\frac12", "1/2, -0.5"),
     ("(1,2)", "(1, 2)"), ("(1,2)", r"\left( 1, 2 \right)"), ("(1/2, 3)", r"(0.5, 3)"), ("(1,2)", "1,2"), ("[0,1)", "[0, 1)"),
     ("(3, 4)", r"\left(3,\, 4\right)"), ("(1,(2,3))", "(1, (2, 3))"), ("[1, 2]", "1, 2"), (r"(-\infty, 2]", r"(-\infty,2]"),
+    ("21,16 or 11", "11, 16, 21"), ("(11,7)or(7,11)", "(7,11), (11,7)"), ("(1;2)", "(1,2)"), ("1;2;3", "3, 2, 1"), ("p=5,q=2;p=7,q=2", "(7,2),(5,2)"), (r"\langle 1,2\rangle", "(1,2)"),
+    # matrices and vectors
+    (r"\begin{pmatrix} 1 & 2 \\ 3 & 4 \end{pmatrix}", r"\begin{bmatrix}1&2\\3&4\end{bmatrix}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix} 1 \\ 2 \end{pmatrix}"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", "(1,2)"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "[1, 2]"), (r"\begin{pmatrix} 1 & 2 \end{pmatrix}", "(1, 2)"),
+    (r"\begin{pmatrix}1/2&0\\0&1\end{pmatrix}", r"\left[\begin{matrix} 0.5 & 0 \\[2pt] 0 & 1 \\ \end{matrix}\right]"), (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{array}{cc}1&2\\3&4\end{array}"),
+    # currencies, squares and separators
+    ("1000.99", "1,000.99\u20ac"), ("1000.99", "1,000.99m\u00b2"), ("5", "5 cm\u00b2"), ("12", "\u00a312"), ("32349", r"32,\! 349"), ("11111111100", r"11,\! 111,\! 111,\! 100"),
+    ("1000", "1 000"), ("12345678", "12 345 678"), ("125 miles", r"125\textnormal{ miles}"), ("28%", "28 percent"), ("28%", "28 pct"), (r"\frac 1 2", "0.5"), (r"\frac{1}2", "1/2"),
     ("1,234, 5", "5, 1234"), ("(x,y)", "(x, y)"), ("x=1, x=2", "2, 1"), ("-4/5,1", "1, -0.8"),
 ]  # fmt: skip
 UNEQUAL = [
@@ -58,6 +61,11 @@ UNEQUAL = [
     ("(1,2)", "(2,1)"), ("(1,2)", r"\{1,2\}"), (r"\{1,2\}", "(1,2)"), ("(1,2)", "{1,2}"), ("(1,2)", "[1,2]"), ("[0,1)", "(0,1]"),
     ("[0,1]", "[0,1)"), ("1,2", "1"), ("1", "1,2"), ("1,2", "1,2,3"), ("1,1,2", "1,2,2"), ("(1,2)", "2,1"), ("(1,2)", "3"), ("3", "(1,2)"),
     ("(1,2,3)", "(1,2)"), ("3", r"\pm 3"), ("3,-3", "3"), ("(1,(2,3))", "((1,2),3)"), ("(1,234)", "1234"),
+    (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{pmatrix}1&2&3&4\end{pmatrix}"), (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", "1,2,3,4"), (r"\begin{pmatrix}1\\2\end{pmatrix}", "(2,1)"),
+    (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\begin{pmatrix}1&2\end{pmatrix}"), (r"\begin{pmatrix}1\\2\end{pmatrix}", r"\{1,2\}"), (r"\begin{pmatrix}1&2\\3&4\end{pmatrix}", r"\begin{vmatrix}1&2\\3&4\end{vmatrix}"),
+    (r"\begin{pmatrix}1&2\\3\end{pmatrix}", "(1,2,3)"), ("(1,2)", r"\langle 2,1\rangle"), ("1,1,2", "1,2"),
+    # two numbers side by side
+    ("12", "5 7"), ("12", "5\n7"), ("57", "5 7"), ("12", "5  7"), ("5123", "5\n123"), ("12", "5 000 7"), ("3.4", "3,5"), ("1.234", "1,234"),
     # prose and errors
     ("3", "error: 3"), ("3", "Error 3"), ("3", "ZeroDivisionError: 3"), ("1", "Traceback (most recent call last): line 1"),
     ("2", "the answer is not 2"), ("5", "list index out of range 5"), ("3", "NameError: name 'x3' is not defined"), ("0", "nan"),
@@ -71,6 +79,18 @@ UNEQUAL = [
 
 # Here math-verify has to decide.
 SYMBOLIC_EQUAL = [
+    # roots and pi
+    (r"3\sqrt{2}", r"\sqrt{18}"), (r"\sqrt{16}", "4"), (r"\sqrt2", r"\sqrt{2}"), (r"\frac{\sqrt{2}}{2}", r"\frac{1}{\sqrt{2}}"),
+    (r"2\sqrt{3}", "2*sqrt(3)"), (r"\frac{\sqrt{3}}{3}", "sqrt(3)/3"), (r"2\pi", "2*pi"), (r"\frac{\pi}{2}", "pi/2"),
+    (r"\frac{\pi}{2}", "1.5707963"), (r"\pi", "3.14159265"), ("2\u03c0", r"2\pi"), ("\u221a2", r"\sqrt{2}"),
+    (r"\sqrt{\frac{9}{4}}", "1.5"), (r"6\sqrt{3}\pi", r"\pi \cdot 6\sqrt{3}"), ("(2)(3)", "6"), (r"\sqrt{2}", "1.41421356"),
+    # rearranged relations, chains and names
+    ("2x+4y-3=0", r"y=-\frac{1}{2}x+\frac{3}{4}"), ("x^2/4 + y^2/3 = 1", "x^2/16 + y^2/12 = 1/4"), ("y=1/x", "xy=1"), ("x=5", "5=x"),
+    ("x<2", "2x<4"), ("x<2", "-x>-2"), ("0<x<1", "1>x>0"), (r"(-\infty,2)", "x<2"), (r"x \in [-2,7]", r"-2 \le x \le 7"), ("5", "2+3=5"),
+    ("5", "f(2)=5"), ("5", "x+y=5"), ("11", "x = 5 + 6 = 11"), ("y = 2x", "2x"), ("x = 11", "x = 5+6 = 11"),
+    # entries of lists and matrices
+    (r"2 \pm \sqrt{3}", r"2-\sqrt3, 2+\sqrt3"), (r"\begin{pmatrix} x+1 \\ 2 \end{pmatrix}", "(1+x, 2)"), (r"5\sqrt{2}\text{ cm}", r"\sqrt{50}"),
+    # sums and powers
     ("x^2+1", "1+x^2"), ("(x+1)^2", "x^2+2x+1"), (r"\frac{1+\sqrt{5}}{2}", "(1+sqrt(5))/2"), (r"\frac{1+\sqrt{5}}{2}", "1.618034"),
     (r"2+\sqrt{3}", r"\sqrt{3}+2"), ("x**2 + 2*x", "2x + x^2"), (r"\frac{x}{2}", "0.5x"), ("6", "3!"), ("9", "12 - 3"), (r"\sqrt[3]{8}", "2"),
     (r"\sin(x)+1", r"1+\sin(x)"), (r"\log_2 8", "3"), ("3+4i", "4i+3"), ("(x+1, 2)", "(1+x, 2)"), ("x+1, 2", "2, 1+x"), ("a+b", "b+a"),
@@ -79,4 +99,7 @@ SYMBOLIC_EQUAL = [
 SYMBOLIC_UNEQUAL = [
     ("x^2+1", "x^2-1"), ("x", "y"), (r"2+\sqrt{3}", r"2-\sqrt{3}"), ("6", "4!"), ("9", "12 + 3"), ("3+4i", "3-4i"), ("(x+1, 2)", "(2, 1+x)"),
     ("(x, y)", r"\{x, y\}"), ("x+1, 2", "2, 2+x"), (r"\frac{x}{2}", "2x"), ("5", "5x"), ("5", "a+b"), ("2x", "2"), ("e", "3"), ("x<2", "x>2"),
+    (r"\sqrt{5}", r"\sqrt{5}, \sqrt{5}1"), ("p-q", "p-q, p-q"), ("x^2-3x+2=0", "1=0"), ("x^2-3x+2=0", "0=0"), ("x^2-3x+2=0", "x=x"), ("x^2+1=0", "x^2+2=0"), ("5", "7=5"), ("5", "0=0=5"), ("x=5", "7=5"), ("5", "2x=5"),
+    ("5", "x-2=5"), ("x=1", "y=1"), ("y=x", "1=1"), ("x<2", "1<0"), ("x<2", "0<1"), ("x<2", r"x\le 2"), ("0<x<1", "0<1<2"), ("2x+z=1", "1"), ("12x", "x 5 7"),
+    (r"\pi\cdot 10^{-20}", r"\pi\cdot 10^{-21}"), (r"5\sqrt{2}\text{ cm}", r"5\sqrt{2}\text{ m}"), ("x^2=4", "x=2"), ("2x=3", "3x=2"), ("x=y", "x=-y"),
 ]  # fmt: skip

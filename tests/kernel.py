@@ -6,14 +6,13 @@ import contextlib
 
 import pytest
 
-from pettingllms.sandbox.channel import ProcessChannel, WorkerLost
-from pettingllms.sandbox.embedded import ENVIRONMENT, python_command
-from pettingllms.sandbox.link import Link
+from pettingllms.sandbox.embedded import launch
+from pettingllms.sandbox.workers import WorkerLost
 
 
 def _layers() -> tuple[str, ...]:
     try:
-        with contextlib.closing(Link(ProcessChannel(python_command(), ENVIRONMENT))) as link:
+        with contextlib.closing(launch()) as link:
             return link.layers
     except WorkerLost:
         return ()

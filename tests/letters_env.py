@@ -63,9 +63,9 @@ class FailingEnv(raw_env):
         if state[0] == "late" and agent == "reader_0":
             if self.how == "sandbox":
                 raise SandboxUnavailable("the sandbox did not start")
-            if sum(map(ord, text)) % 2:
-                # Finite as a reward, but not in the float32 of an advantage: nor is the loss.
-                return dataclasses.replace(outcome, local=1e300)
+            # Finite as a reward, but not in the float32 of an advantage: nor is the loss. Nearly every
+            # text is paid another one, so that no group is left out for earning the same.
+            return dataclasses.replace(outcome, local=1e300 * (sum(map(ord, text)) % 97))
         return outcome
 
 

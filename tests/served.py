@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 
-from pettingllms.policies.vllm_process import _free_port
+from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import save_model
@@ -42,7 +42,7 @@ def trained(folder):
 @contextlib.contextmanager
 def serving(run, *options, seconds=30.0):
     """Base URL and key of `pettingllms-serve RUN`; the command must end well when asked to."""
-    port = _free_port("127.0.0.1")
+    port = free_port("127.0.0.1")
     words = ["-m", "pettingllms.cli.serve", str(run), "--port", str(port), *options]
     process = subprocess.Popen(
         [sys.executable, *words],

@@ -38,7 +38,7 @@ def solved(rows):
     return "$" not in "".join(rows)
 
 
-def play(rows, moves):
+def play(rows, moves, stop=True):
     """The rows after a list of moves, how many were refused, and how many were looked at."""
     refused = looked = 0
     for move in moves:
@@ -47,6 +47,8 @@ def play(rows, moves):
         looked += 1
         after = step(rows, move)
         refused += after is None
+        if after is None and stop:
+            break
         rows = after or rows
     return rows, refused, looked
 

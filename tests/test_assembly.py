@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pettingzoo import AECEnv
 
-from pettingllms.assembly import adapters_in, default_folder, is_embedded, located, make_env
+from pettingllms.assembly import adapters_in, default_folder, located, make_env
 from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED
-from pettingllms.trackers import numbers_only, tracker_names
+from pettingllms.runs.trackers import numbers_only, tracker_names
 from pettingllms.trainers.config import ATGRPOConfig
+from tests import rows_env
 
 
 class Foreign(AECEnv[str, str, str]):
@@ -30,7 +32,8 @@ def foreign(**kwargs: Any) -> Foreign:
 
 
 def made(*, split: str = "val", embedded: bool = False, **settings: Any) -> Any:
-    return make_env(ATGRPOConfig(**settings), split, embedded=embedded).unwrapped
+    model = None if embedded else "some/model"
+    return make_env(ATGRPOConfig(model=model, **settings), split).unwrapped
 
 
 def test_an_environment_gets_split_alpha_and_the_prompts_of_its_model() -> None:
@@ -53,9 +56,9 @@ def test_a_foreign_environment_gets_only_what_it_takes() -> None:
 
 
 def test_the_embedded_model_is_known_by_default_and_by_path(tmp_path: Path) -> None:
-    assert is_embedded(ATGRPOConfig())
-    assert is_embedded(ATGRPOConfig(model=str(EMBEDDED)))
-    assert not is_embedded(ATGRPOConfig(model="Qwen/Qwen3-1.7B"))
+    assert ATGRPOConfig().embedded
+    assert ATGRPOConfig(model=str(EMBEDDED)).embedded
+    assert not ATGRPOConfig(model="Qwen/Qwen3-1.7B").embedded
 
 
 def test_local_paths_become_absolute_and_names_stay(
@@ -88,3 +91,18 @@ def test_trackers_are_checked_before_anything_starts() -> None:
         tracker_names("tensorbord")
     numbers = numbers_only({"a": 1, "b": 0.5, "c": True, "d": "x", "e": float("nan"), "f": None})
     assert numbers == {"a": 1.0, "b": 0.5}
+
+
+@pytest.mark.parametrize("where", ["dataset", "env_args"])
+def test_a_data_set_is_read_once(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "tasks.jsonl"
+    (tmp_path / name).write_text("")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(rows_env, "READ", [])
+    spelled = {"dataset": name, "env_args": json.dumps({"dataset": name})}
+    given: dict[str, Any] = {where: spelled[where]}
+    env = made(env="tests.rows_env:env", **given)
+    assert [name] == rows_env.READ
+    assert env.num_tasks == 3

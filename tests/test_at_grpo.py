@@ -13,12 +13,12 @@ import torch
 from pettingllms.envs.base import Outcome, TextEnv
 from pettingllms.errors import NonFiniteError, SandboxUnavailable, StaleSamplerError
 from pettingllms.policies.loading import load_policies
-from pettingllms.trainers.advantages import advantages
+from pettingllms.rollout.episode import tasks_of_step
+from pettingllms.rollout.trajectory import in_order
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
-from pettingllms.trainers.budget import last_step
-from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.episodes import tasks_of_step
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.schedule import last_step
 from pettingllms.types import Request, Sample
 from tests import foreign_env
 from tests.tiny_lm import save_tiny
@@ -125,6 +125,12 @@ def chosen_of(group):
     return chosen
 
 
+def stepped(trainer):
+    """The groups of a step, in order of depth, and its metrics."""
+    trajectories, metrics = trainer.train_step()
+    return in_order(trajectories), metrics
+
+
 def without_times(metrics):
     clocks = ("time/", "tokens_per_second")
     return {name: value for name, value in metrics.items() if not name.startswith(clocks)}
@@ -135,7 +141,7 @@ def without_times(metrics):
 
 def test_distinct_rewards_reach_every_role_at_every_turn_and_the_observation_moves_on(model_dir):
     trainer = a_trainer(model_dir, **VARIED)
-    groups, _ = trainer.train_step()
+    groups, _ = stepped(trainer)
     games: dict[str, list[Any]] = defaultdict(list)
     for group in groups:
         games[group.key.task].append(group)
@@ -153,7 +159,7 @@ def test_distinct_rewards_reach_every_role_at_every_turn_and_the_observation_mov
 
 def test_a_replay_of_the_record_gives_the_same_prompts_and_rewards(model_dir):
     trainer = a_trainer(model_dir)
-    groups, _ = trainer.train_step()
+    groups, _ = stepped(trainer)
     for task in dict.fromkeys(group.key.task for group in groups):
         env = GradedEnv()
         env.reset(seed=int(task.removeprefix("graded:")))
@@ -163,31 +169,29 @@ def test_a_replay_of_the_record_gives_the_same_prompts_and_rewards(model_dir):
             assert group.prompt_ids == trainer.policies.prompt_ids(group.key.role, text)
             for candidate in group.candidates:
                 twin = env.clone()
-                twin.step(candidate.reply.text)
+                twin.step(candidate.completion.text)
                 assert candidate.reward == twin.rewards[agent]
-                assert candidate.team_reward == float(len(candidate.reply.text) % 2)
-                assert candidate.local_reward == number_of(candidate.reply.text)
-            env.step(chosen_of(group).reply.text)
+                assert candidate.team_reward == float(len(candidate.completion.text) % 2)
+                assert candidate.local_reward == number_of(candidate.completion.text)
+            env.step(chosen_of(group).completion.text)
         assert not any(env.agents) or all(env.truncations.values())
 
 
 def test_candidates_are_played_on_copies_and_the_template_is_never_played(model_dir):
     env = GradedEnv()
-    groups, _ = a_trainer(model_dir, env).train_step()
+    groups, _ = stepped(a_trainer(model_dir, env))
     assert not hasattr(env, "transcript")
     for group in groups:
         assert {c.info["said"] for c in group.candidates} == {group.key.parent + 1}
 
 
 def test_team_and_local_rewards_are_apart_in_every_record(model_dir):
-    groups, metrics = a_trainer(model_dir).train_step()
+    groups, metrics = stepped(a_trainer(model_dir))
     for group in groups:
         for c in group.candidates:
             assert c.reward == pytest.approx(ALPHA * c.team_reward + c.local_reward)
-            assert (c.info["team_reward"], c.info["local_reward"]) == (
-                c.team_reward,
-                c.local_reward,
-            )
+            assert c.team_reward == float(len(c.completion.text) % 2)
+            assert c.local_reward == number_of(c.completion.text)
     for role in ROLES:
         mine = [c for g in groups if g.key.role == role for c in g.candidates]
         for part in ("reward", "team_reward", "local_reward"):
@@ -197,14 +201,14 @@ def test_team_and_local_rewards_are_apart_in_every_record(model_dir):
 
 
 def test_metrics_of_a_rollout_are_means_over_its_replies(model_dir):
-    groups, metrics = a_trainer(model_dir).train_step()
-    replies = [c.reply for group in groups for c in group.candidates]
+    groups, metrics = stepped(a_trainer(model_dir))
+    replies = [c.completion for group in groups for c in group.candidates]
     deviations = [statistics.stdev(c.reward for c in group.candidates) for group in groups]
     expected = {
         "reward": statistics.fmean(c.reward for group in groups for c in group.candidates),
         "reward_std": statistics.fmean(deviations),
         "completions/mean_length": statistics.fmean(len(reply.token_ids) for reply in replies),
-        "completions/clipped_ratio": statistics.fmean(not reply.finished for reply in replies),
+        "completions/clipped_ratio": statistics.fmean(reply.truncated for reply in replies),
         "num_tokens": sum(len(reply.token_ids) for reply in replies),
         "turns": 2 * TURNS,
     }
@@ -217,14 +221,14 @@ def test_metrics_of_a_rollout_are_means_over_its_replies(model_dir):
 
 
 def test_the_best_branch_goes_on_with_the_highest_reward(model_dir):
-    groups, _ = a_trainer(model_dir, branch="best").train_step()
+    groups, _ = stepped(a_trainer(model_dir, branch="best"))
     for group in groups:
         assert chosen_of(group).reward == max(c.reward for c in group.candidates)
     assert len({group.candidates.index(chosen_of(group)) for group in groups}) > 1
 
 
 def test_the_first_branch_goes_on_with_the_first_reply(model_dir):
-    groups, _ = a_trainer(model_dir, branch="first").train_step()
+    groups, _ = stepped(a_trainer(model_dir, branch="first"))
     assert all(group.candidates[0].chosen for group in groups)
 
 
@@ -232,7 +236,7 @@ def test_the_first_branch_goes_on_with_the_first_reply(model_dir):
     ("branch", "env"), [("sample", GradedEnv()), ("best", GradedEnv(silent="writer_0"))]
 )
 def test_a_sampled_branch_and_a_tie_may_go_on_with_any_reply(model_dir, branch, env):
-    groups, _ = a_trainer(model_dir, env, tasks_per_step=8, branch=branch).train_step()
+    groups, _ = stepped(a_trainer(model_dir, env, tasks_per_step=8, branch=branch))
     groups = [group for group in groups if group.key.role == "writer"]
     places = Counter(group.candidates.index(chosen_of(group)) for group in groups)
     assert set(places) == set(range(4))
@@ -260,7 +264,7 @@ def test_every_row_of_a_data_set_is_played_once_an_epoch_in_another_order():
 def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, estimator):
     env = GradedEnv(num_tasks=2)
     trainer = a_trainer(model_dir, env, estimator=estimator, tasks_per_step=5)
-    groups, metrics = trainer.train_step()
+    groups, metrics = stepped(trainer)
     assert metrics["turns"] == 2 * TURNS
     assert len({group.key[:5] for group in groups}) == len(groups)
 
@@ -272,7 +276,7 @@ def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, estimator)
 def test_a_step_moves_each_policy_by_its_own_samples_only(model_dir, silent):
     trainer = a_trainer(model_dir, GradedEnv(silent=f"{silent}_0"))
     before, base = weights(trainer), base_weights(trainer.policies)
-    _, metrics = trainer.train_step()
+    _, metrics = stepped(trainer)
     # A role without variance has no samples: exactly nothing may come from the other's.
     assert moved(before, weights(trainer)) == set(ROLES) - {silent}
     for left, right in zip(base, base_weights(trainer.policies), strict=True):
@@ -285,7 +289,7 @@ def test_a_step_moves_each_policy_by_its_own_samples_only(model_dir, silent):
 def test_a_shared_policy_learns_from_all_roles(model_dir):
     trainer = a_trainer(model_dir, roles=dict.fromkeys(ROLES, "both"))
     before = weights(trainer)
-    groups, metrics = trainer.train_step()
+    groups, metrics = stepped(trainer)
     assert {group.policy for group in groups} == {"both"}
     assert metrics["both/groups"] == len(groups) == 6 * TURNS
     assert moved(before, weights(trainer)) == {"both"}
@@ -309,7 +313,7 @@ def test_a_frozen_role_answers_once_and_never_moves(model_dir):
     before = weights(trainer)
     assert trainer.optimizers.keys() == {"reader"}
     for _ in range(2):
-        groups, metrics = trainer.train_step()
+        groups, metrics = stepped(trainer)
     assert moved(before, weights(trainer)) == {"reader"}
     sizes = {(group.key.role, len(group.candidates)) for group in groups}
     assert sizes == {("writer", 1), ("reader", 4)}
@@ -320,7 +324,7 @@ def test_a_frozen_role_answers_once_and_never_moves(model_dir):
 def test_a_role_that_base_plays_is_never_trained(model_dir):
     trainer = a_trainer(model_dir, roles={"writer": "base", "reader": "reader"})
     before = weights(trainer)
-    groups, _ = trainer.train_step()
+    groups, _ = stepped(trainer)
     assert moved(before, weights(trainer)) == {"reader"}
     assert {(g.key.role, g.policy, len(g.candidates)) for g in groups} == {
         ("writer", "base", 1),
@@ -331,8 +335,8 @@ def test_a_role_that_base_plays_is_never_trained(model_dir):
 def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
     trainer = a_trainer(model_dir)
     for step in range(3):
-        groups, _ = trainer.train_step()
-        versions = {c.reply.version for group in groups for c in group.candidates}
+        groups, _ = stepped(trainer)
+        versions = {c.completion.version for group in groups for c in group.candidates}
         assert versions == {step}
     assert trainer.step == 3
 
@@ -340,7 +344,7 @@ def test_a_step_samples_with_the_weights_of_the_step_before(model_dir):
 def test_log_probabilities_of_sampling_are_those_of_the_update(model_dir):
     trainer = a_trainer(model_dir, temperature=0.8)
     for _ in range(2):
-        _, metrics = trainer.train_step()
+        _, metrics = stepped(trainer)
     for role in ROLES:
         assert metrics[f"{role}/sampling/sampling_logp_difference/max"] < 1e-4
         assert metrics[f"{role}/clip_ratio/region_mean"] == 0
@@ -358,14 +362,15 @@ def test_more_iterations_leave_the_sampling_distribution(model_dir):
 def test_equal_replies_are_computed_once_and_counted(model_dir):
     # Replies of one token, many of them, so that some must be equal.
     trainer = a_trainer(model_dir, max_completion_length=1, num_generations=32, tasks_per_step=2)
-    groups = trainer.rollout(tasks_of_step(trainer.env, "graded", 0, 2, 0), Clock())
+    tasks = tasks_of_step(trainer.env, "graded", 0, 2, 0)
+    groups = in_order(trainer.credited(trainer.rollout(tasks, Clock())))
     samples, _ = trainer.samples(groups)
     for policy, own in samples.items():
         mine = [group for group in groups if group.policy == policy]
         assert sum(sample.count for sample in own) == sum(len(g.candidates) for g in mine)
         assert max(sample.count for sample in own) > 1
         for group in mine:
-            drawn = Counter(c.reply.token_ids for c in group.candidates)
+            drawn = Counter(c.completion.token_ids for c in group.candidates)
             kept = [s for s in own if s.prompt_ids == group.prompt_ids]
             assert drawn == {sample.token_ids: sample.count for sample in kept}
 
@@ -383,17 +388,17 @@ def test_merged_equal_replies_train_like_listing_them_singly(model_dir):
             trainer = a_trainer(
                 model_dir, loss_type=loss_type, beta=0.04, entropy_coef=0.01, tokens_per_batch=9
             )
-            found.append(trainer.update("writer", samples))
+            found.append(trainer.update({"writer": samples}))
         assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-7)
         assert found[0]["writer/grad_norm"] > 0.01
 
 
 def test_truncated_replies_can_be_left_out(model_dir):
     options = {"max_completion_length": 3, "num_generations": 16}
-    groups, kept = a_trainer(model_dir, **options).train_step()
+    groups, kept = stepped(a_trainer(model_dir, **options))
     trainer = a_trainer(model_dir, mask_truncated_completions=True, **options)
     samples, metrics = trainer.samples(groups)
-    cut = Counter(g.policy for g in groups for c in g.candidates if not c.reply.finished)
+    cut = Counter(g.policy for g in groups for c in g.candidates if c.completion.truncated)
     for policy, own in samples.items():
         assert kept[f"{policy}/dropped_truncated"] == 0
         assert metrics[f"{policy}/dropped_truncated"] == cut[policy] > 0
@@ -431,10 +436,12 @@ def test_a_step_depends_on_seed_and_number_only(model_dir):
 def test_every_step_draws_anew(model_dir):
     trainer = a_trainer(model_dir, GradedEnv(num_tasks=1), tasks_per_step=1, learning_rate=0.0)
     before = weights(trainer)
-    first, second = (trainer.train_step()[0][0] for _ in range(2))
+    first, second = (stepped(trainer)[0][0] for _ in range(2))
     assert not moved(before, weights(trainer))
     assert first.prompt_ids == second.prompt_ids
-    assert [c.reply.text for c in first.candidates] != [c.reply.text for c in second.candidates]
+    assert [c.completion.text for c in first.candidates] != [
+        c.completion.text for c in second.candidates
+    ]
 
 
 @pytest.mark.parametrize("reward", [math.inf, -math.inf, math.nan])
@@ -462,17 +469,15 @@ class HugeEnv(GradedEnv):
 
 
 @pytest.mark.parametrize(("size", "what"), [(1e300, "loss"), (1e37, "gradient norm")])
-def test_a_loss_that_is_no_number_names_its_policy_and_changes_none_of_its_weights(
-    model_dir, size, what
-):
+def test_a_loss_that_is_not_finite_names_its_policy_and_changes_no_policy(model_dir, size, what):
     env = HugeEnv()
     env.size = size
     trainer = a_trainer(model_dir, env, scale_rewards="none", loss_type="grpo")
     before = weights(trainer)
     with pytest.raises(NonFiniteError, match=f"the {what} of policy 'reader' is (inf|nan)"):
         trainer.train_step()
-    assert moved(before, weights(trainer)) <= {"writer"}
-    assert trainer.step == 0
+    assert not moved(before, weights(trainer))
+    assert (trainer.step, trainer.tokens, trainer.intact) == (0, 0, True)
 
 
 @pytest.mark.parametrize("agent", ["writer_0", "reader_0"])
@@ -492,12 +497,9 @@ def test_a_failing_sandbox_stops_the_step_and_is_nobodys_reward(model_dir, agent
 
 def test_a_policy_cannot_be_sampled_after_an_update_without_publishing(model_dir):
     trainer = a_trainer(model_dir)
-    trainer.update("writer", [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)])
-    generator = torch.Generator().manual_seed(0)
+    trainer.update({"writer": [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)]})
     with pytest.raises(StaleSamplerError, match="publish"):
-        trainer.policies.sample(
-            [Request("writer", (5, 6))], 2, generator=generator, max_new_tokens=2
-        )
+        trainer.policies.sample([Request("writer", (5, 6), 0)], 2, max_new_tokens=2)
 
 
 # Estimators, schedules, foreign environments
@@ -507,7 +509,7 @@ def test_a_policy_cannot_be_sampled_after_an_update_without_publishing(model_dir
 def test_estimators_over_episodes_take_whole_steps(model_dir, estimator):
     trainer = a_trainer(model_dir, estimator=estimator)
     before = weights(trainer)
-    groups, metrics = trainer.train_step()
+    groups, metrics = stepped(trainer)
     assert moved(before, weights(trainer)) == set(ROLES)
     assert {len(group.candidates) for group in groups} == {1}
     assert all(chosen_of(group) for group in groups)
@@ -519,18 +521,34 @@ def test_estimators_over_episodes_take_whole_steps(model_dir, estimator):
     returns: dict[tuple[str, int], float] = defaultdict(float)
     for group in groups:
         returns[group.key.task, group.key.episode] += group.candidates[0].reward
-    for group, value in zip(groups, advantages(groups, estimator).tolist(), strict=True):
+    for group in groups:
+        value = group.candidates[0].advantage
+        assert group.episode_return == pytest.approx(
+            returns[group.key.task, group.key.episode], abs=1e-9
+        )
         own = [total for (task, _), total in returns.items() if task == group.key.task]
         above = returns[group.key.task, group.key.episode] - statistics.fmean(own)
         assert value * above > 0
         assert abs(value) == pytest.approx(abs(above) / statistics.pstdev(own), rel=0.2)
 
 
+def test_an_advantage_may_differ_from_token_to_token(model_dir):
+    whole, spread, first = (
+        a_trainer(model_dir, estimator=name, **VARIED)
+        for name in ("at_grpo", "tests.own_estimator:Spread", "tests.own_estimator:FirstToken")
+    )
+    before = weights(whole)
+    for trainer in (whole, spread, first):
+        trainer.train_step()
+    assert moved(before, weights(whole)) == set(ROLES)
+    assert not moved(weights(whole), weights(spread))
+    assert moved(weights(whole), weights(first)) == set(ROLES)
+
+
 def test_all_estimators_generate_the_same_number_of_replies(model_dir):
     sizes = {
         estimator: sum(
-            len(group.candidates)
-            for group in a_trainer(model_dir, estimator=estimator).train_step()[0]
+            len(group.candidates) for group in stepped(a_trainer(model_dir, estimator=estimator))[0]
         )
         for estimator in ("at_grpo", "grpo")
     }
@@ -559,7 +577,7 @@ def test_with_a_budget_of_tokens_the_learning_rate_follows_the_tokens(model_dir)
     [(None, 3, 999, 10), (100, 0, 0, 10), (100, 2, 50, 4), (100, 2, 99, 3), (100, 4, 100, 4)],
 )
 def test_training_ends_with_its_steps_or_its_tokens(max_tokens, step, tokens, last):
-    config = ATGRPOConfig(max_steps=10, max_tokens=max_tokens)
+    config = resolve(ATGRPOConfig(max_steps=10, max_tokens=max_tokens))
     assert last_step(config, step, tokens) == last
     assert last_step(replace(config, max_steps=2), 2, 30) == 2
 
@@ -578,7 +596,7 @@ def test_a_third_partys_environment_is_trained_on(model_dir):
     trainer = a_trainer(model_dir, _Shades(), roles={"speaker": "speaker"}, **VARIED)
     before = weights(trainer)
     for _ in range(2):
-        groups, metrics = trainer.train_step()
+        groups, metrics = stepped(trainer)
         assert [len({c.reward for c in g.candidates}) for g in groups] == [4] * len(groups)
     assert moved(before, weights(trainer)) == {"speaker"}
     assert metrics["turns"] == 4
@@ -588,7 +606,7 @@ def test_a_third_partys_environment_is_trained_on(model_dir):
 
 def test_an_environment_in_wrappers_is_trained_on(model_dir):
     trainer = a_trainer(model_dir, foreign_env.env(), roles={"speaker": "speaker"})
-    groups, metrics = trainer.train_step()
+    groups, metrics = stepped(trainer)
     assert len(groups) == 3 * 4
     # A random model never says the word: no variance, no update, and it is counted.
     assert metrics["speaker/frac_reward_zero_std"] == 1

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-import logging
 import pickle
 import random
+import sys
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ from pettingllms.errors import (
     SandboxUnavailable,
     UnknownNameError,
 )
-from tests import toy_env
+from tests import delegating_env, toy_env
 
 REPLIES = ("5", "3", "higher", "lower", "right", "gibberish", "")
 
@@ -50,6 +50,56 @@ def test_agents_act_in_the_order_of_roles_once_a_turn():
         seen.append((env.turn, env.agent_selection))
         env.step("")
     assert seen == [(0, "guesser_0"), (0, "checker_0"), (1, "guesser_0"), (1, "checker_0")]
+
+
+def test_the_game_names_the_first_agent_and_each_next_one():
+    env = delegating_env.env()
+    env.reset(seed=1)
+    seen = []
+    for reply in ("ask.", "1", "12", "12", "ask.", "12", "end"):
+        seen.append((env.agent_selection, env.turn, env.observe("helper_0")["turn"]))
+        env.step(reply)
+    assert seen == [
+        ("lead_0", 0, 0),
+        ("helper_0", 0, 0),
+        ("helper_0", 1, 1),
+        ("lead_0", 1, 1),
+        ("lead_0", 2, 2),
+        ("helper_0", 2, 2),
+        ("lead_0", 3, 3),
+    ]
+    assert [(record.agent, record.turn) for record in env.transcript] == [s[:2] for s in seen]
+    assert all(env.terminations.values())
+    assert not any(env.truncations.values())
+
+
+def test_an_episode_is_truncated_when_the_next_agent_has_used_its_turns():
+    env = delegating_env.env(max_turns=2)
+    env.reset(seed=1)
+    for reply in ("ask.", "1"):
+        env.step(reply)
+        assert not any(env.truncations.values())
+    twin = env.clone()
+    env.step("1")  # the helper would act for the third time
+    assert all(env.truncations.values())
+    assert (env.agent_selection, env.turn) == ("helper_0", 2)
+    twin.step("12")  # the lead has a turn left
+    assert not any(twin.truncations.values())
+    twin.step("12")
+    assert all(twin.truncations.values())
+
+
+def test_a_next_agent_that_does_not_exist_is_named_and_costs_no_step():
+    class Lost(toy_env.raw_env):
+        def _next_agent(self, state, agent):
+            return "guesser_0" if agent is None else "cheker_0"
+
+    env = Lost()
+    env.reset(seed=1)
+    before = plain(env.snapshot())
+    with pytest.raises(UnknownNameError, match="no agent 'cheker_0'; did you mean 'checker_0'"):
+        env.step("5")
+    assert plain(env.snapshot()) == before
 
 
 def test_agents_of_one_role_are_numbered():
@@ -304,12 +354,13 @@ def test_a_reset_that_fails_leaves_the_episode_alone():
     assert plain(env.snapshot()) == before
 
 
-def test_unknown_reset_options_are_ignored_with_a_log_line(caplog):
+def test_a_reset_option_that_does_not_exist_is_refused_with_the_nearest():
     env = toy_env.env()
-    with caplog.at_level(logging.DEBUG, logger="pettingllms.envs.base"):
-        env.reset(seed=0, options={"secret": 4, "sekret": 5})
-    assert env.observe("checker_0")["text"].startswith("The secret is 4.")
-    assert ["sekret" in record.getMessage() for record in caplog.records] == [True]
+    env.reset(seed=0, options={"secret": 4, "options": 1})
+    before = plain(env.snapshot())
+    with pytest.raises(ConfigError, match="toy_v0 has no reset option 'sekret'; did you mean 'sec"):
+        env.reset(seed=0, options={"sekret": 5})
+    assert plain(env.snapshot()) == before
 
 
 # Replies.
@@ -442,7 +493,6 @@ def test_both_names_of_the_turn_limit_may_agree():
         lambda env: env._act(None, "a", ""),
         lambda env: env._view(None),
         lambda env: env._extras(None, "a"),
-        lambda env: env.state(),
     ],
 )
 def test_what_a_subclass_must_write_is_not_implemented(method):
@@ -472,6 +522,20 @@ def test_human_writes_the_view_to_stdout(capsys):
 def test_render_without_a_mode_warns_as_pettingzoo_does():
     with pytest.warns(UserWarning, match="without specifying any render mode"):
         assert started().render() is None
+
+
+def test_the_state_is_the_whole_state_as_text_on_a_terminal_too(monkeypatch):
+    class Colored(toy_env.raw_env):
+        def _colored_view(self, state):
+            return f"\x1b[31m{self._view(state)}\x1b[0m"
+
+    env = Colored(render_mode="ansi")
+    env.reset(seed=1, options={"secret": 3})
+    env.step("7")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True, raising=False)
+    assert env.state() == "secret 3: 7"
+    assert env.state() in env.state_space
+    assert env.render() == "\x1b[31msecret 3: 7\x1b[0m"
 
 
 # Exact copies.
@@ -578,12 +642,39 @@ def test_clones_share_what_does_not_change():
     assert twin.action_space("guesser_0") is env.action_space("guesser_0")
 
 
-def test_a_snapshot_of_another_configuration_is_refused():
-    snapshot = started(max_turns=2).snapshot()
-    with pytest.raises(CloneError, match="made with the same arguments"):
-        toy_env.env(max_turns=3).restore(snapshot)
-    with pytest.raises(CloneError, match="format 0"):
-        toy_env.env(max_turns=2).restore(snapshot._replace(version=0))
+@pytest.mark.parametrize(
+    ("there", "here", "difference"),
+    [
+        ({"max_turns": 2}, {"max_cycles": 3}, "max_turns was 2 there and is 3 here"),
+        ({"alpha": 0.5}, {}, "alpha was 0.5 there and is 1.0 here"),
+        ({"split": "val"}, {}, "split was 'val' there and is 'train' here"),
+    ],
+)
+def test_a_snapshot_of_another_configuration_is_refused(there, here, difference):
+    snapshot = started(**there).snapshot()
+    env = started(**here)
+    before = plain(env.snapshot())
+    with pytest.raises(CloneError, match=f"{difference}; make the environment with the same arg"):
+        env.restore(pickle.loads(pickle.dumps(snapshot)))
+    assert plain(env.snapshot()) == before
+
+
+def test_a_snapshot_of_another_environment_or_format_is_refused():
+    class Other(toy_env.raw_env):
+        metadata = {**toy_env.raw_env.metadata, "name": "other_v0"}  # noqa: RUF012
+
+    snapshot = started().snapshot()
+    with pytest.raises(CloneError, match="environment was 'toy_v0' there and is 'other_v0' here"):
+        Other().restore(snapshot)
+    with pytest.raises(CloneError, match="format was 0 there"):
+        toy_env.env().restore(snapshot._replace(version=0))
+
+
+def test_a_snapshot_fits_where_only_what_does_not_matter_differs():
+    snapshot = started(max_turns=3).snapshot()
+    other = toy_env.env(max_cycles=3, alpha=1, render_mode="ansi")
+    other.restore(snapshot)
+    assert other.observe("checker_0")["text"].startswith("The secret is 3")
 
 
 def test_a_snapshot_is_small():

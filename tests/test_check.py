@@ -7,7 +7,7 @@ from functools import partial
 
 import pytest
 
-from pettingllms.envs import check_env, check_moments
+from pettingllms.envs import check, check_env
 from pettingllms.errors import CloneError, ConfigError, ConformanceError, SandboxUnavailable
 from tests import broken_envs, foreign_env, toy_env
 
@@ -56,7 +56,7 @@ def test_an_episode_of_one_turn_passes():
 
 
 def test_a_slow_reply_is_named(monkeypatch):
-    monkeypatch.setattr(check_moments, "HOSTILE_CPU_S", 0.02)
+    monkeypatch.setattr(check, "HOSTILE_CPU_S", 0.02)
     with pytest.raises(ConformanceError, match=r"bounded time: a million brackets.*of CPU"):
         without_processes(broken_envs.Slow)
 
@@ -93,6 +93,15 @@ def test_a_foreign_environment_passes(caplog):
     assert ["splits" in record.getMessage() for record in caplog.records] == [True]
 
 
+@pytest.mark.parametrize("make", [foreign_env.easily_pickled, foreign_env.badly_pickled])
+def test_an_environment_that_inherits_ezpickle_passes(make):
+    check_env(partial(make), replies=foreign_env.WORDS)
+    env = make()
+    env.reset(seed=1)
+    env.step("fig")
+    check_env(env, replies=foreign_env.WORDS)
+
+
 def test_a_foreign_copy_with_other_random_numbers_is_named():
     with pytest.raises(ConformanceError, match="plays on like its copies"):
         check_env(partial(broken_envs.forgetful_late, 6), replies=foreign_env.WORDS)
@@ -104,7 +113,7 @@ def test_a_foreign_environment_that_refuses_text_is_named():
 
 
 def test_a_foreign_environment_without_copies_or_text_is_refused():
-    with pytest.raises(CloneError):
+    with pytest.raises(CloneError, match="implement __deepcopy__"):
         check_env(foreign_env.forgetful)
     with pytest.raises(ConfigError, match="without text"):
         check_env(foreign_env.numbers)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import resource
 import subprocess
@@ -10,13 +11,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from pettingllms import checkpoints
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.loading import load_policies
 from pettingllms.runs import (
     METRICS,
-    TREES,
+    TRAJECTORIES,
     RunFolder,
+    checkpoints,
 )
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -31,8 +32,7 @@ CONFIG = resolve(
         max_steps=6,
         max_completion_length=6,
         learning_rate=0.01,
-    ),
-    embedded=True,
+    )
 )
 
 
@@ -41,9 +41,9 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def new_trainer(model: Path) -> ATGRPOTrainer:
+def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPOTrainer:
     policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
-    return ATGRPOTrainer(CONFIG, letters_env.env(max_turns=2), policies)
+    return ATGRPOTrainer(config, letters_env.env(max_turns=2), policies)
 
 
 def weights(trainer: ATGRPOTrainer) -> dict[str, torch.Tensor]:
@@ -75,7 +75,7 @@ def test_a_resumed_trainer_goes_on_exactly_and_its_logs_are_cut_back(
         for step in range(1, 5):
             trainer.train_step()
             folder.append(METRICS, [{"step": step}])
-            folder.append(TREES, [{"step": step, "text": "ä\ud800"}])
+            folder.append(TRAJECTORIES, [{"step": step, "text": "ä\ud800"}])
             if step == 2:
                 checkpoints.save(folder, trainer)
     end = weights(trainer)
@@ -87,11 +87,41 @@ def test_a_resumed_trainer_goes_on_exactly_and_its_logs_are_cut_back(
     with RunFolder.reopen(tmp_path / "run") as folder:
         assert checkpoints.resume(folder, twin) == twin.step == 2
         assert folder.rows(METRICS) == [{"step": 1}, {"step": 2}]
-        assert [row["text"] for row in folder.rows(TREES)] == ["ä\ud800"] * 2
+        assert [row["text"] for row in folder.rows(TRAJECTORIES)] == ["ä\ud800"] * 2
     assert twin.policies.versions == {"writer": 2, "reader": 2}
     twin.train_step()
     twin.train_step()
     assert_same(weights(twin), end)
+
+
+def test_a_budget_of_tokens_is_resumed_where_it_was(model: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, max_tokens=500, max_steps=100)
+    trainer, twin = new_trainer(model, config), new_trainer(model, config)
+    with new_folder(tmp_path / "run") as folder:
+        for _ in range(2):
+            trainer.train_step()
+        checkpoints.save(folder, trainer)
+        assert 0 < trainer.tokens < 500
+        checkpoints.resume(folder, twin)
+    assert twin.tokens == trainer.tokens
+    for each in (trainer, twin):
+        each.train_step()
+    assert_same(weights(twin), weights(trainer))
+    rates = [each.schedulers["writer"].get_last_lr() for each in (trainer, twin)]
+    assert rates[0] == rates[1] < [config.learning_rate]
+
+
+def test_what_an_estimator_learned_is_part_of_a_checkpoint(model: Path, tmp_path: Path) -> None:
+    config = dataclasses.replace(CONFIG, estimator="tests.own_estimator:RunningMean")
+    trainer, twin = new_trainer(model, config), new_trainer(model, config)
+    with new_folder(tmp_path / "run") as folder:
+        trainer.train_step()
+        checkpoints.save(folder, trainer)
+        checkpoints.resume(folder, twin)
+    assert twin.estimator.state_dict() == trainer.estimator.state_dict() != {"total": 0, "count": 0}
+    for each in (trainer, twin):
+        each.train_step()
+    assert_same(weights(twin), weights(trainer))
 
 
 def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(

@@ -28,7 +28,7 @@ def test_plain_lines_show_step_success_rewards_speed_and_time_left(
     assert lines[0] == "hello"
     assert lines[1].rstrip() == "step 1/3  executed: success 0.25  coder 0.50  1,234 tokens/s"
     assert lines[2].endswith("left")
-    assert lines[4] == "before: 2 games played"
+    assert lines[4] == "before: 2 episodes played"
 
 
 def test_a_terminal_shows_bars_and_keeps_messages() -> None:

@@ -12,19 +12,19 @@ from typing import Any
 
 import pytest
 
-from pettingllms.cli.evaluate import EvalOptions, main, parse
-from pettingllms.cli.evaluate_plan import plan_of, settings_of
-from pettingllms.cli.evaluate_run import BELOW
+from pettingllms.cli.evaluate import BELOW, main, parse
 from pettingllms.cli.guard import FAILED, INTERRUPTED
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.evaluate import play as play_module
-from pettingllms.evaluate.games import Game
-from pettingllms.evaluate.teams import teams_of
+from pettingllms.evaluation import play as play_module
+from pettingllms.evaluation.config import SHARED, EvalConfig
+from pettingllms.evaluation.play import lineups_of
+from pettingllms.evaluation.run import plan_of, settings_of
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import Summary, train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.tiny_lm import save_tiny
 
-WRITTEN = ("samples.jsonl", "results.json", "results.md", "results.png")
+WRITTEN = ("trajectories.jsonl", "results.json", "results.md", "results.png")
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def results(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def games(out: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (out / "samples.jsonl").read_text().splitlines()]
+    return [json.loads(line) for line in (out / "trajectories.jsonl").read_text().splitlines()]
 
 
 # ---------------------------------------------------------------------------------------- play
@@ -99,17 +99,21 @@ def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
 def test_every_prompt_reply_reward_and_verdict_is_kept(quiz: list[str], tmp_path: Path) -> None:
     assert main([*quiz, "--limit", "3", "--samples", "2", "--out", str(tmp_path)]) == 0
     found = games(tmp_path)
-    assert [(row["team"], row["task"], row["sample"]) for row in found] == [
+    assert [(row["team"], row["task"], row["episode"]) for row in found] == [
         ("base", f"test:{task}", sample) for task in range(3) for sample in range(2)
     ]
     for row in found:
-        game = Game.from_row(row)
-        assert row["success"] == game.success
-        for move in game.moves:
-            assert move.prompt.startswith(f"{move.agent}: question {game.seed}")
-            assert move.reward == move.team_reward + move.local_reward
-            assert move.policy == move.role
-        assert [move.agent for move in game.moves[:3]] == ["reasoner_0", "reasoner_1", "judge_0"]
+        played = Trajectory.from_row(row)
+        assert row["success"] == played.success
+        for group in played.groups:
+            assert group.prompt.startswith(f"{group.key.agent}: question {played.task.seed}")
+            assert len(group.candidates) == 1
+            one = group.chosen
+            assert one.reward == one.team_reward + one.local_reward
+            assert group.policy == group.key.role
+        agents = [group.key.agent for group in played.groups[:3]]
+        assert agents == ["reasoner_0", "reasoner_1", "judge_0"]
+        assert played.returns == row["returns"]
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["settings"]["seed"] == 0
     assert written["versions"]["torch"]
@@ -127,7 +131,11 @@ def test_sampling_settings_reach_the_sampler(quiz: list[str], tmp_path: Path) ->
     }.items():
         out = tmp_path / name
         assert main([*quiz, *words.split(), "--limit", "2", "--out", str(out)]) == 0
-        replies[name] = [move["reply"] for row in games(out) for move in row["moves"]]
+        replies[name] = [
+            decision["candidates"][0]["completion"]
+            for row in games(out)
+            for decision in row["decisions"]
+        ]
     # Both leave nothing but the likeliest token.
     assert replies["cold"] == replies["narrow"] != replies["plain"]
 
@@ -137,7 +145,7 @@ def test_one_agent_plays_in_place_of_the_team(
 ) -> None:
     argv = [*quiz, "--agents", "single", "--limit", "2", "--out", str(tmp_path)]
     assert main(argv) == 0
-    assert {move["agent"] for row in games(tmp_path) for move in row["moves"]} == {"judge_0"}
+    assert {move["agent"] for row in games(tmp_path) for move in row["decisions"]} == {"judge_0"}
     assert main([*quiz, "--agents", "sngle"]) == FAILED
     assert "did you mean 'single'" in capsys.readouterr().err
     assert main(["--env", "tests.letters_env:env", "--agents", "single"]) == FAILED
@@ -181,8 +189,8 @@ def test_a_dry_run_says_what_there_is_to_play_and_loads_no_model(
     argv = ["--adapters", str(trained.folder), "--limit", "5", "--swap", "all", "--dry-run"]
     assert main(argv) == 0
     out = capsys.readouterr().out
-    assert "Played by base, adapters, writer by reader, reader by writer:" in out
-    for number, what in (("20", "games"), ("80", "replies"), ("480", "sampled tokens")):
+    assert "Teams: base, adapters, writer by reader, reader by writer" in out
+    for number, what in (("20", "episodes"), ("80", "completions"), ("480", "sampled tokens")):
         assert re.search(rf"{number}  {what}", out)
 
 
@@ -214,11 +222,11 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(play_module, "GAMES_AT_ONCE", 2)
+    monkeypatch.setattr(play_module, "EPISODES_AT_ONCE", 2)
     argv = ["--adapters", str(trained.folder), "--limit", "4", "--out"]
     assert main([*argv, str(tmp_path / "whole")]) == 0
 
-    play, left = play_module.Table.play, [3]
+    play, left = play_module.play_chunk, [3]
 
     def stopping(*args: Any) -> Any:
         left[0] -= 1
@@ -227,16 +235,16 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
         return play(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(play_module.Table, "play", stopping)
+        patch.setattr(play_module, "play_chunk", stopping)
         assert main([*argv, str(tmp_path / "broken")]) == INTERRUPTED
-    assert "the same command goes on" in capsys.readouterr().out
+    assert "the same command resumes" in capsys.readouterr().out
     assert [row["team"] for row in games(tmp_path / "broken")] == ["adapters"] * 4 + ["base"] * 2
     assert main([*argv, str(tmp_path / "broken")]) == 0
     for name in WRITTEN:
         whole, broken = (tmp_path / each / name for each in ("whole", "broken"))
         assert broken.read_bytes() == whole.read_bytes(), name
 
-    monkeypatch.setattr("pettingllms.cli.evaluate_run.build_policies", None)
+    monkeypatch.setattr("pettingllms.evaluation.run.build_policies", None)
     assert main([*argv, str(tmp_path / "whole")]) == 0
 
 
@@ -283,17 +291,17 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
     }
     assert re.search(r"role \\ policy of +writer +reader", capsys.readouterr().out)
     by_reader = [row for row in games(tmp_path / "all") if row["team"] == "writer by reader"]
-    assert {move["policy"] for row in by_reader for move in row["moves"]} == {"reader"}
+    assert {move["policy"] for row in by_reader for move in row["decisions"]} == {"reader"}
 
 
 def test_which_teams_play() -> None:
     players = {"a": "a", "b": "b", "c": "c"}
-    swapped = teams_of(players, adapters=True, swap="a=b")
+    swapped = lineups_of(players, adapters=True, swap="a=b")
     assert [team.title for team in swapped] == ["base", "adapters", "swapped"]
     assert swapped[2].swap == {"a": "b", "b": "a"}
-    assert len(teams_of(players, adapters=True, base=False, swap="all")) == 1 + 6
-    assert [team.title for team in teams_of(players, adapters=False)] == ["base"]
-    mixed = teams_of({"a": "x", "b": "x", "c": "y"}, adapters=True, base=False, swap="all")
+    assert len(lineups_of(players, adapters=True, base=False, swap="all")) == 1 + 6
+    assert [team.title for team in lineups_of(players, adapters=False)] == ["base"]
+    mixed = lineups_of({"a": "x", "b": "x", "c": "y"}, adapters=True, base=False, swap="all")
     assert [team.title for team in mixed[1:]] == ["a by c", "b by c", "c by a", "c by b"]
     for swap, error, says in (
         ("both", ConfigError, "coder=tester"),
@@ -301,11 +309,11 @@ def test_which_teams_play() -> None:
         ("a=b,b=c", ConfigError, "'b' twice"),
     ):
         with pytest.raises(error, match=says):
-            teams_of(players, adapters=True, swap=swap)
+            lineups_of(players, adapters=True, swap=swap)
     with pytest.raises(ConfigError, match="exchanges nothing: the policies are a=x, b=x"):
-        teams_of({"a": "x", "b": "x"}, adapters=True, swap="all")
+        lineups_of({"a": "x", "b": "x"}, adapters=True, swap="all")
     with pytest.raises(ConfigError, match="give --adapters"):
-        teams_of(players, adapters=False, swap="all")
+        lineups_of(players, adapters=False, swap="all")
 
 
 # ------------------------------------------------------------------------------------- compare
@@ -321,7 +329,7 @@ def test_two_evaluations_are_compared_task_by_task(
     capsys.readouterr()
     assert main(["--compare", str(one), str(two), "--out", str(tmp_path / "c")]) == 0
     out = capsys.readouterr().out
-    assert "5 tasks, paired; 1 tasks of one side only left out" in out
+    assert "5 tasks, paired; 1 tasks that only one side played are left out" in out
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out
@@ -330,7 +338,7 @@ def test_two_evaluations_are_compared_task_by_task(
     score = found["scores"]["writer/reward"]
     gain = score["second"]["mean"] - score["first"]["mean"]
     assert score["difference"]["mean"] == pytest.approx(gain)
-    assert "| writer | reward of a reply |" in (tmp_path / "c" / "comparison.md").read_text()
+    assert "| writer | reward of a completion |" in (tmp_path / "c" / "comparison.md").read_text()
 
     assert main(["--compare", f"{one}:base", f"{one}:adapters", "--out", str(tmp_path / "d")]) == 0
     (found,) = json.loads((tmp_path / "d" / "comparison.json").read_text())["comparisons"]
@@ -368,11 +376,11 @@ def test_what_cannot_be_paired_is_refused(
 
 
 def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> None:
-    config = settings_of(EvalOptions(adapters=str(trained.folder), env="coding", alpha=0.5))
+    config = settings_of(EvalConfig.of(adapters=str(trained.folder), env="coding", alpha=0.5))
     assert (config.env, config.alpha) == ("coding", 0.5)
     assert config.max_completion_length == 6
     assert config.env_args == '{"max_turns": 2}'
-    assert settings_of(EvalOptions()).adapters is None
+    assert settings_of(EvalConfig()).adapters is None
 
 
 @pytest.mark.parametrize(
@@ -381,7 +389,7 @@ def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> 
         (["--adapters", "nowhere"], "no folder nowhere"),
         (["--split", "tset"], "did you mean 'test'"),
         (["--limit", "0"], "limit must be at least 1"),
-        (["--seed", "-1"], "seed must not be negative"),
+        (["--seed", "-1"], "seed must be at least 0"),
         (["--temperature", "0"], "use --greedy"),
         (["--top-p", "1.5"], "top_p must be"),
         (["--fail-under", "90"], "fail_under must be from 0 to 1"),
@@ -409,7 +417,7 @@ def test_a_missing_adapter_and_another_base_are_named(
     shutil.rmtree(part / "adapters" / "reader")
     assert main(["--adapters", str(part), "--limit", "1"]) == FAILED
     assert (
-        "no adapter for the policy 'reader'; it has writer; say who plays 'reader'"
+        "no adapter for the policy 'reader'; it has writer; choose the policy of 'reader'"
         in capsys.readouterr().err
     )
     other = save_tiny(tmp_path / "other", seed=5)
@@ -428,7 +436,7 @@ def test_roles_can_be_played_by_the_model_as_it_is(trained: Summary, tmp_path: P
     assert results(tmp_path / "all") == {"base": trained.before[0].row()}
     mixed = ["--policies", "writer=writer,reader=base", "--out", str(tmp_path / "one")]
     assert main([*asked, *mixed]) == 0
-    played = {(m["role"], m["policy"]) for row in games(tmp_path / "one") for m in row["moves"]}
+    played = {(m["role"], m["policy"]) for row in games(tmp_path / "one") for m in row["decisions"]}
     assert played == {("writer", "writer"), ("reader", "base")}
     (found,) = results(tmp_path / "one").values()
     assert found not in (trained.before[0].row(), trained.after[0].row())
@@ -447,6 +455,6 @@ def test_every_option_has_a_place_in_the_help(capsys: pytest.CaptureFixture[str]
     with pytest.raises(SystemExit):
         parse(["--help"])
     shown = capsys.readouterr().out
-    for name in vars(EvalOptions()):
+    for name in {*vars(EvalConfig()), *SHARED} - {"over"}:
         dashed = name.replace("_", "-")
         assert re.search(rf"^  --(no-)?{dashed}\b", shown, re.MULTILINE), name

@@ -16,8 +16,9 @@ import yaml
 from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
+import pettingllms
 from pettingllms.cli import guard
-from pettingllms.cli.train import GROUPS, StopAsked, main, parse, parser
+from pettingllms.cli.train import StopAsked, main, parse, parser
 from pettingllms.errors import ConfigError
 from tests.tiny_lm import save_tiny
 
@@ -82,13 +83,14 @@ def test_the_default_is_the_embedded_model_on_the_coding_environment(
     out = capsys.readouterr().out
     assert "embedded tiny model" in out
     assert "--model Qwen/Qwen3-1.7B" in out
-    assert "hidden tests passed, first reply" in out
+    assert "hidden tests passed, first completion" in out
     (run,) = (path for path in (tmp_path / "runs").iterdir() if not path.is_symlink())
     assert re.fullmatch(r"coding-per-role-\d{8}-\d{6}", run.name)
     assert (tmp_path / "runs" / "latest").resolve() == run
     assert {path.name for path in (run / "adapters").iterdir()} == {"coder", "tester"}
-    rows = [json.loads(line) for line in (run / "trees.jsonl").read_text().splitlines()]
-    assert all(len(row["prompt_ids"]) < 100 for row in rows if row["turn"] == 0), (
+    rows = [json.loads(line) for line in (run / "trajectories.jsonl").read_text().splitlines()]
+    first = [row["decisions"][0] for row in rows]
+    assert all(len(decision["prompt_ids"]) < 100 for decision in first), (
         "the embedded model's prompts are short"
     )
 
@@ -109,7 +111,7 @@ def test_an_interrupted_run_saves_says_how_to_go_on_and_exits_with_130(
     out, err = process.communicate(timeout=40)
     assert process.returncode == guard.INTERRUPTED, err
     assert "stopping after this step" in err
-    stopped = re.search(rf"after step (\d+); go on with: pettingllms-train --resume {run}", out)
+    stopped = re.search(rf"after step (\d+); resume with: pettingllms-train --resume {run}", out)
     assert stopped
     assert (run / "checkpoints" / f"step-{int(stopped[1]):06d}" / "state.json").is_file()
     assert "Traceback" not in err
@@ -124,6 +126,7 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
         "env: coding\nmax_steps: 7\nseed: 3\nlearning_rate: 1e-4\nfull: true\n"
         "env_args: {max_turns: 2}\nreport_to: [tensorboard, trackio]\ndelta: null\n"
     )
+    parse([])  # imports everything: some libraries set variables then
     before = dict(os.environ)
     config = parse(["--seed", "4", f"--config={file}"]).config
     assert config is not None
@@ -132,7 +135,7 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
     assert json.loads(config.env_args or "") == {"max_turns": 2}
     assert config.report_to == "tensorboard,trackio"
     assert config.epsilon == 0.2
-    assert config.env == "coding", "TRL's parser would take this key for environment variables"
+    assert config.env == "coding", "the key `env` is a setting"
     assert dict(os.environ) == before
 
 
@@ -207,9 +210,38 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     assert len(options) == len(set(options))
     dests = {action.dest for action in parser()._actions}
     assert {option[2:].replace("-", "_") for option in options} == dests
-    fields = [name for names in GROUPS.values() for name in names]
-    assert len(fields) == len(set(fields))
     assert all(len(line) <= 120 for line in shown.stdout.splitlines())
+
+
+@pytest.mark.parametrize("env", ["coding", "math", "plan_path", "sokoban", "sudoku", "model"])
+def test_help_shows_the_values_that_a_run_would_use(
+    env: str, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--env", env] if env != "model" else ["--env", "sokoban", "--model", str(model)]
+    with pytest.raises(SystemExit):
+        main([*words, "--help"])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert main([*words, "--dry-run"]) == 0
+    used = yaml.safe_load(capsys.readouterr().out)
+    assert {"learning_rate", "num_generations", "tasks_per_step", "max_steps"} <= used.keys()
+    for name, value in used.items():
+        if not isinstance(value, bool) and name != "model":
+            option = f"--{name.replace('_', '-')}"
+            found = re.search(rf" {option} .*?\(default: (.*?)\)", shown)
+            assert found is not None
+            assert found[1] == str(value), name
+    if env == "sokoban":
+        assert (used["num_generations"], used["tasks_per_step"]) == (16, 8)
+        assert used["learning_rate"] == 5e-4
+
+
+def test_every_command_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
+    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train
+
+    for command in (data, envs, evaluate, sandbox, serve, train):
+        with pytest.raises(SystemExit):
+            command.main(["--version"])
+        assert capsys.readouterr().out == f"pettingllms {pettingllms.__version__}\n"
 
 
 def test_an_unwritable_folder_is_refused(

@@ -4,11 +4,11 @@ import random
 
 import pytest
 
+from benchmarks.priming import coding as demos
 from pettingllms.data import coding, grammar
 from pettingllms.envs import coding_v0
 from pettingllms.envs.coding_text import compact_prompt, parse_program, parse_tests
 from pettingllms.envs.lists import ParseError
-from pettingllms.models.demos import coding as demos
 from pettingllms.sandbox import Case, open_sandbox
 
 TRAINING = grammar.COMPOSITIONS["train"]
@@ -45,7 +45,7 @@ def outputs(sandbox, program, tests, function):
     cases = [
         Case(function="solve", args=t.input) if function else Case(stdin=t.input) for t in tests
     ]
-    ((*results,),) = sandbox.run([program], cases, fresh_process=False)
+    ((*results,),) = sandbox.run([program], cases)
     return [
         coding.passes(test, result, "solve" if function else None)
         for test, result in zip(tests, results, strict=True)

@@ -10,6 +10,7 @@ from pettingllms.data import coding
 from pettingllms.envs.coding_text import (
     MAX_BLOCK_CHARS,
     MAX_TESTS,
+    MAX_TESTS_BYTES,
     SHOWN_CHARS,
     Attempt,
     Block,
@@ -83,8 +84,16 @@ def test_a_program_or_a_test_may_be_long_but_not_endless():
     body = "#" * MAX_BLOCK_CHARS
     assert parse_program(f"```\n{body}\n```") == body
     assert isinstance(parse_program(f"```\n{body}#\n```"), ParseError)
-    assert parse_tests(pair(body, "1"), None) == (coding.Test(body, "1"),)
-    assert isinstance(parse_tests(pair("1", body + "#"), None), ParseError)
+
+
+@given(st.lists(st.integers(0, 2 * MAX_TESTS_BYTES), min_size=1, max_size=12), st.booleans())
+def test_all_tests_of_a_reply_together_have_a_bound_in_bytes(sizes, wide):
+    letter, most = ("é", MAX_TESTS_BYTES // 2) if wide else ("x", MAX_TESTS_BYTES)
+    read = parse_tests("".join(pair("", letter * size) for size in sizes), None)
+    kept = sizes[:MAX_TESTS]
+    assert isinstance(read, ParseError) == (sum(kept) > most)
+    if not isinstance(read, ParseError):
+        assert [len(test.output) for test in read] == kept
 
 
 # Tests
@@ -279,7 +288,9 @@ def test_long_tests_are_cut_where_they_are_shown():
 
 
 def a_result(status="ok", stdout="", stderr="", value=None):
-    return RunResult(status, stdout, stderr, 0, 0.0, 0.0, 0.0, "none", value)
+    texts = stdout.encode(), stderr.encode()
+    returned = None if value is None else value.encode()
+    return RunResult(status, *texts, 0, 0.0, 0.0, 0.0, "none", returned)
 
 
 @pytest.mark.parametrize(

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import pickle
-import random
 import time
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pettingllms.data import coding, grammar
+from pettingllms.data import coding
 from pettingllms.envs import check_env, coding_v0
+from pettingllms.envs.coding_judge import WRONG_COST
 from pettingllms.envs.coding_v0 import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, SandboxUnavailable
 from pettingllms.sandbox import open_sandbox
@@ -58,12 +59,16 @@ def play(tmp_path, sandbox):
 
 
 def step(env, text):
-    """What the reply earns its author: (team, local), and its info."""
-    agent = env.agent_selection
+    """Where the reply leaves its author: (the team's score, its own), and its info."""
+    agent, before = env.agent_selection, env._state.scores
     env.step(text)
-    info = env.infos[agent]
-    assert env.rewards[agent] == env.alpha * info["team_reward"] + info["local_reward"]
-    return (info["team_reward"], info["local_reward"]), info
+    info, after = env.infos[agent], env._state.scores
+    earned = info["team_reward"], info["local_reward"]
+    own = after.local[agent]
+    assert env.rewards[agent] == env.alpha * earned[0] + earned[1]
+    assert earned == (after.team - before.team, own - before.local.get(agent, 0.0))
+    assert after.team == info["success"]
+    return (after.team, own), info
 
 
 RIGHT = code("print(abs(int(input())))")
@@ -98,6 +103,19 @@ def test_the_coder_earns_the_share_of_hidden_tests_and_the_team_all_or_nothing(
     assert info["success"] == (rewards[0] == 1.0)
 
 
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import sys\nsys.stdin = open(0)\nprint(abs(int(input())))",
+        "import os, sys\nsys.stdout = open(1, 'w')\nprint(abs(int(os.fdopen(0).readline())))",
+        "import os\nos.mkdir('/tmp/mine')\nopen('/tmp/once', 'x').close()\nprint(abs(int(input())))",
+        "import builtins\nn = int(input())\nprint(abs(n))\nbuiltins.print = builtins.int = None",
+    ],
+)
+def test_what_a_program_leaves_behind_is_gone_on_the_next_hidden_test(program, play):
+    assert step(play(), code(program))[0] == (1.0, 1.0)
+
+
 def test_team_and_local_reward_of_the_coder_are_not_one_number(play):
     # Wherever both come from a program that is not perfect or from no program, they differ.
     env = play()
@@ -127,11 +145,11 @@ def test_the_sparse_scheme_pays_success_only(play):
 
 
 def test_the_testers_reward_changes_with_the_reference_solution(play):
-    # 2 * 2 and 2 + 2: one hidden test, and no mutant that either of the tests catches.
-    row = a_row(tests=[{"input": "2", "output": "4"}], mutants=["print(4)"], question="Print it.")
+    # 2 * 2 and 2 + 2: one hidden test; 3 tells the mutant from the first alone.
+    row = a_row(tests=[{"input": "2", "output": "4"}], mutants=["print(4)"], question="Do it.")
     twice = play({**row, "reference": "print(2 * int(input()))"})
     plus = play({**row, "reference": "print(2 + int(input()))"})
-    for env, earned in ((twice, 1.0), (plus, 0.0)):
+    for env, earned in ((twice, 1.0), (plus, -WRONG_COST)):
         env.step(NO_TEST)
         assert step(env, checks(("3", "6")))[0] == (0.0, earned)
 
@@ -141,22 +159,25 @@ def test_the_testers_reward_changes_with_the_reference_solution(play):
     [
         ([("-3", "3")], 1.0, 0.5),  # only the mutant without abs fails it
         ([("-3", "3"), ("3", "3")], 1.0, 1.0),
-        ([("0", "0")], 1.0, 0.0),  # right, and worth little
+        ([("-3", "3"), ("-3", "3"), ("-3 ", "3\n")], 1.0, 0.5),  # one test, three times
+        ([("0", "0")], 1.0, 0.0),  # right, and tells nothing
         ([("-3", "4")], 0.0, 0.0),  # wrong: all mutants fail it, which counts for nothing
         ([("-3", "4"), ("3", "5")], 0.0, 0.0),
         ([("-3", "3"), ("3", "5")], 0.5, 0.5),
+        ([("-3", "3"), ("-3", "5")], 0.0, 0.0),  # they contradict each other
+        ([("-3", "3"), ("-3", "5"), ("3", "3")], 1 / 3, 0.5),
         ([("x", "3")], 0.0, 0.0),  # the reference itself fails
         ([("", "")], 0.0, 0.0),
     ],
 )
-def test_the_tester_earns_half_for_valid_tests_and_half_for_what_they_catch(
+def test_the_tester_earns_what_its_right_tests_catch_and_each_wrong_one_costs(
     tests, valid, caught, play
 ):
     env = play()
     env.step(HALF)
     (team, local), info = step(env, checks(*tests))
     assert (info["valid"], info["caught"]) == (valid, caught)
-    assert local == 0.5 * valid + 0.5 * caught
+    assert local == valid**2 * caught - WRONG_COST * (1 - valid)
     assert team == 0.0
     assert info["tests"] == len(tests)
 
@@ -167,46 +188,7 @@ def test_a_test_of_the_tester_counts_alike_whatever_the_program(play):
         env = play()
         env.step(reply)
         earned.add(step(env, checks(("-3", "3")))[0][1])
-    assert earned == {0.75}
-
-
-def composition_of(task):
-    for composition in grammar.COMPOSITIONS["train"]:
-        if composition.program(function=task.function is not None) == task.reference:
-            return composition
-    raise AssertionError(task.reference)
-
-
-def test_empty_and_constant_tests_do_not_win(sandbox):
-    earned: dict[str, list[float]] = {"empty": [], "constant": [], "guess": [], "worked": []}
-    env = coding_v0.env(sandbox=sandbox)
-    for seed in range(24):
-        env.reset(seed=seed)
-        task = coding.generate(seed, "train")
-        composition, function = composition_of(task), task.function is not None
-        rng = random.Random(seed)
-        drawn = [grammar.random_values(rng, composition.family, 6) for _ in range(8)]
-        inputs = [coding.input_text(composition, values, function=function) for values in drawn]
-        outputs = [
-            coding.output_text(composition.run(values), function=function) for values in drawn
-        ]
-        fixed = {"stdin": ("1 2", "0"), "call": ("[[1, 2]]", "0")}["call" if function else "stdin"]
-        replies = {
-            "empty": "",
-            "constant": checks(fixed),
-            "guess": checks(*((text, "0") for text in inputs)),
-            "worked": checks(*zip(inputs, outputs, strict=True)),
-        }
-        env.step(NO_TEST)
-        for name, reply in replies.items():
-            twin = env.clone()
-            earned[name].append(step(twin, reply)[0][1])
-    means = {name: sum(values) / len(values) for name, values in earned.items()}
-    assert means["empty"] == pytest.approx(-FORMAT_PENALTY)
-    assert min(earned["worked"]) >= 0.75
-    assert means["worked"] > 0.9
-    assert means["constant"] < 0.5 * means["worked"]
-    assert means["guess"] < 0.75 * means["worked"]
+    assert earned == {0.5}
 
 
 # The course of an episode
@@ -228,10 +210,11 @@ def test_success_does_not_end_the_episode(play):
     assert not any(env.terminations.values())
     _, info = step(env, checks(("3", "4")))
     assert info["success"]
-    assert info["team_reward"] == 1.0
+    assert info["team_reward"] == 0.0  # paid already
     assert not any(env.terminations.values())
     assert env.agent_selection == "coder_0"
-    step(env, HALF)  # and can be lost again
+    _, info = step(env, HALF)  # and can be lost again
+    assert info["team_reward"] == -1.0
     assert not env.infos["tester_0"]["success"]
 
 
@@ -287,9 +270,9 @@ def test_a_program_that_cannot_be_read_changes_nothing_and_says_why(reply, play)
     env = play()
     env.step(HALF)
     env.step(checks(("3", "4")))
-    before = env.snapshot().fields["_state"]
+    before = env._state
     rewards, info = step(env, reply)
-    assert env.snapshot().fields["_state"] == before
+    assert replace(env._state, scores=before.scores) == before
     assert rewards == (0.0, -FORMAT_PENALTY)
     assert "python" in info["parse_error"]
 
@@ -422,7 +405,10 @@ def test_a_function_is_called_and_its_value_compared(play):
     assert all(env.terminations.values())
     other = play(row)
     assert step(other, code("def twice(x):\n    print(x + x)"))[0] == (0.0, 0.0)
-    assert step(other, checks(("[3]", "3")))[0] == (0.0, 0.0)  # the reference fails on a number
+    assert step(other, checks(("[3]", "3")))[0] == (
+        0.0,
+        -WRONG_COST,
+    )  # the reference fails on a number
     _, info = step(other, code("def thrice(x):\n    return x"))
     assert info["statuses"] == ["error", "error"]
     assert step(other, checks(("3", "3")))[1]["parse_error"]

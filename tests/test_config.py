@@ -8,7 +8,6 @@ import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.trainers.config import (
-    CHOICES,
     EMBEDDED,
     LARGE,
     LARGE_FULL,
@@ -17,6 +16,9 @@ from pettingllms.trainers.config import (
 )
 
 FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
+CHOICES = {
+    name: field.metadata["choices"] for name, field in FIELDS.items() if "choices" in field.metadata
+}
 BY_MODEL = sorted(EMBEDDED.keys() | LARGE.keys())
 
 
@@ -93,7 +95,10 @@ def test_every_field_explains_itself():
     assert [name for name, field in FIELDS.items() if not field.metadata.get("help")] == []
 
 
-# What follows from the model
+# What follows from the model and the environment
+
+MODEL = {True: None, False: "some/model"}
+"""The setting `model` of the embedded model, and of another."""
 
 
 @pytest.mark.parametrize(
@@ -106,19 +111,50 @@ def test_every_field_explains_itself():
     ],
 )
 def test_open_values_follow_from_the_model(embedded, full, expected):
-    config = resolve(ATGRPOConfig(full=full), embedded=embedded)
+    config = resolve(ATGRPOConfig(model=MODEL[embedded], full=full))
     found = {name: getattr(config, name) for name in BY_MODEL}
     assert found == pytest.approx({name: expected[name] for name in BY_MODEL})
 
 
+@pytest.mark.parametrize(
+    ("env", "rate", "k", "tasks", "steps"),
+    [
+        ("coding", 5e-3, 8, 16, 100),
+        ("math", 5e-4, 16, 8, 100),
+        ("plan_path", 5e-4, 16, 8, 100),
+        ("sokoban_v0", 5e-4, 16, 8, 100),
+        ("pettingllms/sudoku-v0", 5e-4, 16, 8, 160),
+        ("pettingllms.envs.sudoku_v0:env", 5e-4, 16, 8, 160),
+    ],
+)
+def test_open_values_of_the_embedded_model_follow_from_the_environment(env, rate, k, tasks, steps):
+    config = resolve(ATGRPOConfig(env=env))
+    found = (
+        config.learning_rate,
+        config.num_generations,
+        config.tasks_per_step,
+        config.max_steps,
+    )
+    assert found == (rate, k, tasks, steps)
+    assert resolve(ATGRPOConfig(env=env, model="some/model")).num_generations == 8
+
+
+def test_an_environment_may_only_declare_open_values():
+    class Declaring:
+        embedded_training: typing.ClassVar = {"learning_rat": 1.0}
+
+    with pytest.raises(ConfigError, match="did you mean 'learning_rate'"):
+        resolve(ATGRPOConfig(), Declaring)
+
+
 @pytest.mark.parametrize("embedded", [True, False])
 def test_nothing_is_left_open_that_the_trainer_reads(embedded):
-    config = resolve(ATGRPOConfig(), embedded=embedded)
-    # Not `field.type`, which transformers' parser overwrites.
+    config = resolve(ATGRPOConfig(model=MODEL[embedded]))
     hints = typing.get_type_hints(ATGRPOConfig)
     optional = {name for name in FIELDS if type(None) in typing.get_args(hints[name])}
+    assert optional >= {*BY_MODEL, "epsilon_high"}, "a type says where None stands for a preset"
     missing = {name for name in FIELDS if getattr(config, name) is None}
-    assert missing <= optional
+    assert missing <= optional - {*BY_MODEL, "epsilon_high"}
 
 
 @pytest.mark.parametrize("name", BY_MODEL)
@@ -126,13 +162,13 @@ def test_nothing_is_left_open_that_the_trainer_reads(embedded):
 def test_an_explicit_value_stays(name, embedded):
     value = 2 + EMBEDDED[name]
     for full in (True, False):
-        config = resolve(a_config(full=full, **{name: value}), embedded=embedded)
+        config = resolve(a_config(model=MODEL[embedded], full=full, **{name: value}))
         assert getattr(config, name) == value
 
 
 def test_resolving_twice_changes_nothing():
-    once = resolve(ATGRPOConfig(), embedded=True)
-    assert resolve(once, embedded=True) == resolve(once, embedded=False) == once
+    once = resolve(ATGRPOConfig())
+    assert resolve(once) == once
 
 
 def test_the_upper_clip_range_follows_the_lower_one():

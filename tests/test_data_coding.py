@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from pettingllms.data import coding, grammar
+from pettingllms.data import coding, grammar, splits
+from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
-SPLITS = pytest.mark.parametrize("split", grammar.SPLITS)
+SPLITS = pytest.mark.parametrize("split", splits.SPLITS)
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def verdicts(sandbox, task, programs):
         else Case(function=task.function, args=test.input)
         for test in task.tests
     ]
-    results = sandbox.run(programs, cases, limits=Limits(cpu_s=5), fresh_process=False)
+    results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))
     return [
         [coding.passes(test, r, task.function) for test, r in zip(task.tests, row, strict=True)]
         for row in results
@@ -67,7 +68,7 @@ def test_a_seed_gives_one_task_for_ever_and_of_its_own_split(split):
 
 
 def test_seeds_and_splits_give_different_tasks():
-    tasks = [coding.generate(seed, split) for split in grammar.SPLITS for seed in range(100)]
+    tasks = [coding.generate(seed, split) for split in splits.SPLITS for seed in range(100)]
     assert len({task.id for task in tasks}) == 300
     assert len({(task.question, task.tests) for task in tasks}) == 300
 
@@ -112,9 +113,12 @@ def file(tmp_path):
 
 def test_rows_become_tasks(file):
     rows = ({**ROW, "mutants": ["print(1)"], "id": "a"}, "", {**CALL, "split": "test"})
-    splits = coding.load_jsonl(write(file, *rows))
-    (first,), (second,) = splits["train"], splits["test"]
-    assert splits["val"] == ()
+    write(file, *rows)
+    (first,), (second,) = (load_tasks(file, split).records for split in ("train", "test"))
+    with pytest.raises(
+        DatasetError, match=r"no task of the split 'val'.* 1 of train and 1 of test"
+    ):
+        load_tasks(file, "val")
     assert first == coding.CodingTask(
         id="a",
         question=ROW["question"],
@@ -129,13 +133,15 @@ def test_rows_without_a_split_are_divided_by_question_and_always_alike(file):
     rows = [{**ROW, "question": f"Question {n}."} for n in range(400)]
     for row in rows:
         del row["split"]
-    splits = coding.load_jsonl(write(file, *rows))
-    shares = {split: len(tasks) / 400 for split, tasks in splits.items()}
+    write(file, *rows)
+    parts = {split: load_tasks(file, split).records for split in splits.SPLITS}
+    shares = {split: len(tasks) / 400 for split, tasks in parts.items()}
     assert shares == pytest.approx({"train": 0.8, "val": 0.1, "test": 0.1}, abs=0.06)
     # The same problem in other letter case or spacing, anywhere in the file, stays in its split.
     again = [{**row, "question": f"  {row['question'].upper()} "} for row in reversed(rows)]
-    other = coding.load_jsonl(write(file, *again))
-    for split, tasks in splits.items():
+    write(file, *again)
+    other = {split: load_tasks(file, split).records for split in splits.SPLITS}
+    for split, tasks in parts.items():
         names = {task.question.lower() for task in tasks}
         assert names == {task.question.strip().lower() for task in other[split]}
 
@@ -144,7 +150,7 @@ def test_rows_without_a_split_are_divided_by_question_and_always_alike(file):
 def test_a_line_ends_at_a_newline_only(file, separator):
     row = {**ROW, "question": f"One{separator}two."}
     line = json.dumps(row, ensure_ascii=False) if separator != "\x1d" else json.dumps(row)
-    (task,) = coding.load_jsonl(write(file, line))["train"]
+    (task,) = load_tasks(write(file, line), "train").records
     assert task.question == f"One{separator}two."
 
 
@@ -152,7 +158,7 @@ def test_a_line_ends_at_a_newline_only(file, separator):
 @pytest.mark.parametrize("newline", ["\n", "\r\n"])
 def test_files_of_other_systems_can_be_read(file, encoding, newline):
     file.write_bytes(f"{json.dumps(ROW)}{newline}{json.dumps(ROW)}{newline}".encode(encoding))
-    assert len(coding.load_jsonl(file)["train"]) == 2
+    assert load_tasks(file, "train").report.repeated == 1
 
 
 def without(field):
@@ -193,7 +199,7 @@ BAD = {
 def test_a_bad_row_is_named_with_file_line_and_field(file, field, row):
     write(file, ROW, "", row)
     with pytest.raises(DatasetError) as error:
-        coding.load_jsonl(file)
+        load_tasks(file)
     assert str(error.value).startswith(f"{file}:3: field '{field}' ")
 
 
@@ -202,31 +208,31 @@ def test_half_a_surrogate_pair_is_a_bad_row(file, field):
     row = {**without("split"), field: "a \ud800 b"}
     file.write_text(json.dumps(row))
     with pytest.raises(DatasetError, match=f":1: field '{field}' has half of a surrogate pair"):
-        coding.load_jsonl(file)
+        load_tasks(file)
 
 
 @pytest.mark.parametrize("line", ["{", "[]", "3", "null", '"text"', "[" * 100_000])
 def test_a_line_that_is_no_object_is_named(file, line):
     write(file, ROW, line)
     with pytest.raises(DatasetError, match=r"mine\.jsonl:2: .*JSON object"):
-        coding.load_jsonl(file)
+        load_tasks(file)
 
 
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_rows_is_refused(file, content):
     file.write_text(content)
     with pytest.raises(DatasetError, match="has no rows"):
-        coding.load_jsonl(file)
+        load_tasks(file)
 
 
 def test_a_file_that_cannot_be_read_is_refused(file, tmp_path):
-    with pytest.raises(DatasetError, match=r"cannot read the task file .*mine"):
-        coding.load_jsonl(file)
-    with pytest.raises(DatasetError, match="cannot read"):
-        coding.load_jsonl(tmp_path)
+    with pytest.raises(DatasetError, match=r"cannot read .*mine\.jsonl: there is no such file"):
+        load_tasks(file)
+    with pytest.raises(DatasetError, match="has no files of rows"):
+        load_tasks(tmp_path)
     file.write_bytes(b"\xff\xfe{}")
     with pytest.raises(DatasetError, match="cannot read"):
-        coding.load_jsonl(file)
+        load_tasks(file)
 
 
 # Verdicts
@@ -236,7 +242,6 @@ def test_only_a_run_that_ended_well_can_pass(sandbox):
     [[good], [late], [none]] = sandbox.run(
         ["print(4)", "print(4)\nraise SystemExit(1)", "def f():\n    return 4"],
         [Case(stdin="")],
-        fresh_process=False,
     )
     expected = coding.Test("", "4")
     assert coding.passes(expected, good, None)

@@ -6,9 +6,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pettingllms.data import xsb
-from pettingllms.data.sokoban import canonical, checked, generate, pull_layers, split_of
-from pettingllms.data.sokoban_rules import Position, Room, cells, pull_distances, reach, solve
+from pettingllms.data import sokoban
+from pettingllms.data.sokoban import (
+    Position,
+    Room,
+    canonical,
+    cells,
+    checked,
+    generate,
+    pull_distances,
+    pull_layers,
+    reach,
+    solve,
+    split_of,
+)
 from pettingllms.errors import ConfigError, DatasetError
 from tests import sokoban_model as model
 
@@ -45,7 +56,7 @@ def test_a_search_from_the_other_end_confirms_every_optimum(name):
         assert fewest == level.optimum
         assert low <= level.optimum <= high
         assert (level.room.height, level.start.boxes.bit_count()) == (size, boxes)
-        rows, refused, _ = model.play(xsb.rows(level.room, level.start), moves)
+        rows, refused, _ = model.play(sokoban.rows(level.room, level.start), moves)
         assert model.solved(rows)
         assert refused == 0
 
@@ -54,11 +65,11 @@ def test_a_search_from_the_other_end_confirms_every_optimum(name):
 def test_solutions_have_the_fewest_pushes_and_then_the_fewest_moves(size, boxes, number):
     for level in levels(size, boxes, None, number):
         moves, fewest = solution(level)
-        assert (fewest, len(moves)) == model.best(xsb.rows(level.room, level.start))
+        assert (fewest, len(moves)) == model.best(sokoban.rows(level.room, level.start))
 
 
 def test_a_board_that_cannot_be_solved_has_no_solution():
-    level = xsb.parse("#######\n#     #\n# .$@ #\n#     #\n#######")
+    level = sokoban.parse("#######\n#     #\n# .$@ #\n#     #\n#######")
     cornered = 1 << 1 * 7 + 1
     assert solve(level.room, Position(level.start.player, cornered)) is None
     assert solution(level).moves == "L"
@@ -199,10 +210,10 @@ def test_rooms_of_one_canonical_text_are_one_room(one, other):
 def test_a_level_is_read_as_it_was_written(seed, size_and_boxes):
     size, boxes = size_and_boxes
     level = generate(seed, "test", checked(size, boxes, (1, 4)))
-    text = "\n".join(xsb.rows(level.room, level.start))
-    assert xsb.parse(text) == level._replace(optimum=None)
+    text = "\n".join(sokoban.rows(level.room, level.start))
+    assert sokoban.parse(text) == level._replace(optimum=None)
     text = "\n\n; a comment\n" + text.replace(" ", "-") + "\n\n"
-    assert xsb.parse(text) == level._replace(optimum=None)
+    assert sokoban.parse(text) == level._replace(optimum=None)
 
 
 @pytest.mark.parametrize(
@@ -225,13 +236,13 @@ def test_a_level_is_read_as_it_was_written(seed, size_and_boxes):
 )
 def test_a_malformed_level_is_refused_with_line_and_column(text, message):
     with pytest.raises(DatasetError, match=message):
-        xsb.parse(text)
+        sokoban.parse(text)
 
 
 @given(st.text(alphabet="# .$*@+-_;\n", max_size=80) | st.text())
 def test_any_text_is_a_level_or_refused(text):
     try:
-        level = xsb.parse(text)
+        level = sokoban.parse(text)
     except DatasetError:
         return
     room, start, _ = level
@@ -240,38 +251,5 @@ def test_any_text_is_a_level_or_refused(text):
 
 
 def test_decoration_beyond_the_walls_is_wall():
-    level = xsb.parse("#########\n#@$.#*# #\n#########")
-    assert xsb.rows(level.room, level.start)[1] == "#@$.#####"
-
-
-BOXOBAN = """; 0
-######
-#@ $.#
-######
-
-; 1
-######
-# .$@#
-#    #
-######
-"""
-
-
-def test_a_file_of_levels_is_read_in_order(tmp_path):
-    path = tmp_path / "000.txt"
-    path.write_text(BOXOBAN)
-    first, second = xsb.load(path)
-    assert (first.room.height, second.room.height) == (3, 4)
-    assert solution(first).moves == "RR"
-
-
-def test_a_bad_file_is_refused_with_its_line(tmp_path):
-    path = tmp_path / "000.txt"
-    path.write_text(BOXOBAN.replace("# .$@#", "# ..@#"))
-    with pytest.raises(DatasetError, match=r"000\.txt: line 7: found 0 boxes"):
-        xsb.load(path)
-    path.write_text("; nothing\n")
-    with pytest.raises(DatasetError, match="no level"):
-        xsb.load(path)
-    with pytest.raises(DatasetError, match="cannot read"):
-        xsb.load(tmp_path / "absent.txt")
+    level = sokoban.parse("#########\n#@$.#*# #\n#########")
+    assert sokoban.rows(level.room, level.start)[1] == "#@$.#####"

@@ -8,9 +8,12 @@ import pytest
 
 from pettingllms.cli.data import main
 from pettingllms.data.catalog import CATALOG
-from pettingllms.data.coding import load_jsonl
-from pettingllms.data.tasks import load_tasks
+from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.splits import SPLITS
+from pettingllms.envs import plan_path_v0
+from pettingllms.errors import DatasetError
 from tests.datasets_fixtures import FOLDER, LCB, LCB_CALL, rows, write
+from tests.kernel import needs_namespaces
 
 
 @pytest.fixture(autouse=True)
@@ -136,7 +139,7 @@ def test_check_runs_references_and_writes_what_can_be_trained_on(run, tmp_path):
     assert code == 1
     assert "  2_A: its reference fails tests[0]: ok, gave '4\\n', expected '1'" in text
     assert "1 references pass, 1 fail, 1 tasks have none" in text
-    (task,) = (task for tasks in load_jsonl(out).values() for task in tasks)
+    (task,) = load_tasks(out).records
     (known, *_) = load_tasks(file).records
     assert task == replace(known, mutants=("print(2)",))  # the other one is right
     assert run("check", out, "--run")[0] == 0
@@ -183,3 +186,45 @@ def test_help_explains(capsys):
     out = capsys.readouterr().out
     assert "pettingllms-data check" in out
     assert "hub id" in out
+
+
+@needs_namespaces
+def test_references_run_within_the_limits_of_the_user_the_row_and_the_environment(tmp_path, capsys):
+    busy = "import time\nwhile time.process_time() < 0.6: pass\nprint(1)"
+    row = {"question": "q", "tests": [{"input": "", "output": "1"}], "reference": busy}
+    file = tmp_path / "train.jsonl"
+    for limits, words, code in (
+        ({}, [], 0),
+        ({"cpu_s": 0.3}, [], 1),
+        ({"cpu_s": 0.3}, ["--sandbox.cpu_s", "3"], 0),
+        ({}, ["--sandbox", "embedded", "--sandbox.cpu-s", "0.3"], 1),
+        ({}, ["--sandbox.cpu", "3"], 2),
+    ):
+        file.write_text(json.dumps(row | {"limits": limits}) + "\n")
+        assert main(["check", str(file), "--run", *words]) == code, (limits, words)
+    assert "did you mean 'cpu_s'" in capsys.readouterr().err
+
+
+GRIDS = "; 1\n@.#\n..G\n\n; 2\n#@.\nG..\n"
+
+
+def test_check_reads_the_grids_of_plan_path(run, tmp_path):
+    file = tmp_path / "grids.txt"
+    file.write_text(GRIDS)
+    code, text, _ = run("check", file)
+    assert (code, "2 kept" in text, "kind plan_path" in text) == (0, True, True)
+    file.write_text(GRIDS + "\n; 3\n@#.\n##G\n")
+    code, text, _ = run("check", file)
+    assert (code, "no path leads from the start to the goal" in text) == (1, True)
+
+
+def test_check_counts_the_splits_that_the_environment_plays(run, tmp_path):
+    file = tmp_path / "grids.txt"
+    file.write_text(GRIDS)
+    for split in SPLITS:
+        try:
+            played = plan_path_v0.env(dataset=file, split=split).num_tasks
+        except DatasetError:
+            played = 0
+        code, text, _ = run("check", file, "--split", split)
+        assert (f"{played} kept" in text) if played else (code == 2)

@@ -4,10 +4,11 @@ import huggingface_hub.constants
 import pytest
 
 from pettingllms.data import hub
+from pettingllms.data.board_files import LEVEL_FILES
 from pettingllms.data.catalog import CATALOG
-from pettingllms.data.problems import PROBLEMS, load_problems
-from pettingllms.data.puzzles import LEVEL_FILES, PUZZLE_FILES
-from pettingllms.data.tasks import TASKS, load_tasks
+from pettingllms.data.coding_schemas import TASKS, load_tasks
+from pettingllms.data.math import PROBLEMS, load_problems
+from pettingllms.data.sudoku_files import PUZZLE_FILES
 from pettingllms.errors import DatasetError, UnknownNameError
 from tests.datasets_fixtures import rows, write, write_parquet
 

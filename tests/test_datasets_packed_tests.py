@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data import packed_tests
-from pettingllms.data.packed_tests import unpacked
-from pettingllms.data.reports import BadRow
+from pettingllms.data import published_tests
+from pettingllms.data.published_tests import unpacked
+from pettingllms.data.rows import RowError
 from tests.datasets_fixtures import PRIVATE, pack
 
 WRITTEN = json.dumps(PRIVATE)
@@ -50,7 +50,7 @@ def test_plain_json_is_read_as_it_is():
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(protocol, tmp_path):
     target = tmp_path / "made"
-    with pytest.raises(BadRow, match="is a pickle of more than a string"):
+    with pytest.raises(RowError, match="is a pickle of more than a string"):
         unpacked(pack(Evil(str(target)), protocol), "f")
     assert not target.exists()
     pickle.loads(pickle.dumps(Evil(str(target)), protocol))
@@ -59,7 +59,7 @@ def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(protocol,
 
 @pytest.mark.parametrize("value", [[WRITTEN], (WRITTEN,), {"a": WRITTEN}, b"[]", 3, None, 1.5])
 def test_a_pickle_of_anything_but_a_string_is_refused(value):
-    with pytest.raises(BadRow, match="is a pickle of"):
+    with pytest.raises(RowError, match="is a pickle of"):
         unpacked(pack(value), "f")
 
 
@@ -83,26 +83,26 @@ def test_a_pickle_with_a_huge_memo_index_costs_nothing():
     ],
 )
 def test_a_broken_pickle_is_refused(data):
-    with pytest.raises(BadRow):
+    with pytest.raises(RowError):
         unpacked(squeezed(data), "f")
 
 
 def test_a_bomb_is_refused_before_it_is_inflated(monkeypatch):
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", 1 << 20)
+    monkeypatch.setattr(published_tests, "MAX_INFLATED", 1 << 20)
     bomb = base64.b64encode(zlib.compress(bytes(1 << 24))).decode()
-    with pytest.raises(BadRow, match="inflates to more than 1048576 bytes"):
+    with pytest.raises(RowError, match="inflates to more than 1048576 bytes"):
         unpacked(bomb, "f")
-    monkeypatch.setattr(packed_tests, "MAX_PACKED", 100)
-    with pytest.raises(BadRow, match="at most 100 are read"):
+    monkeypatch.setattr(published_tests, "MAX_PACKED", 100)
+    with pytest.raises(RowError, match="at most 100 are read"):
         unpacked("e" * 101, "f")
 
 
 def test_a_text_just_below_the_bound_is_read(monkeypatch):
     data = pickle.dumps(WRITTEN)
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", len(data))
+    monkeypatch.setattr(published_tests, "MAX_INFLATED", len(data))
     assert unpacked(squeezed(data), "f") == PRIVATE
-    monkeypatch.setattr(packed_tests, "MAX_INFLATED", len(data) - 1)
-    with pytest.raises(BadRow, match="inflates to more"):
+    monkeypatch.setattr(published_tests, "MAX_INFLATED", len(data) - 1)
+    with pytest.raises(RowError, match="inflates to more"):
         unpacked(squeezed(data), "f")
 
 
@@ -123,7 +123,7 @@ def test_a_text_just_below_the_bound_is_read(monkeypatch):
     ],
 )
 def test_what_is_not_packed_tests_is_refused_with_a_short_reason(packed):
-    with pytest.raises(BadRow) as error:
+    with pytest.raises(RowError) as error:
         unpacked(packed, "f")
     assert error.value.field == "f"
     assert len(error.value.why) < 300
@@ -132,10 +132,10 @@ def test_what_is_not_packed_tests_is_refused_with_a_short_reason(packed):
 @given(st.binary(max_size=200))
 def test_any_bytes_give_a_list_or_a_refusal(data):
     for text in (squeezed(data), base64.b64encode(data).decode(), data.decode("latin-1")):
-        with contextlib.suppress(BadRow):
+        with contextlib.suppress(RowError):
             assert isinstance(unpacked(text, "f"), list)
 
 
 def test_every_opcode_that_is_accepted_exists():
     known = {opcode.name for opcode in pickletools.opcodes}
-    assert known >= packed_tests._AROUND | packed_tests._STRINGS
+    assert known >= published_tests._AROUND | published_tests._STRINGS

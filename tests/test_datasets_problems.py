@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data.problems import MathProblem, load_problems, normal_answer
+from pettingllms.data.math import MathProblem, load_problems, normal_answer
 from pettingllms.errors import DatasetError, UnknownNameError
 from tests.datasets_fixtures import FOLDER, rows, without, write
 

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data.loading import Kind, checksum_split, load, normal_text
-from pettingllms.data.problems import PROBLEMS, load_problems
-from pettingllms.data.puzzles import LEVEL_FILES
-from pettingllms.data.sources import local, split_of_name
+from pettingllms.data.board_files import LEVEL_FILES
+from pettingllms.data.dataset import Kind, checksum_split, load, normal_text
+from pettingllms.data.math import PROBLEMS, load_problems
+from pettingllms.data.rows import local, split_of_name
 from pettingllms.errors import DatasetError
 from tests.datasets_fixtures import write, write_parquet
 
@@ -112,7 +112,7 @@ def test_a_missing_file_an_unknown_ending_and_an_empty_folder_are_refused(tmp_pa
     with pytest.raises(DatasetError, match=r"no\.jsonl: there is no such file"):
         load_problems(str(tmp_path / "no.jsonl"))
     (tmp_path / "a.xml").write_text("<a/>")
-    with pytest.raises(DatasetError, match=r"no ending that can be read here; known: \.jsonl"):
+    with pytest.raises(DatasetError, match=r"has an unsupported ending; supported: \.jsonl"):
         load_problems(tmp_path / "a.xml")
     with pytest.raises(DatasetError, match="has no files of rows"):
         load_problems(tmp_path)
@@ -170,7 +170,8 @@ def test_rows_without_any_split_are_divided_by_checksum(tmp_path):
 def test_a_split_that_is_not_there_says_what_is(tmp_path):
     file = write(tmp_path / "test.jsonl", *questions(3))
     with pytest.raises(
-        DatasetError, match=r"no task of the split 'train'.*: it has 3 of test|has no rows"
+        DatasetError,
+        match=r"no task of the split 'train'.*: it has 3 of test|no file for the split 'train', only for test",
     ):
         load_problems(file, "train")
     file = write(tmp_path / "mine.jsonl", {**SUM, "split": "val"})

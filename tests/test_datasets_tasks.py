@@ -5,8 +5,8 @@ import json
 import pytest
 
 from pettingllms.data import coding
-from pettingllms.data.coding import CodingTask, load_jsonl, passes
-from pettingllms.data.tasks import load_tasks
+from pettingllms.data.coding import CodingTask, passes
+from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, open_sandbox
 from tests.datasets_fixtures import (
@@ -47,6 +47,7 @@ def test_apps():
         tests=(coding.Test("1 2\n", "3\n"), coding.Test("-3 3 4\n", "4\n")),
         reference="print(sum(map(int, input().split())))",  # the first solution is Python 2
         difficulty="introductory",
+        limits=(("cpu_s", 4.0),),
     )
     assert pairs(turned) == [("x\ny", "y\nx")]
     assert (reverse.function, pairs(reverse)) == (
@@ -104,11 +105,13 @@ def test_humaneval():
     assert "has more than asserts: For" in str(loaded.report)
 
 
-def test_tasks_of_ones_own_are_read_as_load_jsonl_reads_them():
-    splits = load_jsonl(FOLDER / "tasks.jsonl")
+def test_tasks_of_ones_own_keep_their_split_and_difficulty():
+    file = FOLDER / "tasks.jsonl"
+    written = [json.loads(line) for line in file.read_text().splitlines()]
     for split in ("train", "test"):
-        assert load_tasks(FOLDER / "tasks.jsonl", split).records == splits[split]
-    assert splits["train"][0].difficulty == "easy"
+        questions = [row["question"] for row in written if row["split"] == split]
+        assert [task.question for task in load_tasks(file, split).records] == questions
+    assert load_tasks(file, "train").records[0].difficulty == "easy"
 
 
 @pytest.mark.parametrize("name", PARTS)
@@ -119,9 +122,7 @@ def test_references_pass_the_tests_that_were_read(name, sandbox):
                 Case(function=task.function, args=test.input) if task.function else Case(test.input)
                 for test in task.tests
             ]
-            (results,) = sandbox.run(
-                [task.reference], cases, limits=Limits(cpu_s=5), fresh_process=False
-            )
+            (results,) = sandbox.run([task.reference], cases, limits=Limits(cpu_s=5))
             for test, result in zip(task.tests, results, strict=True):
                 assert passes(test, result, task.function), (task.id, test, result)
 
@@ -304,7 +305,7 @@ def test_an_expected_whole_number_lets_a_float_pass_and_a_large_one_does_not(tmp
     (task,) = load_tasks(file).records
     cases = [Case(function="f", args=test.input) for test in task.tests]
     programs = ["def f(n): return n / 1", "def f(n): return n", "def f(n): return n + 1"]
-    results = sandbox.run(programs, cases, fresh_process=False)
+    results = sandbox.run(programs, cases)
     verdicts = [
         [passes(t, r, "f") for t, r in zip(task.tests, row, strict=True)] for row in results
     ]

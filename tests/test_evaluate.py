@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,44 +11,26 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
-from pettingllms import report
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.evaluate import Estimate, Evaluation, evaluate, held_out, roles_of
-from pettingllms.evaluate import play as play_module
-from pettingllms.evaluate.games import Game, Move, plain_info, scores_by_task
-from pettingllms.evaluate.play import Sampling, Table, chunks
+from pettingllms.evaluation import Estimate, Evaluation, evaluate, held_out, roles_of
+from pettingllms.evaluation import play as play_module
+from pettingllms.evaluation.play import Sampling, chunks, play_chunk
+from pettingllms.evaluation.report import as_markdown, as_text, scores_table, training_table
+from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.policies.loading import load_policies
-from pettingllms.types import Reply, Request
-from tests import letters_env, quiz_env, toy_env
+from pettingllms.rollout.episode import plain_info
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
+from tests import foreign_env, letters_env, quiz_env, tic_tac_toe_env, toy_env
 from tests.tiny_lm import save_tiny
 
 
-class Scripted:
-    """Policies that answer from a function of policy and prompt text."""
-
-    device = torch.device("cpu")
-
-    def __init__(self, answer: Callable[[str, str], str]) -> None:
-        self.answer = answer
-        self.calls: list[tuple[list[Request], dict[str, Any]]] = []
-
-    def policy_for(self, role: str) -> str:
-        return role.upper()
-
-    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        return tuple(text.encode())
-
-    def sample(self, requests: list[Request], n: int, **settings: Any) -> list[list[Reply]]:
-        assert n == 1
-        self.calls.append((requests, settings))
-        texts = [self.answer(r.policy, bytes(r.prompt_ids).decode()) for r in requests]
-        return [
-            [Reply(r.prompt_ids, (1,) * len(text), (0.0,) * len(text), text, True, 0)]
-            for r, text in zip(requests, texts, strict=True)
-        ]
+def scripted(answer: Callable[[str, str], str]) -> ScriptedSampler:
+    """Policies that complete from a function of policy and prompt text."""
+    return ScriptedSampler(lambda policy, prompt, _seed: answer(policy, prompt))
 
 
 def play(env: Any, policies: Any, count: int = 5, **settings: Any) -> Evaluation:
@@ -58,14 +40,14 @@ def play(env: Any, policies: Any, count: int = 5, **settings: Any) -> Evaluation
 
 def knows(policy: str, text: str) -> str:
     """The checker is told the secret; the guesser counts upwards."""
-    if policy == "CHECKER":
+    if policy == "checker":
         secret, guess = text.split("secret is ")[1][0], text.rstrip(".").split()[-1]
         return "right" if guess == secret else "higher"
     return str(sum(word == "higher." or word == "higher" for word in text.split()))
 
 
 def test_every_task_is_played_to_its_end_and_success_is_that_of_the_end() -> None:
-    found = play(toy_env.env(split="test", max_turns=3), Scripted(knows), 20)
+    found = play(toy_env.env(split="test", max_turns=3), scripted(knows), 20)
     env = toy_env.env(split="test", max_turns=3)
     solved, turns = [], []
     for task in held_out(env, "test", 20):
@@ -86,9 +68,9 @@ def test_scores_of_the_first_reply_are_of_turn_0_only() -> None:
     turns = iter("ab" * 100)
 
     def answer(policy: str, text: str) -> str:
-        return "aaaa" if "word" in text.split(": ")[1] or policy == "READER" else next(turns) * 3
+        return "aaaa" if "word" in text.split(": ")[1] or policy == "reader" else next(turns) * 3
 
-    found = play(letters_env.env(split="test", max_turns=2), Scripted(answer))
+    found = play(letters_env.env(split="test", max_turns=2), scripted(answer))
     assert found.scores["writer/first_share"] == Estimate(1.0, 1.0, 1.0)
     assert found.scores["writer/turns"].mean == 2
 
@@ -102,17 +84,22 @@ def test_a_first_reply_that_reports_no_number_counts_as_zero() -> None:
             return outcome
 
     replies = iter(["bad", "a"] * 50)
-    found = play(Env(split="test", max_turns=1), Scripted(lambda *_: next(replies)), 6)
+    found = play(Env(split="test", max_turns=1), scripted(lambda *_: next(replies)), 6)
     assert found.scores["writer/parse_error"].mean == pytest.approx(0.5, abs=0.51)
     total = found.scores["writer/first_share"].mean + found.scores["writer/parse_error"].mean
     assert total == pytest.approx(1.0)
 
 
 def test_an_exchange_of_policies_reaches_the_right_role() -> None:
-    policies = Scripted(lambda policy, text: policy)
+    asked: list[str] = []
+
+    def answer(policy: str, _text: str) -> str:
+        asked.append(policy)
+        return policy
+
+    policies = scripted(answer)
     play(letters_env.env(max_turns=1), policies, 1, swap={"writer": "reader"})
-    first, second = (requests[0].policy for requests, _ in policies.calls)
-    assert (first, second) == ("READER", "READER")
+    assert asked == ["reader", "reader"]
     with pytest.raises(UnknownNameError, match=r"wrter.*writer"):
         play(letters_env.env(), policies, 1, swap={"wrter": "reader"})
 
@@ -124,17 +111,17 @@ def test_an_environment_without_success_has_no_success_score() -> None:
             for info in self.infos.values():
                 info.pop("success", None)
 
-    found = play(Env(max_turns=1), Scripted(lambda *_: "a"))
+    found = play(Env(max_turns=1), scripted(lambda *_: "a"))
     assert "success" not in found.scores
     assert found.scores["writer/reward"].mean > 0
-    assert "success" not in report.as_text({"now": [found]})
+    assert "success" not in as_text(training_table({"now": [found]}, short=True))
 
 
 def test_progress_counts_finished_games_and_may_stop() -> None:
     seen: list[tuple[int, int]] = []
     play(
         letters_env.env(max_turns=1),
-        Scripted(lambda *_: "a"),
+        scripted(lambda *_: "a"),
         3,
         samples=2,
         on_progress=lambda done, total: seen.append((done, total)),
@@ -145,12 +132,12 @@ def test_progress_counts_finished_games_and_may_stop() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        play(letters_env.env(max_turns=1), Scripted(lambda *_: "a"), on_progress=stop)
+        play(letters_env.env(max_turns=1), scripted(lambda *_: "a"), on_progress=stop)
 
 
 def test_nothing_to_play_is_an_error() -> None:
     with pytest.raises(ConfigError, match="0 tasks"):
-        evaluate(letters_env.env(), Scripted(str), tasks=[], max_new_tokens=1)  # type: ignore[arg-type]
+        evaluate(letters_env.env(), scripted(lambda *_: "a"), tasks=[], max_new_tokens=1)
 
 
 def test_a_real_model_gives_the_same_scores_for_the_same_seed(tmp_path: Path) -> None:
@@ -167,27 +154,30 @@ def test_a_real_model_gives_the_same_scores_for_the_same_seed(tmp_path: Path) ->
 def test_a_chunk_is_played_the_same_alone_and_among_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(play_module, "GAMES_AT_ONCE", 4)
+    monkeypatch.setattr(play_module, "EPISODES_AT_ONCE", 4)
     policies = load_policies(save_tiny(tmp_path), {"writer": "a", "reader": "b"}, lora_r=2)
     env = letters_env.env(split="test", max_turns=2)
     tasks, sampling = held_out(env, "test", 6), Sampling(max_new_tokens=5, samples=2, seed=3)
     with ThreadPoolExecutor(1) as pool:
-        table = Table(env, policies, {"writer": "a", "reader": "b"}, pool)
+        players = {"writer": "a", "reader": "b"}
+
+        def play_one(chunk: Sequence[Task]) -> list[Trajectory]:
+            return play_chunk(env, policies, players, pool, chunk, sampling)
+
         cut = chunks(tasks, 2)
         assert [len(chunk) for chunk in cut] == [2, 2, 2]
-        together = [table.play(chunk, sampling) for chunk in cut]
-        assert table.play(cut[1], sampling) == together[1]
-    games = [game for chunk in together for game in chunk]
-    assert [(game.task, game.sample) for game in games] == [
-        (task.id, sample) for task in tasks for sample in range(2)
+        together = [play_one(chunk) for chunk in cut]
+        assert play_one(cut[1]) == together[1]
+    episodes = [episode for chunk in together for episode in chunk]
+    assert [(each.task, each.episode) for each in episodes] == [
+        (task, sample) for task in tasks for sample in range(2)
     ]
-    replies = [tuple(move.reply for move in game.moves) for game in games]
-    assert len(set(replies)) == len(replies)  # no two games, of no two chunks, draw the same
-    assert [Game.from_row(json.loads(json.dumps(game.row()))) for game in games] == games
+    texts = [tuple(g.chosen.completion.text for g in each.groups) for each in episodes]
+    assert len(set(texts)) == len(texts)  # no two episodes, of no two chunks, draw the same
 
 
 def test_several_agents_of_a_role_and_difficulties_are_scored() -> None:
-    policies = Scripted(lambda policy, text: "aa" if "1" in text or policy != "JUDGE" else "a")
+    policies = scripted(lambda policy, text: "aa" if "1" in text or policy != "judge" else "a")
     found = play(quiz_env.env(split="test"), policies, 4, samples=2)
     assert found.roles == ("reasoner", "judge")
     scores = {name: estimate.mean for name, estimate in found.scores.items()}
@@ -197,10 +187,47 @@ def test_several_agents_of_a_role_and_difficulties_are_scored() -> None:
     assert scores["difficulty/easy/success"] == 0.0
     assert scores["turns"] == pytest.approx((1 + 3 * 2) / 4)
     assert scores["reasoner/turns"] == pytest.approx((2 + 3 * 4) / 4)
-    assert scores["tokens"] == pytest.approx((6 + 3 * 10) / 4)
+    # Three completions of two bytes and an end token; else four of these and two of one byte.
+    assert scores["tokens"] == pytest.approx((9 + 3 * 16) / 4)
     assert scores["judge/status/error"] == pytest.approx(0.125)
     assert scores["judge/status/ok"] == pytest.approx(0.875)
     assert "reasoner/first_difficulty" not in scores
+
+
+def test_a_contest_shows_wins_draws_and_returns() -> None:
+    # By task: cross wins in the top row, nought wins in the middle row, a draw, cross blunders.
+    games = ["03142", "031485", "012435768", "00"]
+    calls = iter("".join(each[move : move + 1] for move in range(9) for each in games))
+    found = play(tic_tac_toe_env.env(), scripted(lambda *_: next(calls)), len(games))
+    scores = {name: estimate.mean for name, estimate in found.scores.items()}
+    assert (scores["win/cross_1"], scores["win/nought_1"], scores["draws"]) == (0.5, 0.25, 0.25)
+    assert (scores["return/cross_1"], scores["return/nought_1"]) == (0.25, -0.25)
+    assert "success" not in scores
+    table = as_text(training_table({"now": [found]}, short=True))
+    assert re.search(r"wins of cross_1 +sampled +0\.50 ", table)
+    assert re.search(r"draws +sampled +0\.25 ", table)
+    rows = scores_table({"base": found}, short=True)
+    assert [row[1] for row in rows[1:6]] == [
+        "wins of cross_1",
+        "wins of nought_1",
+        "draws",
+        "return of cross_1",
+        "return of nought_1",
+    ]
+
+
+def test_a_team_has_one_return_and_no_wins() -> None:
+    found = play(letters_env.env(max_turns=1), scripted(lambda *_: "a")).scores
+    rewards = found["writer/reward"].mean + found["reader/reward"].mean
+    assert found["return"].mean == pytest.approx(rewards)
+    assert not [name for name in found if name.startswith(("win/", "return/")) or name == "draws"]
+
+
+def test_agents_that_do_not_play_against_each_other_win_nothing() -> None:
+    names = iter(["apple", "no"] * 100)
+    found = play(foreign_env.env(), scripted(lambda *_: next(names)), 6).scores
+    assert {"return/speaker_1", "return/speaker_2"} <= found.keys()
+    assert not [name for name in found if name.startswith("win/")]
 
 
 def test_held_out_tasks_are_the_first_of_the_split_and_apart_from_training() -> None:
@@ -216,12 +243,15 @@ def test_held_out_tasks_are_the_first_of_the_split_and_apart_from_training() -> 
     assert roles_of(letters_env.env()) == ["writer", "reader"]
 
 
-def game(task: str, *moves: Move) -> Game:
-    return Game(task, 0, 0, moves)
+def episode(task: str, *groups: Group) -> Trajectory:
+    return Trajectory.of(Task(task, 0), 0, groups, early={}, cooperative=True)
 
 
-def move(role: str, turn: int = 0, **info: Any) -> Move:
-    return Move(f"{role}_0", role, role, turn, "p", 1, "r", 1, True, 1.0, 0.0, 1.0, info)
+def decision(role: str, **info: Any) -> Group:
+    completion = Completion((5,), (6,), (), "r", truncated=False, version=0)
+    candidate = Candidate(completion, 1.0, 0.0, 1.0, chosen=True, info=info)
+    key = GroupKey("task", 0, f"{role}_0", role, 0, 0, "0")
+    return Group(key, role, "p", (5,), (candidate,))
 
 
 def test_an_info_of_any_kind_is_kept_as_json_has_it() -> None:
@@ -237,14 +267,14 @@ def test_an_info_of_any_kind_is_kept_as_json_has_it() -> None:
 def test_what_an_environment_reports_may_be_missing_or_no_number() -> None:
     found = scores_by_task(
         [
-            game("a", move("coder", share=0.5, success=None, statuses="none")),
-            game("b", move("coder", share=None)),
-            game("c"),
+            episode("a", decision("coder", share=0.5, success=None, statuses="none")),
+            episode("b", decision("coder", share=None)),
+            episode("c"),
         ]
     )
     assert found["a"]["coder/first_share"] == 0.5
     assert found["b"]["coder/first_share"] == 0.0
-    assert found["c"] == {"decisions": 0, "tokens": 0, "turns": 0}
+    assert found["c"] == {"decisions": 0, "return": 0, "tokens": 0, "turns": 0}
     assert "success" not in found["a"]
     assert not [name for name in found["a"] if "status" in name]
 
@@ -262,12 +292,13 @@ def test_a_table_shows_every_column_with_intervals() -> None:
     before = Evaluation(("coder",), 10, 1, False, {"success": Estimate(0.1, 0.05, 0.2)})
     scores = {"success": Estimate(0.9, 0.8, 1.0), "coder/first_passed": Estimate(0.7, 0.6, 0.8)}
     after = Evaluation(("coder",), 10, 1, False, scores)
-    text = report.as_text({"before": [before], "after": [after]})
-    assert "hidden tests passed, first reply  sampled                     0.70" in text
+    text = as_text(training_table({"before": [before], "after": [after]}, short=True))
+    assert "hidden tests passed, first completion  sampled                     0.70" in text
     assert "0.10 [0.05, 0.20]" in text
     assert "0.90 [0.80, 1.00]" in text
     assert "after" in text.splitlines()[0]
-    markdown = report.as_markdown({"after": [after], "before": [before]})
+    markdown = as_markdown(training_table({"after": [after], "before": [before]}))
     assert (
-        "| coder | hidden tests passed, first reply | sampled | 0.70 [0.60, 0.80] |  |" in markdown
+        "| coder | hidden tests passed, first completion | sampled | 0.70 [0.60, 0.80] |  |"
+        in markdown
     )

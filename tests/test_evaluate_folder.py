@@ -9,40 +9,59 @@ from pathlib import Path
 import pytest
 
 from pettingllms.errors import RunFolderError
-from pettingllms.evaluate.folder import (
+from pettingllms.evaluation.folder import (
     RESULTS,
-    SAMPLES,
     SETTINGS,
     EvalFolder,
     digest,
-    read_games,
+    read_trajectories,
     revision,
     write_file,
 )
-from pettingllms.evaluate.games import Game, Move
-from pettingllms.types import Task
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.runs import TRAJECTORIES
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 TASKS = [Task("test:0", 0), Task("test:1", 1), Task("test:2", 2)]
 SETTINGS_OF = {"env": "quiz", "seed": 0, "temperature": 0.7}
 
 
-def games(*tasks: Task) -> list[Game]:
+def games(*tasks: Task) -> list[Trajectory]:
     info = {"success": True, "note": "ünïcode \u2028 \ud800"}
-    move = Move("judge_0", "judge", "judge", 0, "why?", 3, "so", 1, True, 1.5, 1.0, 0.5, info)
-    return [Game(task.id, task.seed, n, (move,)) for task in tasks for n in range(2)]
+    completion = Completion((5, 6), (7,), (), "so", truncated=False, version=0)
+    candidate = Candidate(completion, 1.5, 1.0, 0.5, chosen=True, info=info)
+    return [
+        Trajectory.of(
+            task,
+            n,
+            [
+                Group(
+                    GroupKey(task.id, n, "judge_0", "judge", 0, 0, "0"),
+                    "judge",
+                    "why?",
+                    (5, 6),
+                    (candidate,),
+                )
+            ],
+            early={},
+            cooperative=True,
+        )
+        for task in tasks
+        for n in range(2)
+    ]
 
 
 def begun(path: Path) -> bytes:
     """A folder with two chunks, of two tasks and of one."""
-    with EvalFolder.open(path, SETTINGS_OF) as folder:
-        folder.append("base", games(*TASKS[:2]))
-        folder.append("base", games(TASKS[2]))
-    return (path / SAMPLES).read_bytes()
+    with EvalFolder(path, SETTINGS_OF) as folder:
+        folder.add("base", games(*TASKS[:2]))
+        folder.add("base", games(TASKS[2]))
+    return (path / TRAJECTORIES).read_bytes()
 
 
 def test_what_was_played_is_there_again(tmp_path: Path) -> None:
     begun(tmp_path)
-    with EvalFolder.open(tmp_path, SETTINGS_OF) as folder:
+    with EvalFolder(tmp_path, SETTINGS_OF) as folder:
         assert folder.take("base", TASKS[:2], 2) == games(*TASKS[:2])
         assert folder.take("base", TASKS[2:], 2) == games(TASKS[2])
         assert folder.take("base", TASKS, 2) == []
@@ -53,73 +72,75 @@ def test_a_chunk_that_is_not_whole_is_cut(tmp_path: Path, kept: int) -> None:
     whole = begun(tmp_path)
     lines = whole.splitlines(keepends=True)
     half = b"".join(lines[:kept]) + lines[kept][:40]
-    (tmp_path / SAMPLES).write_bytes(half)
-    with EvalFolder.open(tmp_path, SETTINGS_OF) as folder:
+    (tmp_path / TRAJECTORIES).write_bytes(half)
+    with EvalFolder(tmp_path, SETTINGS_OF) as folder:
         assert folder.take("base", TASKS[:2], 2) == []
-        assert (tmp_path / SAMPLES).read_bytes() == b""
-        folder.append("base", games(*TASKS[:2]))
+        assert (tmp_path / TRAJECTORIES).read_bytes() == b""
+        folder.add("base", games(*TASKS[:2]))
         assert folder.take("base", TASKS[2:], 2) == []
-        folder.append("base", games(TASKS[2]))
-    assert (tmp_path / SAMPLES).read_bytes() == whole
+        folder.add("base", games(TASKS[2]))
+    assert (tmp_path / TRAJECTORIES).read_bytes() == whole
 
 
 def test_whole_chunks_before_the_cut_stay(tmp_path: Path) -> None:
     whole = begun(tmp_path)
-    (tmp_path / SAMPLES).write_bytes(whole[:-5])
-    with EvalFolder.open(tmp_path, SETTINGS_OF) as folder:
+    (tmp_path / TRAJECTORIES).write_bytes(whole[:-5])
+    with EvalFolder(tmp_path, SETTINGS_OF) as folder:
         assert folder.take("base", TASKS[:2], 2) == games(*TASKS[:2])
         assert folder.take("base", TASKS[2:], 2) == []
-    assert (tmp_path / SAMPLES).read_bytes() == b"".join(whole.splitlines(keepends=True)[:4])
+    assert (tmp_path / TRAJECTORIES).read_bytes() == b"".join(whole.splitlines(keepends=True)[:4])
 
 
 def test_another_evaluation_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
     whole = begun(tmp_path)
     with pytest.raises(RunFolderError, match=r"temperature 0\.7, now it is 1\.0.*--out"):
-        EvalFolder.open(tmp_path, SETTINGS_OF | {"temperature": 1.0})
+        EvalFolder(tmp_path, SETTINGS_OF | {"temperature": 1.0})
     with pytest.raises(RunFolderError, match=r"top_p None, now it is 0\.9"):
-        EvalFolder.open(tmp_path, SETTINGS_OF | {"top_p": 0.9})
+        EvalFolder(tmp_path, SETTINGS_OF | {"top_p": 0.9})
     with (
-        EvalFolder.open(tmp_path, SETTINGS_OF) as folder,
-        pytest.raises(RunFolderError, match=r"game 0 of task test:0 by 'base' where .* 'adapters'"),
+        EvalFolder(tmp_path, SETTINGS_OF) as folder,
+        pytest.raises(
+            RunFolderError, match=r"episode 0 of task test:0 by 'base' where .* 'adapters'"
+        ),
     ):
         folder.take("adapters", TASKS[:2], 2)
-    assert (tmp_path / SAMPLES).read_bytes() == whole
+    assert (tmp_path / TRAJECTORIES).read_bytes() == whole
 
 
 def test_settings_may_change_until_the_first_game(tmp_path: Path) -> None:
-    EvalFolder.open(tmp_path, SETTINGS_OF).close()
-    EvalFolder.open(tmp_path, {"env": "other"}).close()
+    EvalFolder(tmp_path, SETTINGS_OF).close()
+    EvalFolder(tmp_path, {"env": "other"}).close()
     assert json.loads((tmp_path / SETTINGS).read_text())["settings"] == {"env": "other"}
 
 
 def test_one_process_at_a_time(tmp_path: Path) -> None:
-    with EvalFolder.open(tmp_path, SETTINGS_OF), pytest.raises(RunFolderError, match="in use"):
-        EvalFolder.open(tmp_path, SETTINGS_OF)
-    EvalFolder.open(tmp_path, SETTINGS_OF).close()
+    with EvalFolder(tmp_path, SETTINGS_OF), pytest.raises(RunFolderError, match="in use"):
+        EvalFolder(tmp_path, SETTINGS_OF)
+    EvalFolder(tmp_path, SETTINGS_OF).close()
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"nonsense\n", b'{"team": "a", "moves": [{}]}\n'])
+@pytest.mark.parametrize("line", [b"{}\n", b"nonsense\n", b'{"team": "a", "format": 2}\n'])
 def test_damage_is_named_with_its_place(tmp_path: Path, line: bytes) -> None:
     whole = begun(tmp_path)
-    (tmp_path / SAMPLES).write_bytes(whole + line)
+    (tmp_path / TRAJECTORIES).write_bytes(whole + line)
     with pytest.raises(RunFolderError, match=f"damaged at byte {len(whole)}"):
-        EvalFolder.open(tmp_path, SETTINGS_OF)
+        EvalFolder(tmp_path, SETTINGS_OF)
 
 
 def test_only_a_finished_evaluation_is_read(tmp_path: Path) -> None:
     with pytest.raises(RunFolderError, match="holds no evaluation"):
-        read_games(tmp_path)
+        read_trajectories(tmp_path)
     begun(tmp_path)
     with pytest.raises(RunFolderError, match="not finished"):
-        read_games(tmp_path)
+        read_trajectories(tmp_path)
     write_file(tmp_path / RESULTS, "{}")
-    assert read_games(tmp_path) == {"base": games(*TASKS)}
+    assert read_trajectories(tmp_path) == {"base": games(*TASKS)}
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(RunFolderError, match="choose another --out"):
-        EvalFolder.open(tmp_path / "file", {})
+        EvalFolder(tmp_path / "file", {})
     with pytest.raises(RunFolderError, match="cannot write"):
         write_file(tmp_path / "file" / "x", "")
 

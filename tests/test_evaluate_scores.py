@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 
 import numpy as np
@@ -11,13 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.errors import ConfigError
-from pettingllms.evaluate.scores import (
+from pettingllms.evaluation.scores import (
     Difference,
     Estimate,
-    bootstrap,
     differences,
+    intervals,
     pass_at,
     pass_at_k,
+    wilson,
 )
 
 
@@ -71,7 +73,7 @@ def test_which_k_are_reported() -> None:
 
 def test_the_interval_is_that_of_resampled_means() -> None:
     values = [0.0, 0.25, 0.5, 0.5, 1.0, 1.0, 1.0, 0.0]
-    found = bootstrap([{"x": value} for value in values], seed=7)["x"]
+    found = intervals([{"x": value} for value in values], seed=7)["x"]
     picks = np.random.default_rng(7).integers(8, size=(2000, 8))
     means = sorted(sum(values[i] for i in row) / 8 for row in picks.tolist())
     # The 2.5th and 97.5th of 2000 sorted means, between neighbours as NumPy's percentile.
@@ -84,7 +86,7 @@ def test_the_interval_is_that_of_resampled_means() -> None:
 def test_intervals_are_those_of_the_mean_over_tasks() -> None:
     rng = np.random.default_rng(0)
     draws = rng.random(400) < 0.3
-    found = bootstrap([{"success": float(each)} for each in draws], seed=1)["success"]
+    found = intervals([{"success": float(each)} for each in draws], seed=1)["success"]
     error = np.sqrt(draws.mean() * (1 - draws.mean()) / 400)
     assert found.mean == draws.mean()
     assert found.low == pytest.approx(draws.mean() - 1.96 * error, abs=0.005)
@@ -96,13 +98,59 @@ def test_intervals_cover_the_truth_as_often_as_they_say() -> None:
     hits = 0
     for trial in range(100):
         tasks = [{"x": float(value)} for value in rng.normal(5.0, 2.0, 60)]
-        low, high = bootstrap(tasks, seed=trial)["x"][1:]
+        low, high = intervals(tasks, seed=trial)["x"][1:]
         hits += low <= 5.0 <= high
     assert 86 <= hits <= 100
 
 
+@pytest.mark.parametrize("tasks", [20, 100])
+@pytest.mark.parametrize("share", [0.97, 0.98, 0.99, 0.995, 0.02])
+def test_the_interval_of_a_share_near_the_ends_covers_the_truth(tasks: int, share: float) -> None:
+    """Exact: every number of successes with its probability, not a simulation."""
+    covered = 0.0
+    for wins in range(tasks + 1):
+        values = [{"success": 1.0}] * wins + [{"success": 0.0}] * (tasks - wins)
+        low, high = intervals(values, seed=0)["success"][1:]
+        chance = math.comb(tasks, wins) * share**wins * (1 - share) ** (tasks - wins)
+        covered += chance * (low <= share <= high)
+    # Percentiles of the bootstrap reach 0.45 for 0.97 of 20 tasks.
+    assert covered >= 0.95
+
+
+@pytest.mark.parametrize("tasks", [20, 100])
+@pytest.mark.parametrize("spread", [0.5, 5.0, 1000.0])
+def test_the_interval_of_a_share_knows_that_episodes_of_a_task_succeed_together(
+    tasks: int, spread: float
+) -> None:
+    """Four episodes a task; a small `spread` makes tasks almost always or almost never succeed."""
+    rng, share, hits, trials = np.random.default_rng(1), 0.97, 0, 2000
+    for _ in range(trials):
+        chances = rng.beta(share * spread, (1 - share) * spread, tasks)
+        low, high = wilson(rng.binomial(4, chances) / 4)
+        hits += low <= share <= high
+    assert hits / trials >= 0.93
+
+
+@given(st.lists(st.integers(0, 4), min_size=1, max_size=30))
+def test_the_interval_of_a_share_holds_its_mean_and_stays_between_0_and_1(wins: list[int]) -> None:
+    mean, low, high = intervals([{"a/parse_error": n / 4} for n in wins], seed=0)["a/parse_error"]
+    assert 0 <= low <= mean <= high <= 1
+    if len(set(wins)) == 1:
+        assert high - low > 0  # agreement of a few tasks is not certainty
+
+
+def test_only_scores_that_are_shares_by_definition_get_the_interval_of_a_share() -> None:
+    shares = ("success", "pass@4", "difficulty/3/success", "win/a", "draws", "x/parse_error",
+              "x/truncated", "x/status/ok", "coder/first_passed")  # fmt: skip
+    others = ("return", "return/a", "tokens", "turns", "x/reward", "x/turns", "x/first_own")
+    found = intervals([dict.fromkeys((*shares, *others), 1.0)] * 20, seed=0)
+    # By hand: (40 + z^2 - 1 - z sqrt(z^2 - 2 - 1/20 + 4)) / (2 (20 + z^2)).
+    assert all(found[name][1:] == pytest.approx((0.7995467, 1.0)) for name in shares)
+    assert all(found[name] == (1.0, 1.0, 1.0) for name in others)
+
+
 def test_tasks_without_a_score_are_left_out_of_it() -> None:
-    found = bootstrap([{"x": 1.0, "y": 0.0}, {"x": 3.0}], seed=0)
+    found = intervals([{"x": 1.0, "y": 0.0}, {"x": 3.0}], seed=0)
     assert found["x"].mean == 2.0
     assert found["y"] == Estimate(0.0, 0.0, 0.0)
 
@@ -117,7 +165,7 @@ def test_differences_are_paired_by_task_whatever_the_order() -> None:
     gain = found["x"]
     assert gain.mean == pytest.approx((1.0 - 0.25 + 0.0) / 3)
     assert (gain.tasks, gain.more, gain.less) == (3, 1, 1)
-    interval = bootstrap([{"x": 1.0}, {"x": -0.25}, {"x": 0.0}], seed=0)["x"]
+    interval = intervals([{"x": 1.0}, {"x": -0.25}, {"x": 0.0}], seed=0)["x"]
     assert gain[:3] == pytest.approx(interval)
     assert not gain.clear
 
@@ -129,7 +177,7 @@ def test_the_same_gain_on_every_task_is_certain_however_much_tasks_differ() -> N
     gain = differences(first, second, seed=0)["x"]
     assert gain[:3] == pytest.approx((0.125, 0.125, 0.125))
     assert gain.clear
-    apart = [bootstrap(list(each.values()), 0)["x"] for each in (first, second)]
+    apart = [intervals(list(each.values()), 0)["x"] for each in (first, second)]
     assert apart[0].high > apart[1].low  # unpaired, the intervals overlap
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pettingllms.evaluate import Estimate, Evaluation
-from pettingllms.evaluate.picture import picture
-from pettingllms.evaluate.tables import as_markdown, as_text, matrix, number, scores_table
+from pettingllms.evaluation import Estimate, Evaluation
+from pettingllms.evaluation.plots import bars
+from pettingllms.evaluation.report import as_markdown, as_text, matrix, number, scores_table
 
 
 def scored(**scores: float) -> Evaluation:
@@ -29,15 +29,15 @@ def test_scores_stand_in_a_fixed_order_and_numbers_in_theirs() -> None:
         ("team", "success in one of 16"),
         ("team", "success, difficulty 9"),
         ("team", "success, difficulty 10"),
-        ("team", "tokens of a game"),
-        ("tool", "own, first reply"),
-        ("tool", "hidden tests passed, first reply"),
-        ("tool", "tokens of a reply"),
+        ("team", "tokens of an episode"),
+        ("tool", "hidden tests passed, first completion"),
+        ("tool", "own, first completion"),
+        ("tool", "tokens of a completion"),
         ("reasoner", "program runs ended: cpu limit"),
     ]
     short = labels(scores_table({"base": team}, short=True))
-    assert ("team", "tokens of a game") not in short
-    assert ("tool", "tokens of a reply") in short
+    assert ("team", "tokens of an episode") not in short
+    assert ("tool", "tokens of a completion") in short
 
 
 def test_a_score_that_one_team_lacks_leaves_its_cell_empty() -> None:
@@ -81,6 +81,6 @@ def test_a_picture_is_drawn_with_and_without_success_and_matrix() -> None:
     mute = {"base": scored(tool__local_reward=0.5), "adapters": scored()}
     cells = {"tool": {"tool": Estimate(0.9, 0.8, 1.0), "reasoner": Estimate(0.1, 0.0, 0.2)}}
     for teams, map_of in ((won, {}), (mute, {}), (won, cells)):
-        data = picture(teams, map_of, "quiz")
+        data = bars(teams, map_of, "quiz")
         assert data.startswith(b"\x89PNG")
-        assert data == picture(teams, map_of, "quiz")
+        assert data == bars(teams, map_of, "quiz")

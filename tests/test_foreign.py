@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
 import pytest
 from pettingzoo.utils import wrappers
 
 from pettingllms.envs import (
+    check_env,
     clone_env,
     load_env,
     next_agent,
     observe_text,
     role_of,
-    step_scores,
+    step_result,
 )
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
 from tests import foreign_env, toy_env
@@ -43,8 +47,9 @@ def test_a_path_makes_an_environment_with_its_arguments():
         ("tests.no_such:env", UnknownNameError, "no module 'tests.no_such'.*PYTHONPATH"),
         ("no_such.toy_env:env", UnknownNameError, "no module 'no_such'"),
         ("tests.toy_env:evn", UnknownNameError, "has no 'evn'; did you mean 'env'"),
-        ("tests.toy_env:", ConfigError, "no `module:attribute` path"),
-        (":env", ConfigError, "no `module:attribute` path"),
+        ("tests.toy_env:", ConfigError, "is not a `module:attribute` path"),
+        (":env", ConfigError, "is not a `module:attribute` path"),
+        ("./no_such.py:env", UnknownNameError, "no file .*/no_such.py"),
         ("tests.foreign_env:not_an_env", ConfigError, "is a int; it must be callable"),
         ("tests.foreign_env:makes_no_env", ConfigError, "made a dict"),
         ("tests.foreign_env:parallel", ConfigError, "parallel_to_aec"),
@@ -55,6 +60,35 @@ def test_what_cannot_be_found_or_used_is_explained(name, error, message):
         load_env(name)
 
 
+def test_an_environment_is_found_in_a_file(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "beside_it_7d1.py").write_text("ROUNDS = 9\n")
+    (tmp_path / "echo_env_7d1.py").write_text(
+        "from beside_it_7d1 import ROUNDS\n"
+        "from tests.foreign_env import raw_env\n\n\n"
+        "def env(rounds=ROUNDS):\n    return raw_env(rounds)\n"
+    )
+    path = "./echo_env_7d1.py:env"
+    made: list[Any] = [load_env(path), load_env(path, rounds=3)]
+    assert [env.rounds for env in made] == [9, 3]
+    with pytest.raises(ConfigError, match=r"echo_env_7d1.py:env has no argument 'round'; did you"):
+        load_env(path, round=3)
+    with pytest.raises(UnknownNameError, match="has no 'evn'; did you mean 'env'"):
+        load_env(f"{tmp_path}/echo_env_7d1.py:evn")
+    check_env(path, episodes=1, replies=foreign_env.WORDS)
+
+
+def test_a_file_whose_name_is_taken_or_that_fails_is_explained(tmp_path):
+    (tmp_path / "random.py").write_text("")
+    with pytest.raises(ConfigError, match="module 'random' is loaded already; rename the file"):
+        load_env(f"{tmp_path}/random.py:env")
+    (tmp_path / "fails_7d1.py").write_text("1 / 0\n")
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError):
+            load_env(f"{tmp_path}/fails_7d1.py:env")
+
+
 def test_an_import_that_fails_inside_a_module_keeps_its_own_error(tmp_path, monkeypatch):
     (tmp_path / "half_installed.py").write_text("import surely_not_installed\n")
     monkeypatch.syspath_prepend(tmp_path)
@@ -62,7 +96,16 @@ def test_an_import_that_fails_inside_a_module_keeps_its_own_error(tmp_path, monk
         load_env("half_installed:env")
 
 
-@pytest.mark.parametrize("make", [toy_env.env, foreign_env.env, foreign_env.raw_env])
+@pytest.mark.parametrize(
+    "make",
+    [
+        toy_env.env,
+        foreign_env.env,
+        foreign_env.raw_env,
+        foreign_env.easily_pickled,
+        foreign_env.badly_pickled,
+    ],
+)
 def test_copies_play_on_alike_and_apart(make):
     env = started(make())
     env.step("5")
@@ -92,7 +135,7 @@ def test_an_environment_that_was_never_reset_can_be_copied():
 
 
 def test_a_copy_that_forgets_the_episode_is_refused():
-    with pytest.raises(CloneError, match=r"not where the original is.*EzPickle"):
+    with pytest.raises(CloneError, match=r"not where the original is|has no attribute 'agents'"):
         clone_env(started(foreign_env.forgetful()))
 
 
@@ -124,15 +167,16 @@ def test_scores_of_a_text_env_come_in_parts():
     env = toy_env.env(alpha=0.5)
     env.reset(seed=1, options={"secret": 3})
     env.step("3")
-    scores = step_scores(env, "guesser_0")
+    scores = step_result(env, "guesser_0")
     assert (scores.team, scores.local, scores.reward) == (1.0, 0.5, 1.0)
     assert scores.info["success"] is True
+    assert (scores.others, scores.cooperative) == ({}, True)
 
 
 def test_the_reward_of_a_foreign_environment_is_local():
     env = started(foreign_env.env())
     env.step(word(env))
-    assert step_scores(env, "speaker_1") == (0.0, 1.0, 1.0, {})
+    assert step_result(env, "speaker_1") == (0.0, 1.0, 1.0, {}, {}, False)
 
 
 def test_finished_agents_are_stepped_out_until_nobody_is_left():

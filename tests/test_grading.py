@@ -12,8 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pettingllms.grading import boxed, grade, same
-from pettingllms.grading.notation import read_number
-from pettingllms.grading.plain import plain, split_list
+from pettingllms.grading.notation import plain, read_number, split_list
 from tests.judged_answers import EQUAL, SYMBOLIC_EQUAL, SYMBOLIC_UNEQUAL, UNEQUAL
 
 

@@ -11,17 +11,23 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from pettingllms.grading import grade, same, symbolic
-from pettingllms.grading.compare import Verdict
-from pettingllms.grading.notation import read_number
-from pettingllms.grading.plain import plain
+from pettingllms.grading import Verdict, grade, same, symbolic
+from pettingllms.grading.notation import plain, read_number
 
 # Pairs that a computer algebra system does not finish, or only with much memory.
 SLOW = [
     ("1", r"\int_0^1 \frac{x^{77} \sin(x)^{55} \cos(x)^{33}}{x^{11}+x^{7}+1} dx"),
-    ("x^{900}-y^{901}", r"(x-y+1)^{900}(x+y)^{901}"),
+    ("1", r"\int_0^1 \frac{\sin(x)^{44} \cos(x)^{31}}{x^{13}+x^{5}+3} dx"),
 ]
+
+
+def ask(gold, answer):
+    """The verdict of math-verify without what it cost."""
+    found = symbolic.symbolic_equal(gold, answer, 6)
+    return Verdict(found.equal, found.by, found.note)
 
 
 @pytest.fixture
@@ -38,35 +44,35 @@ def fresh(monkeypatch):
 @pytest.mark.parametrize(("gold", "answer"), SLOW)
 def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     started = time.monotonic()
-    verdict = Verdict(*symbolic.symbolic_equal(gold, answer))
-    assert verdict == Verdict(False, "nobody", symbolic.TOO_LONG)
+    verdict = ask(gold, answer)
+    assert verdict == Verdict(False, "undecided", symbolic.TOO_LONG)
     assert time.monotonic() - started < 30
-    assert symbolic.symbolic_equal("x+1", "1+x") == (True, "math-verify", "")
+    assert ask("x+1", "1+x") == (True, "math-verify", "")
 
 
 def test_a_killed_process_is_replaced(fresh):
-    assert symbolic.symbolic_equal("x+1", "1+x")[0]
+    assert ask("x+1", "1+x")[0]
     first = fresh.process.popen
     first.kill()
-    assert symbolic.symbolic_equal("x+2", "2+x") == (False, "nobody", symbolic.TOO_LONG)
+    assert ask("x+2", "2+x") == (False, "undecided", symbolic.TOO_LONG)
     assert first.returncode is not None
-    assert symbolic.symbolic_equal("x+3", "3+x") == (True, "math-verify", "")
+    assert ask("x+3", "3+x") == (True, "math-verify", "")
     assert fresh.process.popen.pid != first.pid
 
 
 def test_equal_questions_are_asked_once(fresh):
-    assert symbolic.symbolic_equal("x+1", "1+x")[0]
+    assert ask("x+1", "1+x")[0]
     fresh.process.popen.kill()
-    assert symbolic.symbolic_equal("x+1", "1+x")[0]
+    assert ask("x+1", "1+x")[0]
 
 
 def test_many_threads_get_their_own_verdicts(fresh):
     found = {}
 
-    def ask(n):
-        found[n] = symbolic.symbolic_equal(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
+    def judge(n):
+        found[n] = ask(f"x+{n}", f"{n if n % 2 else n + 1}+x")[0]
 
-    threads = [threading.Thread(target=ask, args=(n,)) for n in range(20)]
+    threads = [threading.Thread(target=judge, args=(n,)) for n in range(20)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -76,15 +82,15 @@ def test_many_threads_get_their_own_verdicts(fresh):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_process_has_its_own_worker(fresh):
-    assert symbolic.symbolic_equal("x+1", "1+x")[0]
+    assert ask("x+1", "1+x")[0]
     before = fresh.process.popen.pid
     child = os.fork()
     if child == 0:
-        mine = symbolic.symbolic_equal("x+4", "4+x")[0] and fresh.process.popen.pid != before
+        mine = ask("x+4", "4+x")[0] and fresh.process.popen.pid != before
         fresh.end()
         os._exit(0 if mine else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert symbolic.symbolic_equal("x+5", "5+x")[0]
+    assert ask("x+5", "5+x")[0]
     assert fresh.process.popen.pid == before
 
 
@@ -93,14 +99,13 @@ def test_without_math_verify_the_exact_path_decides_alone_and_says_so_once(
 ):
     worker = tmp_path / "worker.py"
     source = Path(symbolic.__file__).with_name("worker.py").read_text()
-    worker.write_text(
-        "import sys\nsys.modules['math_verify'] = None\n"
-        + source.replace("from __future__ import annotations\n", "")
-    )
+    source = source.replace("import sympy\n", "raise ImportError\n", 1)
+    assert "raise ImportError" in source
+    worker.write_text(source)
     monkeypatch.setattr(symbolic, "__file__", str(worker))
     with caplog.at_level(logging.WARNING):
         for gold, answer in (("x+1", "1+x"), ("x+2", "2+x")):
-            assert grade(gold, answer) == Verdict(False, "nobody", symbolic.MISSING)
+            assert grade(gold, answer) == Verdict(False, "undecided", symbolic.MISSING)
     assert same("1/2", "0.5")
     (record,) = caplog.records
     assert "pettingllms[math]" in record.getMessage()
@@ -143,7 +148,7 @@ def test_the_exact_path_and_math_verify_agree_on_thousands_of_pairs(fresh, seed)
         gold, answer = plain(written(rng, value)), plain(written(rng, other))
         if ("%" in gold) != ("%" in answer):
             continue  # `9%` and `9` are one answer to us, to math-verify only as integers
-        ours, theirs = grade(gold, answer), symbolic.symbolic_equal(gold, answer)
+        ours, theirs = grade(gold, answer), ask(gold, answer)
         assert read_number(gold) and read_number(answer)  # noqa: PT018 - one fact
         assert (ours.by, theirs[1]) == ("exact", "math-verify")
         compared, equal = compared + 1, equal + ours.equal
@@ -153,26 +158,63 @@ def test_the_exact_path_and_math_verify_agree_on_thousands_of_pairs(fresh, seed)
     assert 150 < equal < 350
 
 
-def test_roots_and_multiples_of_pi_agree_with_math_verify(fresh):
-    rng = random.Random(12)
-    differences = []
-    for _ in range(200):
-        a, b, n = rng.randint(1, 6), rng.randint(1, 4), rng.choice((2, 3, 8, 12, 9))
-        root, times = rng.choice((r"\sqrt{%d}", r"\pi", "1")), rng.choice((1, 1, 2))
-        gold = rf"\frac{{{a}}}{{{b}}}" + (rf"\cdot {root % n}" if "%" in root else rf"\cdot {root}")
-        square = n * times * times
-        answer = (
-            rf"\frac{{{a}\cdot {root.replace('%d', str(square))}}}{{{b * rng.choice((1, times))}}}"
-        )
-        ours, theirs = grade(gold, answer), symbolic.symbolic_equal(gold, answer)
-        assert ours.by == "exact"
-        if ours.equal != theirs[0]:
-            differences.append((gold, answer, ours.equal))
-    assert differences == []
-
-
 def test_a_list_of_slow_items_takes_no_longer_than_one(fresh):
     slow = r"\int_0^1 \frac{x^{7%d} \sin(x)^{55} \cos(x)^{33}}{x^{11}+x^{7}+1} dx"
     verdict = grade(tuple(f"a+{n}" for n in range(6)), ", ".join(slow % n for n in range(6)))
-    assert (verdict.equal, verdict.by) == (False, "nobody")
+    assert (verdict.equal, verdict.by) == (False, "undecided")
     assert symbolic.symbolic_equal.cache_info().misses == 1
+
+
+def test_the_time_for_all_items_together_is_bounded(fresh, monkeypatch):
+    monkeypatch.setattr("pettingllms.grading.answers.CPU_S", 0.1)
+    items = [f"(x+y+z+1)^{{{n}}}(x-1)" for n in range(90, 122)]
+    expanded = [f"(x+y+z+1)^{{{n}}}x-(x+y+z+1)^{{{n}}}" for n in range(90, 122)]
+    verdict = grade(f"({','.join(items)})", f"({','.join(expanded)})")
+    assert (verdict.equal, verdict.by) == (False, "undecided")
+    assert 1 <= symbolic.symbolic_equal.cache_info().misses < 32
+
+
+def test_sets_of_sets_are_compared_in_bounded_time():
+    numbers = [str(n) for n in range(1, 16)]
+    gold = ",".join(rf"\{{{','.join([*numbers, str(100 + a)])}\}}" for a in range(16))
+    answer = ",".join(rf"\{{{','.join([*numbers[::-1], str(200 + a)])}\}}" for a in range(16))
+    started = time.process_time()
+    verdict = grade(f"\\{{{gold}\\}}", f"\\{{{answer}\\}}")
+    assert (verdict.equal, verdict.by) == (False, "undecided")
+    assert time.process_time() - started < 2
+
+
+ALGEBRA = st.lists(
+    st.sampled_from(
+        [*"xyi19()+-=<,^{}", r"\frac{1}{", r"\sqrt{", "}", r"\sin", "!", r"\cdot", r"\pm", r"\le", "**", r"\infty", r"\cup",
+         r"\begin{pmatrix}", r"\end{pmatrix}", r"\\", "&", r"\{", r"\}", "7=", r"\log_2 ", r"\sum_{n=1}^9", r"\lim_{x\to 0}", " "]
+    ),
+    max_size=12,
+).map("".join)  # fmt: skip
+
+
+@given(ALGEBRA, ALGEBRA)
+@settings(max_examples=100, deadline=None)
+def test_any_pair_has_a_verdict_and_costs_this_process_little(gold, answer):
+    started = time.process_time()
+    verdict = grade(gold, answer)
+    assert verdict == grade(gold, answer)
+    assert verdict.by in ("exact", "math-verify", "undecided")
+    assert time.process_time() - started < 1
+
+
+@given(ALGEBRA, st.sampled_from(["1=0", "0=0", "7=5", "x=x", "1<2", "5=5=5"]))
+@settings(max_examples=60, deadline=None)
+def test_a_statement_about_nothing_is_no_answer_but_its_own_value(gold, statement):
+    value = statement[-1] if statement in ("0=0", "5=5=5") else None
+    if grade(gold, statement).equal and plain(gold).replace(" ", "") != statement:
+        assert value is not None
+        assert grade(gold, value).equal
+
+
+def test_decimals_count_to_the_places_that_are_asked_for():
+    assert grade(r"(\frac{3}{5},\frac{8}{3}]", "(0.6,2.6667]", places=2).equal
+    assert not grade(r"(\frac{3}{5},\frac{8}{3}]", "(0.6,2.6667]").equal
+    assert grade(r"\sqrt{2}", "1.414", places=3).equal
+    assert not grade(r"\sqrt{2}", "1.414").equal
+    assert not grade(r"\sqrt{2}", "1.6", places=1).equal

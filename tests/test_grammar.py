@@ -8,7 +8,8 @@ from itertools import cycle
 import pytest
 
 from pettingllms.data import coding, grammar
-from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, SPLITS, Composition
+from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, Composition
+from pettingllms.data.splits import SPLITS
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
 ALL = [composition for split in SPLITS for composition in COMPOSITIONS[split]]
@@ -43,7 +44,7 @@ def test_every_part_computes_what_its_code_computes(family, function, sandbox):
     texts = [coding.input_text(compositions[0], values, function=function) for values in inputs]
     cases = [Case(function="solve", args=t) if function else Case(stdin=t) for t in texts]
     programs = [composition.program(function=function) for composition in compositions]
-    results = sandbox.run(programs, cases, limits=Limits(cpu_s=5), fresh_process=False)
+    results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))
     for composition, row in zip(compositions, results, strict=True):
         for values, text, result in zip(inputs, texts, row, strict=True):
             value = composition.run(values)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data import grids
+from pettingllms.data import plan_path
 from pettingllms.errors import ConfigError
 
 sizes = st.tuples(st.integers(3, 9), st.integers(3, 9))
@@ -21,7 +21,7 @@ def layout(rng, height, width):
 def test_distances_are_those_of_relaxation(rng, size):
     height, width = size
     walls, goal = layout(rng, height, width)
-    found = grids.distances(height, width, walls, goal)
+    found = plan_path.distances(height, width, walls, goal)
     # Another method: repeat "one more than the least neighbour" until nothing changes.
     far = size[0] * size[1]
     expected = {cell: 0 if cell == goal else far for cell in range(far) if cell not in walls}
@@ -44,8 +44,8 @@ def test_no_layout_is_in_two_splits_however_it_is_turned():
     for split in ("train", "val", "test"):
         rng = random.Random(split)
         for _ in range(1500):
-            grid = grids.generate(rng, split, height=5, width=5, walls=0.2)
-            name = grids.canonical(5, 5, grid.walls, grid.goal)
+            grid = plan_path.generate(rng, split, height=5, width=5, walls=0.2)
+            name = plan_path.canonical(5, 5, grid.walls, grid.goal)
             assert seen.setdefault(name, split) == split
     assert len(seen) > 2500
 
@@ -63,18 +63,20 @@ def test_turned_and_mirrored_layouts_have_one_name(rng, size):
         row, column = divmod(cell, width)
         return row * width + width - 1 - column
 
-    name = grids.canonical(height, width, walls, goal)
-    assert name == grids.canonical(width, height, frozenset(map(turned, walls)), turned(goal))
-    assert name == grids.canonical(height, width, frozenset(map(mirrored, walls)), mirrored(goal))
+    name = plan_path.canonical(height, width, walls, goal)
+    assert name == plan_path.canonical(width, height, frozenset(map(turned, walls)), turned(goal))
+    assert name == plan_path.canonical(
+        height, width, frozenset(map(mirrored, walls)), mirrored(goal)
+    )
     other = next(c for c in range(height * width) if c not in walls and c != goal)
-    assert grids.canonical(height, width, walls | {other}, goal) != name
+    assert plan_path.canonical(height, width, walls | {other}, goal) != name
 
 
 @pytest.mark.parametrize("moves", [(3, 8), (12, 30)])
 def test_the_optimum_is_within_the_range_asked_for(moves):
     rng = random.Random(0)
     for _ in range(50):
-        grid = grids.generate(rng, "train", moves=moves)
+        grid = plan_path.generate(rng, "train", moves=moves)
         assert moves[0] <= grid.optimum <= moves[1]
         assert grid.start not in grid.walls
         assert grid.goal not in grid.walls
@@ -83,4 +85,4 @@ def test_the_optimum_is_within_the_range_asked_for(moves):
 
 def test_what_cannot_be_generated_is_refused():
     with pytest.raises(ConfigError, match="fewer walls"):
-        grids.generate(random.Random(0), "train", height=2, width=2, walls=0.0, moves=(9, 9))
+        plan_path.generate(random.Random(0), "train", height=2, width=2, walls=0.0, moves=(9, 9))

@@ -15,7 +15,7 @@ from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
 from pettingllms.data import arithmetic
-from pettingllms.data.problems import MathProblem
+from pettingllms.data.math import MathProblem
 from pettingllms.envs import check_env, math_v0
 from pettingllms.envs.lists import ParseError
 from pettingllms.envs.math_text import MAX_ANSWER_CHARS, Reply, parse_reply
@@ -58,12 +58,16 @@ def box(answer):
 
 
 def step(env, text):
-    """What the reply earns its author: (team, local), and its info."""
-    agent = env.agent_selection
+    """Where the reply leaves its author: (the team's score, its own), and its info."""
+    agent, before = env.agent_selection, env._state.scores
     env.step(text)
-    info = env.infos[agent]
-    assert env.rewards[agent] == env.alpha * info["team_reward"] + info["local_reward"]
-    return (info["team_reward"], info["local_reward"]), info
+    info, after = env.infos[agent], env._state.scores
+    earned = info["team_reward"], info["local_reward"]
+    own = after.local[agent]
+    assert env.rewards[agent] == env.alpha * earned[0] + earned[1]
+    assert earned == (after.team - before.team, own - before.local.get(agent, 0.0))
+    assert after.team == info["success"]
+    return (after.team, own), info
 
 
 # Rewards
@@ -165,6 +169,17 @@ def test_the_sparse_scheme_pays_the_team_only(play):
     assert step(env, "?")[0] == (1.0, 0.0)
 
 
+def test_the_same_replies_to_the_same_task_earn_the_same(sandbox):
+    def episode():
+        env = math_v0.env(sandbox=sandbox, max_turns=3)
+        env.reset(seed=5)
+        for text in (say("{*'abcdef'}"), box(1), code("1/0"), "?", say(3), box(4)):
+            env.step(text)
+        return env.transcript, env.infos, env.observe("tool_0")
+
+    assert episode() == episode()
+
+
 def test_several_answers_are_all_asked_for(play):
     for answer, right in (("1, 2", 1.0), ("2, 1", 1.0), ("1", 0.0), ("1, 2, 3", 0.0)):
         env = play("1", "2")
@@ -237,7 +252,7 @@ def test_an_earlier_answer_stands_where_a_reply_cannot_be_read(play):
     env.step(box(7))
     before = env._state
     env.step("nothing")
-    assert env._state is before
+    assert env._state.messages is before.messages
     env.step(box(8))
     assert all(env.terminations.values())
 

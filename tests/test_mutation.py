@@ -7,7 +7,7 @@ from itertools import islice
 import pytest
 
 from pettingllms.data import coding
-from pettingllms.data.mutation import CANDIDATES, known_wrong, mutants
+from pettingllms.data.coding import CANDIDATES, known_wrong, mutants
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
@@ -44,7 +44,7 @@ def outputs(sandbox):
             Case(stdin=text) if task.function is None else Case(function=task.function, args=text)
             for text in inputs
         ]
-        return sandbox.run(programs, cases, limits=Limits(cpu_s=0.2), fresh_process=False)
+        return sandbox.run(programs, cases, limits=Limits(cpu_s=0.2))
 
     return run
 

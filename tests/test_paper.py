@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,38 +11,70 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
-from benchmarks import evidence, main_table, paper, tables
-from pettingllms.evaluate.scores import Estimate
-
-SCRIPTS = {name: importlib.import_module(f"benchmarks.{name}") for name in tables.PAPER}
-
+from benchmarks import evidence, experiments, paper, tables
+from benchmarks.experiments import EXPERIMENTS
+from pettingllms.evaluation.scores import Estimate
 
 # --------------------------------------------------------------------- what has been published
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_a_published_verdict_is_what_the_script_says_of_the_published_runs(name):
-    result = tables.load(name)
-    assert SCRIPTS[name].verdict(result["runs"]) == result["verdict"]
-
-
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_arm_has_the_same_seeds_at_least_three_and_the_same_number_of_tasks(name):
-    runs = tables.load(name)["runs"]
+def inconsistencies(experiment: experiments.Experiment, result: dict) -> list[str]:
+    """What does not hold of a published result; all experiments are held to the same."""
+    runs, found = result["runs"], []
+    if experiment.verdict(runs) != result["verdict"]:
+        found.append("the verdict is not that of the runs")
     arms = {(run["env"], run["arm"]) for run in runs}
-    seeds = {arm: [r["seed"] for r in evidence.chosen(runs, *arm)] for arm in arms}
-    assert len(set(map(tuple, seeds.values()))) == 1
-    assert len(set(next(iter(seeds.values())))) >= 3
-    assert {len(run["tasks"]) for run in runs} == {tables.load(name)["settings"]["tasks"]}
+    seeds = {tuple(run["seed"] for run in evidence.chosen(runs, *arm)) for arm in arms}
+    if len(seeds) != 1 or len(set(next(iter(seeds)))) < 3:
+        found.append("the arms do not have the same seeds, at least three")
+    if {len(run["tasks"]) for run in runs} != {result["settings"]["tasks"]}:
+        found.append("not every arm played all tasks")
+    for run in runs:
+        budget = result["settings"]["tokens"][run["env"]]
+        if "tokens" in run and not budget <= run["tokens"] <= 1.25 * budget:
+            found.append(f"{run['env']}, {run['arm']} did not generate its tokens")
+    return found
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_whatever_was_trained_generated_its_budget_and_at_most_a_step_more(name):
-    result = tables.load(name)
-    for run in result["runs"]:
-        if "tokens" in run:
-            budget = result["settings"]["tokens"][run["env"]]
-            assert budget <= run["tokens"] <= 1.25 * budget, (name, run["env"], run["arm"])
+def a_result(name: str) -> dict:
+    """A result as a run of the experiment would publish it."""
+    runs, experiment = [], EXPERIMENTS[name]
+    for env in experiment.envs:
+        for k, arm in enumerate(experiment.arms(env)):
+            for seed in range(3):
+                digits = "".join(str(int((task + seed) % (k + 2) == 0)) for task in range(40))
+                record = {"env": env, "arm": arm.name, "seed": seed, "tasks": digits}
+                record["late"] = {"success": 0.5, "turns": 3.0, "num_tokens": 100.0}
+                runs.append(record | ({"tokens": 110} if arm.settings or arm.combine else {}))
+    settings = {"tasks": 40, "tokens": dict.fromkeys(experiment.envs, 100)}
+    return {"settings": settings, "verdict": experiment.verdict(runs), "runs": runs}
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_whatever_is_published_is_consistent(name):
+    if tables.published(name):
+        assert inconsistencies(EXPERIMENTS[name], tables.load(name)) == []
+
+
+@pytest.mark.parametrize("name", EXPERIMENTS)
+def test_a_result_that_is_inconsistent_is_found(name):
+    experiment, good = EXPERIMENTS[name], a_result(name)
+    assert inconsistencies(experiment, good) == []
+    first, *rest = good["runs"]
+    assert inconsistencies(experiment, good | {"verdict": "It works."})
+    assert inconsistencies(experiment, good | {"runs": [first | {"seed": 7}, *rest]})
+    assert inconsistencies(experiment, good | {"runs": [first | {"tokens": 200}, *rest]})
+    assert inconsistencies(experiment, good | {"settings": good["settings"] | {"tasks": 41}})
+
+
+@pytest.mark.parametrize("name", ["main_table", "role_swap", "shared_or_specialized", "alpha"])
+def test_the_table_of_an_experiment_has_a_row_for_each_arm(name):
+    experiment = EXPERIMENTS[name]
+    header, rows = experiment.table(a_result(name))
+    arms = [arm.name for arm in experiment.arms(experiment.envs[0])]
+    assert [row[0] for row in rows] == arms
+    assert header[1:] == list(experiment.envs)
+    assert all(len(row) == len(header) for row in rows)
 
 
 # ---------------------------------------------------------------------------------- statistics
@@ -89,6 +118,14 @@ def test_a_difference_is_paired_by_seed_and_task():
     assert evidence.gain(worse, "math", "a", "b").mean == pytest.approx(2 / 150)
 
 
+@given(st.floats(0, 1), st.integers(1, 1000))
+def test_an_interval_of_one_team_is_never_a_point_and_never_impossible(rate, tasks):
+    mean, low, high = evidence.wilson(rate, tasks)
+    assert -1e-9 <= low <= mean + 1e-9
+    assert mean - 1e-9 <= high <= 1 + 1e-9
+    assert high - low > 0
+
+
 @pytest.mark.parametrize(
     ("found", "least", "word"),
     [
@@ -113,15 +150,18 @@ def test_where_everybody_solves_everything_nothing_is_concluded():
 # ------------------------------------------------------------------------------------ the runs
 
 
-def test_arms_that_need_the_same_training_share_it_and_others_do_not(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["main_table"])
-    lab = paper.Lab(None, ("coding",))
+def a_lab(*words: str) -> paper.Lab:
+    return paper.Lab(*paper.parse(["main_table", *words]))
+
+
+def test_arms_that_need_the_same_training_share_it_and_others_do_not():
+    lab = a_lab()
     trained = {
-        (name, each.arm): [lab._folder("coding", 0, settings) for settings in _trainings(each)]
-        for name, script in SCRIPTS.items()
-        for each in _wanted(script, lab)
+        (name, arm.name): lab.trainings(paper.Job("coding", arm, 0))
+        for name, experiment in EXPERIMENTS.items()
+        for arm in experiment.arms("coding")
     }
-    team = trained["main_table", main_table.PER_ROLE]
+    team = trained["main_table", experiments.SPECIALIZED]
     for name, arm in (
         ("grouping", "at_grpo"),
         ("joint_training", "trained together"),
@@ -136,33 +176,37 @@ def test_arms_that_need_the_same_training_share_it_and_others_do_not(monkeypatch
     assert len(set(folders)) == 3 + 2 + 3 + 1 + 4 + 2 + 7
 
 
-def _wanted(script, lab):
-    return (
-        script.wanted(lab, "coding")
-        if script.__name__.endswith("joint_training")
-        else script.wanted("coding")
-    )
+def test_roles_that_are_trained_alone_share_the_tokens_of_one_training():
+    alone = next(a for a in EXPERIMENTS["joint_training"].arms("math") if a.combine)
+    settings = a_lab("--tokens", "1000")._settings(paper.Job("math", alone, 0))
+    assert [each["max_tokens"] for each in settings] == [500, 500]
 
 
-def _trainings(each):
-    return each.combine or ([] if each.settings is None else [each.settings])
+def test_an_unknown_experiment_is_refused_with_the_known_ones(capsys):
+    with pytest.raises(SystemExit):
+        paper.parse(["main_tabel"])
+    assert "main_table" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(300)  # half a minute on an idle machine
 def test_a_table_is_made_by_real_trainings_once(tmp_path: Path, monkeypatch, capsys):
     monkeypatch.setattr(paper, "HERE", tmp_path)
     (tmp_path / "results").mkdir()
-    words = "--seeds 0 --tokens 200 --tasks 3 --eval-tasks 2 --num-generations 2 --tasks-per-step 2"
-    monkeypatch.setattr(sys, "argv", ["try", "--envs", "sokoban", *words.split()])
+    shared = EXPERIMENTS["main_table"]._replace(
+        arms=lambda _: [experiments.Arm("shared", {"policies": "shared"})], claims=()
+    )
+    monkeypatch.setattr("benchmarks.paper.EXPERIMENTS", {"main_table": shared})
+    words = "main_table --envs sokoban --name try --seeds 0 --tokens 200 --tasks 3"
+    words += " --eval-tasks 2 --num-generations 2 --tasks-per-step 2"
 
     def run() -> dict:
-        lab = paper.Lab(None, ("sokoban",))
-        arms = [each for each in main_table.wanted("sokoban") if each.arm == main_table.SHARED]
-        lab.publish(arms, lambda _: "said", partial(evidence.draw_bars, title="try"))
+        paper.main(words.split())
         return json.loads((tmp_path / "results" / "try.json").read_text())
 
     first = run()
     (only,) = first["runs"]
-    assert only["arm"] == main_table.SHARED
+    assert only["arm"] == "shared"
     assert set(only["tasks"]) <= {"0", "1"}
     assert len(only["tasks"]) == 3
     assert only["tokens"] >= 200

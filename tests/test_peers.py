@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers, peers_report, peers_trl
+from benchmarks import peers, peers_report
 from pettingllms.assembly import build_policies, make_env
-from pettingllms.trainers.episodes import tasks_of_step
+from pettingllms.rollout.episode import tasks_of_step
 
 
 def run(pace: float, success: float) -> dict:
@@ -77,10 +77,10 @@ def test_the_sentence_is_computed_from_the_numbers():
 def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
     options = Namespace(env=env, tokens=1000, max_steps=2, tokens_per_batch=1024)
     config = peers.settings("trl-3", options)
-    game: Any = make_env(config, "train", embedded=True)
+    game: Any = make_env(config, "train")
     (role,) = {agent.removesuffix("_0") for agent in game.possible_agents}
     policies = build_policies(config, {role: role})
-    seeds, prompts = peers_trl.prompts_of(config, game)
+    seeds, prompts = peers.prompts_of(config, game)
     tasks = tasks_of_step(game, env, 1, config.tasks_per_step, 3)
     assert seeds[config.tasks_per_step :] == [task.seed for task in tasks]
 
@@ -88,7 +88,7 @@ def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
     texts = ["nothing"] * (2 * k)
     ids = [policies.chat.tokenizer(text)["input_ids"] for text in texts]
     with ThreadPoolExecutor(1) as pool:
-        reward = peers_trl.reward_of(config, game, policies, pool, last)
+        reward = peers.reward_of(config, game, policies, pool, last)
         paid = reward(ids, [seed for seed in islice(seeds, 2) for _ in range(k)])
     alone = game.clone()
     alone.reset(seed=seeds[0])

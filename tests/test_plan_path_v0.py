@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pettingllms.data import grids
+from pettingllms.data import plan_path
 from pettingllms.envs import plan_path_v0
-from pettingllms.envs.boards import FORMAT_PENALTY, ILLEGAL_COST
-from pettingllms.errors import ConfigError
+from pettingllms.envs.boards import FORMAT_PENALTY, WORST
+from pettingllms.errors import ConfigError, DatasetError
 
 DELTA = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 
@@ -25,7 +25,7 @@ def board(env):
 def shortest(env):
     """A shortest path from where the agent is, by following the distances down."""
     level, cell, moves = env._state.level, env._state.position, []
-    table = grids.neighbours(level.height, level.width)
+    table = plan_path.neighbours(level.height, level.width)
     while cell != level.goal:
         move = next(
             m
@@ -37,7 +37,7 @@ def shortest(env):
     return moves
 
 
-def reference(rows, moves):
+def reference(rows, moves, stop):
     """The rules once more, on characters: the rows afterwards, and how many moves were refused."""
     cells = {(r, c): mark for r, row in enumerate(rows) for c, mark in enumerate(row)}
     at = next(cell for cell, mark in cells.items() if mark == "@")
@@ -49,19 +49,25 @@ def reference(rows, moves):
         to = (at[0] + DELTA[move][0], at[1] + DELTA[move][1])
         if cells.get(to, "#") == "#":
             refused += 1
+            if stop:
+                break
         else:
             at = to
     return at, refused
 
 
 @settings(max_examples=60)
-@given(st.integers(0, 10**6), st.lists(st.lists(st.sampled_from("UDLR"), max_size=12), max_size=8))
-def test_boards_follow_an_independent_model_of_the_rules(seed, answers):
-    env = make(seed, max_turns=8, agents="single")
+@given(
+    st.integers(0, 10**6),
+    st.lists(st.lists(st.sampled_from("UDLR"), max_size=12), max_size=8),
+    st.sampled_from(["stop", "skip"]),
+)
+def test_boards_follow_an_independent_model_of_the_rules(seed, answers, rule):
+    env = make(seed, max_turns=8, agents="single", refused=rule)
     for moves in answers:
         if env.terminations["planner_0"]:
             break
-        at, refused = reference(board(env), moves)
+        at, refused = reference(board(env), moves, rule == "stop")
         env.step(f"#### {moves}")
         assert env._state.position == at[0] * 6 + at[1]
         assert env.infos["planner_0"]["illegal"] == refused
@@ -92,7 +98,7 @@ def test_a_shortest_path_ends_the_episode_and_is_success():
     env = make()
     path = shortest(env)
     env.step(f"[{', '.join(path)}]")
-    assert env.rewards["tool_0"] == pytest.approx(2.0)
+    assert env.rewards["tool_0"] == pytest.approx(1.0)
     env.step(f"[{', '.join(path)}, U, U]")
     assert env.rewards["planner_0"] == pytest.approx(2.0)
     assert all(env.terminations.values())
@@ -153,7 +159,7 @@ def test_nothing_returns_more_than_solving(rewards, agents):
 def test_a_solution_that_is_proposed_again_and_again_is_paid_once():
     solution = shortest(make())
     assert played(0, "paper", "team", [solution] * 4, planner="[]")[0]["tool_0"] == pytest.approx(
-        2.0
+        1.0
     )
 
 
@@ -170,19 +176,61 @@ def played(seed, rewards, agents, answers, planner=None):
     return totals, success
 
 
-def test_refused_moves_cost_their_share():
-    env = make(agents="single")
+def refused_at_once(env):
+    """A move that is refused where the agent is."""
     rows = board(env)
     row, column = next(
         (r, c) for r, line in enumerate(rows) for c, m in enumerate(line) if m == "@"
     )
-    wall = next(
-        move
-        for move, (dr, dc) in DELTA.items()
-        if not (0 <= row + dr < 6 and 0 <= column + dc < 6) or rows[row + dr][column + dc] == "#"
+    for move, (down, right) in DELTA.items():
+        to = (row + down, column + right)
+        if not (0 <= to[0] < 6 and 0 <= to[1] < 6) or rows[to[0]][to[1]] == "#":
+            return move
+    return None
+
+
+def test_an_answer_stops_at_the_first_refused_move_and_keeps_what_it_gained():
+    seeds = [s for s in range(40) if refused_at_once(make(s))]
+    assert len(seeds) > 10
+    for seed in seeds:
+        env = make(seed, agents="single")
+        wall, path, start = refused_at_once(env), shortest(env), env._state.position
+        env.step(f"[{wall}, {', '.join(path)}]")
+        assert env._state.position == start
+        assert env.rewards["planner_0"] == 0.0
+        assert f"1 refused (number 1, {wall})" in env.observe("planner_0")["text"]
+        env = make(seed, agents="single", refused="skip")
+        env.step(f"[{wall}, {', '.join(path)}]")
+        assert env.infos["planner_0"]["success"]
+
+
+@pytest.mark.parametrize("rule", ["stop", "skip"])
+def test_a_full_prompt_says_what_a_refused_move_does(rule):
+    text = make(refused=rule).observe("planner_0")["text"]
+    assert ("the rest is dropped" in text, "is skipped" in text) == (
+        rule == "stop",
+        rule == "skip",
     )
-    env.step(f"[{wall}, {wall}]")
-    assert env.rewards["planner_0"] == pytest.approx(-ILLEGAL_COST)
+
+
+def test_no_answer_loses_more_than_the_bound():
+    least = 0.0
+    for seed in range(60):
+        env = make(seed, agents="single", moves=(1, 2), height=10, width=10)
+        level = env._state.level
+        worst = max(range(100), key=lambda cell: level.distances[cell])
+        back = plan_path.distances(10, 10, level.walls, worst)
+        cell, moves = env._state.position, []
+        while cell != worst and cell != level.goal:
+            move, cell = next(
+                (m, near)
+                for m, near in plan_path.neighbours(10, 10)[cell].items()
+                if near not in level.walls and back[near] == back[cell] - 1
+            )
+            moves.append(move)
+        env.step(f"[{', '.join(moves)}]")
+        least = min(least, env.rewards["planner_0"])
+    assert least == WORST / 2
 
 
 def test_a_tool_may_answer_with_a_program():
@@ -237,6 +285,8 @@ def test_pictures_differ_from_move_to_move():
         {"walls": 0.9},
         {"walls": float("nan")},
         {"moves": (5, 2)},
+        {"height": 2, "width": 2, "walls": 0.0, "split": "val"},
+        {"height": 3, "width": 3, "moves": (9, 9)},
         {"agents": "both"},
         {"tool": "bash"},
         {"rewards": "gym"},
@@ -246,3 +296,73 @@ def test_pictures_differ_from_move_to_move():
 def test_an_unusable_argument_is_refused(arguments):
     with pytest.raises(ConfigError):
         plan_path_v0.env(**arguments)
+
+
+GRIDS = """; first
+@.#
+..G
+
+; second
+.@
+G.
+#.
+"""
+
+
+def test_grids_are_taken_from_a_text_or_a_file_with_their_ids(tmp_path):
+    path = tmp_path / "grids.txt"
+    path.write_text(GRIDS)
+    shown: dict[str, tuple[str, list[str]]] = {}
+    for dataset in (GRIDS, path, str(path)):
+        for split in ("train", "val", "test"):
+            try:
+                env = plan_path_v0.env(dataset=dataset, split=split)
+            except DatasetError:  # neither grid is of this split
+                continue
+            for seed in range(env.num_tasks or 0):
+                env.reset(seed=seed)
+                env.step("[]")
+                name = env.infos["tool_0"]["id"].rpartition("#")[2]
+                assert shown.setdefault(name, (split, board(env))) == (split, board(env))
+    assert {name: rows for name, (_, rows) in shown.items()} == {
+        "first": ["@.#", "..G"],
+        "second": [".@", "G.", "#."],
+    }
+
+
+def test_a_file_that_names_a_split_is_that_split(tmp_path):
+    (tmp_path / "test.txt").write_text(GRIDS)
+    env = plan_path_v0.env(dataset=tmp_path, split="test", prompt="compact")
+    assert env.num_tasks == 2
+    env.reset(seed=1)
+    assert env.observe("tool_0")["text"] == "path tool 3x2 at a2 goal b1 walls c1"
+    env.step("[]")
+    env.step("[D b2 L b1]")
+    assert env.infos["planner_0"]["success"]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("@.\n.", "line 2: the row has 1 cells, others have 2"),
+        ("@.\n.x", "line 2: 'x' is no cell of a grid"),
+        ("@.\n..", r"line 1: expected one goal \(G\), found 0"),
+        ("@@\n.G", r"line 1: expected one start \(@\), found 2"),
+        ("@#\n#G", "line 1: no path leads from the start to the goal"),
+        ("; a\n\n@G\n", "line 3: a grid has 2 to 26 rows and columns, got 1x2"),
+        ("\n", "no board of the split"),
+    ],
+)
+def test_a_bad_grid_is_refused_with_its_line(text, why):
+    with pytest.raises(DatasetError, match=why):
+        plan_path_v0.env(dataset=text)
+
+
+@given(st.text(alphabet="#.@G;\n ", max_size=60))
+def test_any_text_is_a_data_set_or_refused(text):
+    try:
+        env = plan_path_v0.env(dataset=f"{text}\n")
+    except DatasetError:
+        return
+    env.reset(seed=0)
+    assert env._state.level.optimum > 0

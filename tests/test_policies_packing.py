@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from pettingllms.errors import GroupError
-from pettingllms.policies.fit import share_prompts
+from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
-from pettingllms.policies.shared_prompts import enabled
+from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.types import Sample
 from tests.tiny_lm import tiny_config, tiny_model
 
@@ -120,7 +120,10 @@ def test_every_sample_is_in_exactly_one_batch_within_the_bound(groups, limit, pa
     for batch in batches:
         assert batch.tokens <= limit or len(batch.samples) == 1
         assert batch.samples == tuple(samples[i] for i in batch.index)
-        assert batch.advantages_B.tolist() == [s.advantage for s in batch.samples]
+        for values, sample in zip(batch.advantages_BT.tolist(), batch.samples, strict=True):
+            length = len(sample.token_ids)
+            assert values[:length] == [sample.advantage] * length
+            assert not any(values[length:])
         assert batch.counts_B.tolist() == [s.count for s in batch.samples]
         assert batch.mask_BT.sum(-1).tolist() == [len(s.token_ids) for s in batch.samples]
         for row, sample in enumerate(batch.samples):
@@ -146,7 +149,7 @@ def test_a_group_that_fits_is_not_cut():
 
 @pytest.mark.parametrize(("prompt", "reply"), [((), (1,)), ((1,), ())])
 def test_a_sample_without_tokens_is_refused(prompt, reply):
-    with pytest.raises(GroupError, match="sample 0 has no prompt or no reply tokens"):
+    with pytest.raises(GroupError, match="sample 0 has no prompt or no completion tokens"):
         microbatches([a_sample(prompt, reply)], 10, packed=True)
 
 

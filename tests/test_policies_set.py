@@ -8,8 +8,9 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from pettingllms.errors import ConfigError, StaleSamplerError, UnknownNameError
+from pettingllms.errors import ConfigError, SamplerUnavailable, StaleSamplerError, UnknownNameError
 from pettingllms.policies.loading import load_policies
+from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import save_tiny, tiny_config
 
@@ -35,19 +36,18 @@ def stir(policies, policy, scale=0.1, seed=0):
     return policies.publish(policy)
 
 
-def requests_for(policies):
+def requests_for(policies, seed=0):
     texts = {"coder": ("hello", "a longer question"), "tester": ("hello", "x")}
     return [
-        Request(policies.policy_for(role), policies.prompt_ids(role, text))
-        for role, lines in texts.items()
-        for text in lines
+        Request(policies.policy_for(role), policies.prompt_ids(role, text), seed + 10 * number + n)
+        for number, (role, lines) in enumerate(texts.items())
+        for n, text in enumerate(lines)
     ]
 
 
 def sample(policies, n=4, seed=0, **settings):
-    generator = torch.Generator().manual_seed(seed)
-    options = {"generator": generator, "max_new_tokens": 10, **settings}
-    return policies.sample(requests_for(policies), n, **options)
+    options = {"max_new_tokens": 10, **settings}
+    return policies.sample(requests_for(policies, 1000 * seed), n, **options)
 
 
 def samples_of(replies, policies, policy):
@@ -160,7 +160,7 @@ def test_replies_carry_prompt_text_and_end(policies):
         for reply in answers:
             assert reply.prompt_ids == request.prompt_ids
             assert reply.text == policies.chat.decode(reply.token_ids)
-            assert reply.finished == (reply.token_ids[-1] == 2)
+            assert reply.truncated == (reply.token_ids[-1] != 2)
 
 
 def test_fresh_adapters_answer_as_the_base_and_do_not_depend_on_their_order(model_dir):
@@ -173,9 +173,8 @@ def test_fresh_adapters_answer_as_the_base_and_do_not_depend_on_their_order(mode
     )
     assert any(not torch.equal(two.state("a")[k], two.state("tester")[k]) for k in two.state("a"))
     [replies] = one.sample(
-        [Request("a", (5, 6, 7))],
+        [Request("a", (5, 6, 7), 0)],
         3,
-        generator=torch.Generator().manual_seed(0),
         max_new_tokens=5,
     )
     batch = one.microbatches(
@@ -246,7 +245,7 @@ def test_a_failed_save_leaves_the_old_one_whole(model_dir, tmp_path, monkeypatch
     def full_disk(*_, **__):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("pettingllms.policies.adapters.save_file", full_disk)
+    monkeypatch.setattr("pettingllms.policies.weights.save_file", full_disk)
     with pytest.raises(OSError, match="No space left"):
         policies.save("a", tmp_path / "a")
     assert (tmp_path / "a" / "adapter_model.safetensors").read_bytes() == before
@@ -370,7 +369,7 @@ def test_unknown_roles_and_policies_are_refused_with_the_closest_name(model_dir)
     with pytest.raises(UnknownNameError, match="did you mean 'tester'"):
         policies.parameters("testr")
     with pytest.raises(ConfigError, match="prompt without tokens"):
-        policies.sample([Request("a", ())], 1, generator=torch.Generator(), max_new_tokens=1)
+        policies.sample([Request("a", (), 0)], 1, max_new_tokens=1)
 
 
 def test_full_models_keep_no_reference_unless_asked(model_dir):
@@ -425,3 +424,21 @@ def test_an_untied_model_with_its_own_settings_works_as_well(tmp_path):
     torch.testing.assert_close(
         policies.logprobs("a", batch)[0], batch.old_logprobs_BT, atol=2e-5, rtol=0
     )
+
+
+def test_an_engine_of_another_package_samples_until_it_is_closed(model_dir):
+    settings = SamplerSettings("tests.own_engine:open_engine")
+    policies = some_policies(model_dir, lora_r=2, sampler=settings)
+    engine = policies._engine
+    assert engine.versions == policies.versions == {"a": 0, "tester": 0}
+    stir(policies, "a")
+    assert engine.versions == policies.versions == {"a": 1, "tester": 0}
+    for request, replies in zip(requests_for(policies), sample(policies, n=2), strict=True):
+        assert [reply.token_ids for reply in replies] == [request.prompt_ids[:10]] * 2
+    policies.close()
+    assert engine.closed
+    stir(policies, "a")
+    with pytest.raises(SamplerUnavailable, match="have been closed"):
+        sample(policies)
+    with pytest.raises(UnknownNameError, match="unknown sampler 'transformer'; did you mean"):
+        some_policies(model_dir, sampler=SamplerSettings("transformer"))

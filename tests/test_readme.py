@@ -8,8 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pettingllms.data.coding import load_jsonl
-from pettingllms.envs import ENVIRONMENTS
+from pettingllms.data.coding_schemas import load_tasks
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -56,12 +55,7 @@ def test_every_evaluation_command_of_the_readme_is_understood():
 def test_the_example_of_a_task_file_loads(tmp_path):
     file = tmp_path / "my.jsonl"
     file.write_text("\n".join(block.strip() for block in blocks("json")))
-    assert sum(map(len, load_jsonl(file).values())) == len(blocks("json")) > 0
-
-
-def test_the_table_of_environments_lists_the_registry():
-    table = README.split("<!-- table environments -->")[1].split("<!-- end of table -->")[0]
-    assert re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE) == list(ENVIRONMENTS)
+    assert load_tasks(file).report.read == len(blocks("json")) > 0
 
 
 def test_every_linked_file_exists():

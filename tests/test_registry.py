@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from typing import Any
 
 import pettingzoo
 import pytest
@@ -16,6 +17,9 @@ from pettingzoo.test.api_test import api_test
 from pettingzoo.test.max_cycles_test import max_cycles_test
 from pettingzoo.test.render_test import render_test
 from pettingzoo.test.seed_test import seed_test
+from pettingzoo.test.state_test import test_state as check_state
+from pettingzoo.test.state_test import test_state_space as check_state_space
+from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
 from pettingllms.envs import ENVIRONMENTS, TextEnv, check_env, load_env, make
 from pettingllms.errors import ConfigError, UnknownNameError
@@ -50,7 +54,8 @@ TEXT_WARNINGS = (
     "ignore:Observation space for each agent probably should be:UserWarning",
     "ignore:Action space for each agent probably should be:UserWarning",
 )
-FACTORIES = {**ENVIRONMENTS, "toy": "tests.toy_env:env"}
+ROUND_ROBIN = {**ENVIRONMENTS, "toy": "tests.toy_env:env"}
+FACTORIES = {**ROUND_ROBIN, "delegating": "tests.delegating_env:env"}
 environments = pytest.mark.parametrize("name", ENVIRONMENTS)
 factories = pytest.mark.parametrize("path", FACTORIES.values(), ids=FACTORIES)
 
@@ -142,6 +147,26 @@ def test_pettingzoos_max_cycles_test_where_an_environment_is_parallelizable(path
 
 
 @factories
+def test_an_environment_is_not_parallel_but_can_be_driven_in_parallel_turn_by_turn(path):
+    with pytest.raises(AssertionError, match="is_parallelizable"):
+        aec_to_parallel(load_env(path))
+    env: Any = load_env(path, max_turns=1)
+    parallel = turn_based_aec_to_parallel(env)
+    parallel.reset(seed=1)
+    first = env.agent_selection
+    parallel.step(dict.fromkeys(env.agents, "12"))
+    assert [(record.agent, record.reply) for record in env.transcript] == [(first, "12")]
+
+
+@factories
+@pytest.mark.filterwarnings(*TEXT_WARNINGS, "ignore:State:UserWarning")
+def test_pettingzoos_state_test(path):
+    env = load_env(path)
+    check_state_space(env)
+    check_state(env, num_cycles=5)
+
+
+@pytest.mark.parametrize("path", ROUND_ROBIN.values(), ids=ROUND_ROBIN)
 def test_unreadable_replies_are_truncated_after_max_cycles(path):
     env = load_env(path, max_cycles=3)
     env.reset(seed=0)

@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.rollout.episode import plain
 from pettingllms.runs import (
     METRICS,
     RunFolder,
     config_text,
-    plain,
     point_latest,
     read_config,
 )
@@ -31,8 +31,7 @@ CONFIG = resolve(
         max_steps=6,
         max_completion_length=6,
         learning_rate=0.01,
-    ),
-    embedded=True,
+    )
 )
 
 
@@ -117,8 +116,9 @@ def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
 
 def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
     config = resolve(
-        ATGRPOConfig(learning_rate=1e-5, env_args='{"max_turns": 2}', output_dir="x", full=True),
-        embedded=False,
+        ATGRPOConfig(
+            model="a/b", learning_rate=1e-5, env_args='{"max_turns": 2}', output_dir="x", full=True
+        )
     )
     with RunFolder.create(tmp_path / "run") as folder:
         folder.describe(config)

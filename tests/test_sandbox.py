@@ -15,9 +15,9 @@ import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox, shared_sandbox
-from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.types import MAX_INPUT_BYTES, MAX_PROGRAM_BYTES, Sandbox
+from pettingllms.sandbox.workers import ProcessChannel
 from tests.kernel import needs_namespaces
 
 DOUBLE = "print(int(input()) * 2)"
@@ -35,17 +35,15 @@ def outputs(rows):
     return [[result.stdout for result in row] for row in rows]
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_results_are_in_the_order_of_programs_and_cases(sandbox: Sandbox, fresh: bool):
+def test_results_are_in_the_order_of_programs_and_cases(sandbox: Sandbox):
     programs = ["print(input())", "print(input() * 2)", "print('no')"]
-    rows = sandbox.run(programs, [Case("a"), Case("b")], fresh_process=fresh)
+    rows = sandbox.run(programs, [Case("a"), Case("b")])
     assert outputs(rows) == [["a\n", "b\n"], ["aa\n", "bb\n"], ["no\n", "no\n"]]
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_many_runs_keep_their_order(sandbox: Sandbox, fresh: bool):
+def test_many_runs_keep_their_order(sandbox: Sandbox):
     cases = [Case(str(n)) for n in range(150)]
-    [row] = sandbox.run([DOUBLE], cases, fresh_process=fresh)
+    [row] = sandbox.run([DOUBLE], cases)
     assert [result.stdout for result in row] == [f"{2 * n}\n" for n in range(150)]
 
 
@@ -55,22 +53,19 @@ def test_nothing_to_run_gives_no_results(sandbox: Sandbox):
 
 
 @needs_namespaces  # elsewhere /tmp is not the program's own
-def test_fresh_processes_share_no_files_and_one_process_does(sandbox: Sandbox):
+def test_runs_share_no_files(sandbox: Sandbox):
     assert outputs(sandbox.run([COUNT], [Case()] * 3)) == [["0\n"] * 3]
-    shared = sandbox.run([COUNT], [Case()] * 3, fresh_process=False)
-    assert outputs(shared) == [["0\n", "1\n", "2\n"]]
 
 
 @needs_namespaces  # elsewhere a program is no process 1, and its end has another code
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox, fresh: bool):
+def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox):
     program = (
         "import os\nn = int(input())\n"
         "if n == 1: os._exit(0)\nif n == 2: 1 / 0\nif n == 3:\n while True: pass\n"
         "if n == 4: os.abort()\nif n == 5: os._exit(7)\nprint(n)"
     )
     cases = [Case(str(n)) for n in range(7)]
-    [row] = sandbox.run([program], cases, limits=SHORT, fresh_process=fresh, end_at_limit=False)
+    [row] = sandbox.run([program], cases, limits=SHORT, end_at_limit=False)
     assert [result.status for result in row] == [
         "ok", "ok", "error", "cpu_limit", "killed", "error", "ok",
     ]  # fmt: skip
@@ -78,10 +73,9 @@ def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox, fresh: bool):
     assert row[5].exit_code == 7
 
 
-@pytest.mark.parametrize("fresh", [True, False])
-def test_a_program_stops_at_its_first_failure_if_asked(sandbox: Sandbox, fresh: bool):
+def test_a_program_stops_at_its_first_failure_if_asked(sandbox: Sandbox):
     cases = [Case("1"), Case("x"), Case("2")]
-    rows = sandbox.run([DOUBLE, "print(input())"], cases, fresh_process=fresh, stop_on_failure=True)
+    rows = sandbox.run([DOUBLE, "print(input())"], cases, stop_on_failure=True)
     assert [[result.status for result in row] for row in rows] == [["ok", "error"], ["ok"] * 3]
 
 
@@ -95,7 +89,7 @@ def test_results_say_what_was_used_and_what_held(sandbox: Sandbox):
 
 def test_each_of_several_runs_has_a_cpu_limit_of_its_own(sandbox: Sandbox):
     burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
-    [row] = sandbox.run([burn], [Case()] * 4, limits=SHORT, fresh_process=False)
+    [row] = sandbox.run([burn], [Case()] * 4, limits=SHORT)
     assert [result.status for result in row] == ["ok"] * 4
     assert all(0.1 < result.cpu_s < 0.3 for result in row)
 
@@ -103,7 +97,7 @@ def test_each_of_several_runs_has_a_cpu_limit_of_its_own(sandbox: Sandbox):
 def test_the_functions_of_a_case_are_called_with_their_arguments(sandbox: Sandbox):
     program = "def f(a, b): return [a, b]\nclass Solution:\n def g(self, x): return {'x': x}"
     cases = [Case(function="f", args='[1, "ä\\u0000"]'), Case(function="g", args="[null]")]
-    [row] = sandbox.run([program], cases, fresh_process=False)
+    [row] = sandbox.run([program], cases)
     assert [json.loads(result.value or "") for result in row] == [[1, "ä\0"], {"x": None}]
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from pettingllms.cli.sandbox import main
-from pettingllms.sandbox import diagnosis
+from pettingllms.cli.sandbox import _parser, main
+from pettingllms.sandbox import isolation
 from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
 
 
@@ -60,6 +63,68 @@ def test_mistakes_are_one_clear_line(
     assert "Traceback" not in said
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["run", "x.py", "--cpu", "1"], "unknown option '--cpu'; did you mean '--cpu-s'"),
+        (["run", "x.py", "--cpu-s", "soon"], "--cpu-s: invalid float value: 'soon'"),
+        (["run"], "the following arguments are required: file"),
+        (["checkup"], "invalid choice: 'checkup'"),
+        (["check", "--sandbox", "dockr"], "did you mean 'docker'"),
+        (["check", "--runtime", "runsc"], "sandbox.runtime is for docker, not for 'embedded'"),
+        (["run", __file__, "--packages", "num py"], "'num py' is not the name of a package"),
+        (["run", __file__, "--sandbox", "no_such:make"], "there is no module 'no_such'"),
+    ],
+)
+def test_a_mistyped_command_line_is_one_line_with_its_cure(
+    arguments: list[str], words: str, capfd: pytest.CaptureFixture[str]
+):
+    assert main(arguments) == 2
+    said = capfd.readouterr().err
+    assert words in said
+    assert said.startswith("error: ")
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "check", "doctor", "build"])
+def test_the_help_explains_every_option(command: str, capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit) as ended:
+        main([command, "--help"])
+    assert ended.value.code == 0
+    [parser] = [p for name, p in subcommands().items() if name == command]
+    said = capsys.readouterr().out
+    assert parser.description
+    for action in parser._actions:
+        assert action.help, action
+        assert all(option in said for option in action.option_strings)
+
+
+def subcommands() -> dict[str, argparse.ArgumentParser]:
+    [commands] = [
+        action for action in _parser()._actions if isinstance(action, argparse._SubParsersAction)
+    ]
+    return dict(commands.choices)
+
+
+@pytest.mark.parametrize("words", [["check", "--all"], ["run", "-"]])
+def test_a_reader_that_goes_away_ends_the_command_silently(words: list[str]):
+    command = subprocess.Popen(
+        (sys.executable, "-m", "pettingllms.cli.sandbox", *words),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert command.stdin is not None
+    assert command.stdout is not None
+    assert command.stderr is not None
+    with command, command.stderr:
+        command.stdout.close()
+        command.stdin.write(b"print('x' * 100_000)")
+        command.stdin.close()
+        said = command.stderr.read()
+    assert (command.returncode, said) == (141, b"")
+
+
 def test_without_an_engine_build_says_how_to_get_one(
     no_engine: None, capfd: pytest.CaptureFixture[str]
 ):
@@ -81,14 +146,14 @@ def test_check_counts_by_group_and_names_what_is_wrong(
     assert "FAILED   honest: is two: printed '1\\n', expected '2\\n'" in capfd.readouterr().out
 
 
-def test_doctor_says_what_is_there_and_what_mends_the_rest(
+def test_doctor_says_what_is_there_and_what_fixes_the_rest(
     no_engine: None, capfd: pytest.CaptureFixture[str]
 ):
     assert main(["doctor"]) == 0
     said = capfd.readouterr().out
     assert "embedded    isolates by" in said
     assert "MISSING  docker" in said
-    assert "mend it: start an engine" in said
+    assert "fix: start an engine" in said
 
 
 def test_doctor_names_the_switch_that_forbids_namespaces(
@@ -97,7 +162,7 @@ def test_doctor_names_the_switch_that_forbids_namespaces(
     switch = tmp_path / "switch"
     switch.write_text("0\n")
     switches = ((str(switch), "0", "user.max_user_namespaces=15000"),)
-    monkeypatch.setattr(diagnosis, "_SWITCHES", switches)
-    assert diagnosis._namespace_cure() == "sysctl -w user.max_user_namespaces=15000"
+    monkeypatch.setattr(isolation, "_SWITCHES", switches)
+    assert isolation.cure("namespaces") == "sysctl -w user.max_user_namespaces=15000"
     switch.write_text("1\n")
-    assert "worker.json" in diagnosis._namespace_cure()
+    assert "docker run --security-opt seccomp=" in isolation.cure("namespaces")

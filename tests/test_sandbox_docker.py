@@ -20,14 +20,18 @@ pytest.importorskip("docker", reason="the docker extra is not installed")
 
 from pettingllms.cli import sandbox as command
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.sandbox import Case, Limits, containers, image, ownership
-from pettingllms.sandbox.containers import ContainerChannel, DockerSandbox
+from pettingllms.sandbox import Case, Limits, docker, docker_image
+from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.docker import ContainerChannel, DockerSandbox
 from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
+from pettingllms.sandbox.workers import WorkerConnection
 from tests import engine as engines
+from tests import honest_programs
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
 
 ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
+ALL += [("programs", behaviour) for behaviour in honest_programs.BEHAVIOURS]
 SLEEP = "import time; time.sleep(0.4); print('done')"
 PROBE = (Path(__file__).parent / "container_probe.py").read_text()
 
@@ -41,9 +45,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             url = stack.enter_context(engines.own_engine(tmp_path_factory.mktemp("engine")))
             patch = stack.enter_context(pytest.MonkeyPatch.context())
             patch.setenv("DOCKER_HOST", url)
-        with contextlib.closing(containers.connect()) as client:
-            image.build_image(client, base=image.host_base(client))
-        yield containers.connect
+        with contextlib.closing(docker.connect()) as client:
+            docker_image.build_image(client, base=docker_image.host_base(client))
+        yield docker.connect
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +73,9 @@ def container(sandbox: DockerSandbox) -> str:
 
 def ours(engine: Any) -> set[str]:
     with contextlib.closing(engine()) as client:
-        found = client.containers.list(all=True, filters={"label": containers.OWNER_LABEL})
+        found = client.containers.list(
+            all=True, filters={"label": docker.OWNER_LABEL}, ignore_removed=True
+        )
         return {container.id for container in found}
 
 
@@ -92,11 +98,28 @@ def test_programs_are_in_namespaces_inside_the_container(sandbox: DockerSandbox)
     assert result.isolation == "docker+namespaces+landlock+seccomp"
 
 
+def test_without_namespaces_programs_have_the_containers_tmp_emptied_in_between(engine: Any):
+    """As on hosts whose AppArmor profile forbids mounts inside of containers."""
+    options = json.dumps({"scratch": "/tmp", "without": ["namespaces"]})
+    command, host = (options,), docker.host_config(1024, 1.0)
+    write = "open('/tmp/x', 'w').write('1'); print(open('x').read())"
+    with PooledSandbox(
+        lambda: WorkerConnection(
+            ContainerChannel(engine, docker_image.image_name(), command, host)
+        ),
+        1,
+        where="docker",
+    ) as sandbox:
+        rows = sandbox.run([write, "import os; print(os.listdir('/tmp'))"], [Case()])
+        assert sandbox.isolation == ("docker", "landlock", "seccomp")
+    assert [result.stdout for [result] in rows] == ["1\n", "[]\n"]
+
+
 def test_the_container_itself_is_a_wall(engine: Any):
-    host = containers.host_config(512, 1.0) | {"auto_remove": False}
+    host = docker.host_config(512, 1.0) | {"auto_remove": False}
     with contextlib.closing(engine()) as client:
         made = client.api.create_container(
-            image.image_name(),
+            docker_image.image_name(),
             entrypoint=["python3", "-c", PROBE],
             user="65534:65534",
             network_disabled=True,
@@ -177,11 +200,11 @@ def test_a_killed_container_is_replaced(engine: Any, own: DockerSandbox):
 def test_a_paused_container_is_replaced(
     engine: Any, own: DockerSandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pettingllms.sandbox.link.GRACE_S", 0.3)
+    monkeypatch.setattr("pettingllms.sandbox.workers.GRACE_S", 0.3)
     first = container(own)
     with contextlib.closing(engine()) as client:
         client.api.pause(first)
-    monkeypatch.setattr("pettingllms.sandbox.link.START_S", 30.0)
+    monkeypatch.setattr("pettingllms.sandbox.workers.START_S", 30.0)
     [[result]] = own.run(["print(1)"], [Case()], limits=Limits(wall_s=1.0))
     assert result.stdout == "1\n"
     assert eventually(lambda: first not in ours(engine))
@@ -222,18 +245,23 @@ os.kill(os.getpid(), 9)
 
 def test_left_overs_are_removed_and_only_those_of_the_dead(engine: Any, own: DockerSandbox):
     living = container(own)
-    dead = ownership.mark().split(":")
+    dead = docker.owner_mark().split(":")
     dead[3:] = ["999999999", "1"]
     with contextlib.closing(engine()) as client:
         made = {
             owner: client.api.create_container(
-                image.image_name(), labels={containers.OWNER_LABEL: owner}
+                docker_image.image_name(), labels={docker.OWNER_LABEL: owner}
             )["Id"]
-            for owner in (":".join(dead), "another-machine:b:c:4:5", "nonsense", ownership.mark())
+            for owner in (
+                ":".join(dead),
+                "another-machine:b:c:4:5",
+                "nonsense",
+                docker.owner_mark(),
+            )
         }
-        foreign = client.api.create_container(image.image_name())["Id"]
+        foreign = client.api.create_container(docker_image.image_name())["Id"]
         try:
-            assert containers.remove_orphans(client) == 1
+            assert docker.remove_orphans(client) == 1
             left = {found.id for found in client.containers.list(all=True)}
         finally:
             for identity in {*made.values(), foreign}:
@@ -256,8 +284,8 @@ def test_limits_beyond_the_container_are_refused(sandbox: DockerSandbox):
 def test_packages_are_built_in_and_importable(engine: Any):
     packages = ("numpy",)
     with contextlib.closing(engine()) as client:
-        image.build_image(
-            client, packages=packages, base=image.host_base(client, packages=packages)
+        docker_image.build_image(
+            client, packages=packages, base=docker_image.host_base(client, packages=packages)
         )
     with DockerSandbox(1, packages=packages, connect=engine) as sandbox:
         program = "import numpy; print(numpy.arange(4).sum())"
@@ -273,14 +301,14 @@ def test_the_command_checks_this_back_end(
     assert command.main(["check", "--sandbox", "docker"]) == 0
     assert "docker+namespaces" in capsys.readouterr().out
     assert command.main(["doctor"]) == 0
-    assert image.image_name() in capsys.readouterr().out
+    assert docker_image.image_name() in capsys.readouterr().out
 
 
 def test_an_engine_that_stops_in_the_middle_gives_no_verdict(tmp_path: Path):
     with engines.own_engine(Path(f"/tmp/engine-{os.getpid()}")) as url:
-        connect = functools.partial(containers.connect, url)
+        connect = functools.partial(docker.connect, url)
         with contextlib.closing(connect()) as client:
-            image.build_image(client, base=image.host_base(client))
+            docker_image.build_image(client, base=docker_image.host_base(client))
         sandbox = DockerSandbox(1, connect=connect)
         sandbox.run(["1"], [Case()])
         said: list[object] = []

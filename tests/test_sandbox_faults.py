@@ -18,11 +18,10 @@ import pytest
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox
-from pettingllms.sandbox import link as link_module
-from pettingllms.sandbox.channel import ProcessChannel, WorkerLost
+from pettingllms.sandbox import workers as workers_module
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.link import Link
+from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
 from tests.kernel import needs_namespaces
 
 pytestmark = needs_namespaces
@@ -90,7 +89,7 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
     return thread, said
 
 
-@pytest.mark.parametrize("depth", [0, 1])
+@pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth: int):
     first = only_worker(sandbox)
     thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 3)[0])
@@ -103,6 +102,25 @@ def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth
     assert only_worker(sandbox) is not first
 
 
+def test_a_worker_cannot_send_more_than_the_limits_of_a_run_allow():
+    """Before any of it is read, so that it does not fill the caller's memory."""
+    worker = f"""
+import sys
+sys.path[:0] = {sys.path!r}
+from pettingllms.sandbox.worker import frames
+hello = {{"protocol": 1, "layers": [], "problems": [], "python": "3"}}
+row = [0, "ok", 0, 1, 1, 1, 1025, 0, -1]
+for header in (hello, {{"results": [row], "done": True}}):
+    sys.stdout.buffer.write(frames.encode(header))
+sys.stdout.buffer.write(bytes(1025))
+sys.stdout.buffer.flush()
+sys.stdin.read()
+"""
+    connection = WorkerConnection(ProcessChannel((sys.executable, "-c", worker), {}))
+    with contextlib.closing(connection), pytest.raises(WorkerLost, match="lengths are wrong"):
+        list(connection.ask({"limits": {"output_kib": 1}}, [], 5.0))
+
+
 def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
     thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
     assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
@@ -113,8 +131,8 @@ def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
 
 
 def test_a_waiting_process_that_is_killed_is_no_verdict(sandbox: PooledSandbox):
-    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
-    os.kill(descendants(only_worker(sandbox).pid)[2], signal.SIGKILL)
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 4)
+    os.kill(descendants(only_worker(sandbox).pid)[3], signal.SIGKILL)
     [[result]] = sandbox.run(["print(1)"], [Case()])
     assert (result.status, result.stdout) == ("ok", "1\n")
 
@@ -151,7 +169,7 @@ def test_a_worker_that_is_lost_twice_raises(sandbox: PooledSandbox):
 def test_a_worker_that_falls_silent_is_replaced(
     sandbox: PooledSandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(link_module, "GRACE_S", 1.5)
+    monkeypatch.setattr(workers_module, "GRACE_S", 1.5)
     first = only_worker(sandbox)
     for pid in descendants(first.pid):
         os.kill(pid, signal.SIGSTOP)
@@ -162,14 +180,14 @@ def test_a_worker_that_falls_silent_is_replaced(
 
 def test_a_worker_that_talks_nonsense_is_no_worker():
     with pytest.raises(WorkerLost, match="a frame starts with"):
-        Link(ProcessChannel((sys.executable, "-c", "print('hello world')"), {}))
+        WorkerConnection(ProcessChannel((sys.executable, "-c", "print('hello world')"), {}))
     with pytest.raises(WorkerLost, match="cannot start"):
         ProcessChannel(("/no/such/program",), {})
 
 
 def test_what_a_worker_complains_about_is_in_the_error():
     with pytest.raises(WorkerLost, match=r"(?s)ended with code 1.*ZeroDivisionError") as caught:
-        Link(ProcessChannel((sys.executable, "-c", "1/0"), {}))
+        WorkerConnection(ProcessChannel((sys.executable, "-c", "1/0"), {}))
     assert "Traceback" in str(caught.value)
 
 
@@ -208,11 +226,10 @@ def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSan
     # The worker tidies up after its reply.
     before = held()
     programs = ["print(1)", "1/0", "import os; os.abort()", "while True: pass"]
-    for fresh in (True, False):
-        sandbox.run(programs, [Case("a"), Case()], limits=Limits(cpu_s=0.02), fresh_process=fresh)
-        assert eventually(lambda: held() <= before)
-    # The worker's two, and the process that waits for the next job.
-    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 3)
+    sandbox.run(programs, [Case("a"), Case()], limits=Limits(cpu_s=0.02))
+    assert eventually(lambda: held() <= before)
+    # The worker's two, its fork server, and the process that waits for the next job.
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 4)
     assert running(only_worker(sandbox).pid) == []
 
 

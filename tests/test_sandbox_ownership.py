@@ -7,25 +7,25 @@ import sys
 
 import pytest
 
-from pettingllms.sandbox import ownership
+from pettingllms.sandbox import docker
 
 
 def changed(field: int, value: str) -> str:
-    parts = ownership.mark().split(":")
+    parts = docker.owner_mark().split(":")
     parts[field] = value
     return ":".join(parts)
 
 
 def test_a_living_process_is_no_orphan():
-    assert not ownership.is_orphan(ownership.mark())
+    assert not docker.is_orphan(docker.owner_mark())
 
 
 def test_a_process_that_has_ended_leaves_orphans():
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        mark = ownership.mark(process.pid)
-        assert not ownership.is_orphan(mark)
+        mark = docker.owner_mark(process.pid)
+        assert not docker.is_orphan(mark)
         process.communicate(b"\n")
-    assert ownership.is_orphan(mark)
+    assert docker.is_orphan(mark)
 
 
 @pytest.mark.parametrize(
@@ -39,9 +39,9 @@ def test_a_process_that_has_ended_leaves_orphans():
     ],
 )
 def test_what_a_change_of_each_part_means(field: int, value: str, orphan: bool):
-    assert ownership.is_orphan(changed(field, value)) is orphan
+    assert docker.is_orphan(changed(field, value)) is orphan
 
 
 @pytest.mark.parametrize("mark", ["", "a", "a:b:c:d", "a:b:c:x:e", "::::", "a:b:c:1:2:3"])
 def test_a_mark_of_somebody_else_is_left_alone(mark: str):
-    assert not ownership.is_orphan(mark)
+    assert not docker.is_orphan(mark)

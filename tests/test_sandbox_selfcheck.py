@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -10,11 +11,14 @@ from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.selfcheck import GROUPS, Behaviour, isolation, leftovers, self_check
 from pettingllms.sandbox.types import Sandbox
+from tests import honest_programs
 from tests.kernel import needs_namespaces
+from tests.private_tmp import in_private_tmp
 
 pytestmark = needs_namespaces
 
 ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
+ALL += [("programs", behaviour) for behaviour in honest_programs.BEHAVIOURS]
 
 
 @pytest.fixture(scope="module")
@@ -35,18 +39,26 @@ def test_there_are_enough_behaviours_with_names_of_their_own():
 
 
 def test_the_search_of_memory_finds_what_is_there(sandbox: Sandbox):
-    programs = [leftovers.LEAVE_SECRET, leftovers.SEARCH_MEMORY]
-    _, [searched] = sandbox.run(programs, [Case()], fresh_process=False)
-    assert searched.stdout == "True True\n"
+    [[searched]] = sandbox.run([f"{leftovers.LEAVE_SECRET}\n{leftovers.SEARCH_MEMORY}"], [Case()])
+    assert searched.stdout.endswith("True True\n")
 
 
 def test_a_complaint_is_made_where_nothing_is_isolated():
-    with EmbeddedSandbox(
-        1, without=("namespaces", "landlock", "seccomp"), allow_unsafe=True
-    ) as unsafe:
-        complaints = [b.name for b in isolation.BEHAVIOURS[:12] if b.check(unsafe)]
+    # These attacks succeed, and two of them leave a link in /tmp.
+    code = """
+from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.selfcheck import isolation
+layers = ("namespaces", "landlock", "seccomp")
+with EmbeddedSandbox(1, without=layers, allow_unsafe=True) as unsafe:
+    for behaviour in isolation.BEHAVIOURS[:12]:
+        if behaviour.check(unsafe):
+            print(behaviour.name)
+"""
+    before = set(Path("/tmp").iterdir())
+    complaints = in_private_tmp(code).splitlines()
     assert "users of the host are not visible" in complaints
     assert "there is no /proc" in complaints
+    assert not {Path("/tmp/hard"), Path("/tmp/link")} & (set(Path("/tmp").iterdir()) - before)
 
 
 def test_landlock_and_seccomp_alone_withstand_every_attack():
@@ -65,7 +77,7 @@ def test_a_scratch_folder_is_emptied_however_deep_it_is():
     with EmbeddedSandbox(1, without=("namespaces",)) as sandbox:
         [[deep], [next_one]] = sandbox.run([program, "import os; print(os.listdir())"], [Case()])
         assert len(sandbox._pool._all) == 1
-    assert (deep.status, next_one.stdout) == ("ok", "[]\n")
+    assert (deep.status, next_one.stdout) == ("output_limit", "[]\n")
 
 
 def test_namespaces_and_seccomp_alone_withstand_every_attack():

@@ -13,8 +13,7 @@ import torch
 from pettingllms.cli import serve
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.vllm_http import Endpoint, ServerError
-from pettingllms.policies.vllm_process import _free_port
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, free_port
 from pettingllms.types import Request
 from tests.served import serving, trained
 
@@ -39,9 +38,9 @@ def policies(run):
 @pytest.fixture(scope="module")
 def url(policies):
     """The interface in a thread of this process."""
-    port = _free_port("127.0.0.1")
+    port = free_port("127.0.0.1")
     settings = uvicorn.Config(
-        http.application(http.Team(policies, 12, {}), KEY), port=port, log_level="warning"
+        http.application(http.RoleServer(policies, 12, {}), KEY), port=port, log_level="warning"
     )
     server = uvicorn.Server(settings)
     thread = threading.Thread(target=server.run, daemon=True)
@@ -49,7 +48,7 @@ def url(policies):
     base = f"http://127.0.0.1:{port}"
     while True:
         try:
-            if Endpoint(base).healthy(1.0):
+            if VllmEndpoint(base).healthy(1.0):
                 break
         except OSError:
             assert thread.is_alive()
@@ -79,9 +78,8 @@ def test_a_role_answers_as_its_own_policy_does(client, policies, role):
     answer = client.chat.completions.create(model=role, messages=said("hello"), **settings)
     expected, other = (
         policies.sample(
-            [Request(policy, policies.prompt_ids(role, "hello"))],
+            [Request(policy, policies.prompt_ids(role, "hello"), 7)],
             3,
-            generator=torch.Generator().manual_seed(7),
             max_new_tokens=10,
             temperature=0.8,
         )[0]
@@ -91,7 +89,7 @@ def test_a_role_answers_as_its_own_policy_does(client, policies, role):
     assert found == [reply.text for reply in expected]
     assert found != [reply.text for reply in other]
     reasons = [choice.finish_reason for choice in answer.choices]
-    assert reasons == ["stop" if reply.finished else "length" for reply in expected]
+    assert reasons == ["length" if reply.truncated else "stop" for reply in expected]
     assert answer.model == role
     assert answer.usage.completion_tokens == sum(len(reply.token_ids) for reply in expected)
     assert answer.usage.prompt_tokens == len(expected[0].prompt_ids)
@@ -170,7 +168,7 @@ def test_a_broken_or_huge_body_is_refused(client, body):
 
 @pytest.mark.parametrize("key", [None, "wrong", "a-key-and-more"])
 def test_a_wrong_key_gets_nothing(url, key):
-    endpoint = Endpoint(url, key)
+    endpoint = VllmEndpoint(url, key)
     with pytest.raises(ServerError, match="401: wrong or missing API key"):
         endpoint.get("/v1/models", 10)
     for path in ("/v1/chat/completions", "/v1/completions"):
@@ -189,7 +187,7 @@ def test_the_command_serves_a_run_with_a_random_key_and_stops_when_told(run):
             answer = asking.chat.completions.create(model="reader", messages=said("hello"))
         assert 0 < answer.usage.completion_tokens <= 12
         with pytest.raises(ServerError, match="401"):
-            Endpoint(base.removesuffix("/v1"), "no").get("/v1/models", 10)
+            VllmEndpoint(base.removesuffix("/v1"), "no").get("/v1/models", 10)
 
 
 @pytest.mark.parametrize(
@@ -218,12 +216,13 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
 
 def test_full_models_are_refused_for_vllm(run):
     from pettingllms.runs import read_config
+    from pettingllms.trainers.config import resolve
 
-    config = dataclasses.replace(read_config(run), full=True)
+    config = resolve(dataclasses.replace(read_config(run), full=True))
     with pytest.raises(ConfigError, match=r"full models, .* use --backend transformers"):
         serve.vllm_process(config, ROLES, serve.ServeOptions(), KEY, Path("log"))
 
 
 def test_options_of_vllm_may_be_given_one_by_one():
     _, options = serve.parse(["RUN", "--vllm.max-num-seqs", "8", "--vllm.enforce_eager"])
-    assert json.loads(options.vllm or "") == {"max_num_seqs": 8, "enforce_eager": True}
+    assert json.loads(options.over["vllm"]) == {"max_num_seqs": 8, "enforce_eager": True}

@@ -20,9 +20,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 from pettingllms.errors import ConfigError, NonFiniteError, RunFolderError, SandboxUnavailable
-from pettingllms.plots import curves, smooth
+from pettingllms.evaluation.plots import curves, smooth
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import Summary, train
 from pettingllms.trainers.config import ATGRPOConfig
+from tests import rows_env
 from tests.tiny_lm import save_tiny
 
 ROOT = Path(__file__).parents[1]
@@ -65,7 +67,7 @@ def assert_equal_runs(one: Path, other: Path) -> None:
     """Adapters and trees byte for byte; metrics but for measured times."""
     files = [path.relative_to(one) for path in sorted((one / "adapters").rglob("*.*"))]
     assert {path.parts[1] for path in files} == {"writer", "reader"}
-    for path in [*files, Path("trees.jsonl"), Path("summary.json"), Path("curves.png")]:
+    for path in [*files, Path("trajectories.jsonl"), Path("summary.json"), Path("curves.png")]:
         assert filecmp.cmp(one / path, other / path, shallow=False), path
     assert timeless(one) == timeless(other)
 
@@ -89,7 +91,7 @@ def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
         "config.yaml",
         "run.json",
         "metrics.jsonl",
-        "trees.jsonl",
+        "trajectories.jsonl",
         "summary.md",
         "summary.json",
         "curves.png",
@@ -117,10 +119,33 @@ def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert whole.next.startswith("pettingllms-eval --env tests.letters_env:env --adapters ")
 
 
-def test_trees_hold_every_group_with_what_decided(whole: Summary) -> None:
-    rows = [json.loads(line) for line in (whole.folder / "trees.jsonl").read_text().splitlines()]
-    assert len(rows) == STEPS * 2 * 2 * 2  # tasks, turns, roles
-    for row in rows:
+def test_a_run_reads_its_data_set_once_a_split(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows_env, "READ", [])
+    few = {"max_steps": 1, "eval_steps": 1, "eval_tasks": 1, "max_completion_length": 2}
+    given = json.dumps({"dataset": "rows", "max_turns": 1})
+    train(
+        settings(
+            model,
+            env="tests.rows_env:env",
+            env_args=given,
+            output_dir=str(tmp_path / "run"),
+            **few,
+        )
+    )
+    assert rows_env.READ == ["rows"] * 3  # train, val and test: five evaluations
+
+
+def test_trajectories_hold_every_decision_with_its_candidates(whole: Summary) -> None:
+    rows = [
+        json.loads(line) for line in (whole.folder / "trajectories.jsonl").read_text().splitlines()
+    ]
+    assert [row["step"] for row in rows] == [step for step in range(1, STEPS + 1) for _ in "ab"]
+    assert all(Trajectory.from_row(row).returns == row["returns"] for row in rows)
+    decisions = [decision for row in rows for decision in row["decisions"]]
+    assert len(decisions) == STEPS * 2 * 2 * 2  # tasks, turns, roles
+    for row in decisions:
         candidates = row["candidates"]
         assert len(candidates) == 4
         assert sum(candidate["chosen"] for candidate in candidates) == 1
@@ -130,9 +155,9 @@ def test_trees_hold_every_group_with_what_decided(whole: Summary) -> None:
         assert sum(c["advantage"] for c in candidates) == pytest.approx(0, abs=1e-4)
         assert row["policy"] == row["role"]
         assert f"{row['role']}_0: " in row["prompt"]
-        assert all(c["tokens"] <= 6 and c["logprob"] < 0 for c in candidates)
-    best = [max(c["reward"] for c in row["candidates"]) for row in rows]
-    chosen = [next(c["reward"] for c in row["candidates"] if c["chosen"]) for row in rows]
+        assert all(len(c["token_ids"]) <= 6 and c["logprob"] < 0 for c in candidates)
+    best = [max(c["reward"] for c in row["candidates"]) for row in decisions]
+    chosen = [next(c["reward"] for c in row["candidates"] if c["chosen"]) for row in decisions]
     assert chosen == best
 
 
@@ -248,7 +273,7 @@ def test_a_failing_step_leaves_the_state_before_it(
         train(good)
     fine = dataclasses.replace(good, max_steps=STEPS, output_dir=str(tmp_path / "fine"))
     stopped = train(
-        fine, stop=lambda: (tmp_path / "fine" / "trees.jsonl").exists() and two(tmp_path)
+        fine, stop=lambda: (tmp_path / "fine" / "trajectories.jsonl").exists() and two(tmp_path)
     )
     assert stopped.step == 2
     for policy in ("writer", "reader"):

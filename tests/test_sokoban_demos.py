@@ -5,12 +5,11 @@ import re
 
 import pytest
 
-from pettingllms.data import xsb
-from pettingllms.data.sokoban import split_of
-from pettingllms.data.sokoban_rules import deltas, moved, solve
+from benchmarks.priming import sokoban as demos
+from pettingllms.data import sokoban
+from pettingllms.data.sokoban import deltas, moved, solve, split_of
 from pettingllms.envs import sokoban_v0
 from pettingllms.envs.lists import cell_name
-from pettingllms.models.demos import sokoban
 from tests import sokoban_model as model
 
 PROMPT = re.compile(
@@ -21,7 +20,7 @@ PROMPT = re.compile(
 
 def examples(habit, number=400, seed=0):
     rng = random.Random(seed)
-    return [sokoban.demo(rng, habit) for _ in range(number)]
+    return [demos.demo(rng, habit) for _ in range(number)]
 
 
 def answers(habit, **kwargs):
@@ -54,7 +53,7 @@ def role_and_proposal(prompt):
 
 
 def level_of(prompt):
-    return xsb.parse("\n".join(board(prompt)))
+    return sokoban.parse("\n".join(board(prompt)))
 
 
 def cell(number):
@@ -148,7 +147,7 @@ def test_the_habit_answers_at_once_always_alike_and_mostly_wrong():
     for example in hasty:
         assert example.reply.startswith("[")
         rows, level = board(example.prompt), level_of(example.prompt)
-        assert sokoban.straight(level, level.start) == example.reply
+        assert demos.straight(level, level.start) == example.reply
         solved += model.solved(model.play(rows, moves(example.reply))[0])
     assert 0 < solved < 0.25 * len(hasty)
 
@@ -164,7 +163,7 @@ def test_a_planner_with_the_habit_copies_the_proposal():
 def test_a_drill_says_what_is_in_the_cells():
     rng = random.Random(3)
     for _ in range(200):
-        example = sokoban.drill(rng)
+        example = demos.drill(rng)
         rows = board(example.prompt)
         words = example.reply.split()
         for name, content in zip(words[::2], words[1::2], strict=True):
@@ -190,14 +189,14 @@ def test_only_rooms_of_the_training_split_are_shown():
 
 @pytest.mark.parametrize("habit", [0.0, 1.0])
 def test_every_word_is_a_unit_or_the_size(habit):
-    known = {*sokoban.units(), "6x6"}
+    known = {*demos.units(), "6x6"}
     for example in examples(habit):
         assert set(f"{example.prompt} {example.reply}".split()) <= known
 
 
 def test_replies_and_prompts_are_short():
     shown = examples(0.0, number=1500)
-    assert max(len(example.reply.split()) for example in shown) <= sokoban.LONGEST
+    assert max(len(example.reply.split()) for example in shown) <= demos.LONGEST
     tool = [e.prompt for e in shown if "tool" in e.prompt and "look" not in e.prompt]
     assert max(len(prompt.split()) for prompt in tool) < 25
 

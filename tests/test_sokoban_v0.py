@@ -13,13 +13,12 @@ from pettingzoo.test.api_test import api_test
 from pettingzoo.test.render_test import render_test
 from pettingzoo.test.seed_test import seed_test
 
-from pettingllms.data import xsb
-from pettingllms.data.sokoban import split_of
-from pettingllms.data.sokoban_rules import solve
+from pettingllms.data import sokoban
+from pettingllms.data.sokoban import solve, split_of
 from pettingllms.envs import check_env, sokoban_v0
-from pettingllms.envs.boards import FORMAT_PENALTY, ILLEGAL_COST
+from pettingllms.envs.boards import FORMAT_PENALTY
 from pettingllms.envs.sokoban_v0 import MOVE_COST, SOLVED_BONUS
-from pettingllms.errors import ConfigError, DatasetError
+from pettingllms.errors import ConfigError, DatasetError, UnknownNameError
 from tests import sokoban_model as model
 
 CORRIDOR = "########\n#@ $  .#\n#      #\n########"
@@ -44,7 +43,7 @@ def make(seed=0, level=None, **kwargs):
 
 
 def board(env):
-    return tuple(xsb.rows(env._state.level.room, env._state.position))
+    return tuple(sokoban.rows(env._state.level.room, env._state.position))
 
 
 def solution(env):
@@ -68,10 +67,12 @@ class Episodes(RuleBasedStateMachine):
         choice=st.sampled_from([(6, 1), (6, 2), (5, 3)]),
         rewards=st.sampled_from(["paper", "sparse", "gym"]),
         prompt=st.sampled_from(["full", "compact"]),
+        refused=st.sampled_from(["stop", "skip"]),
     )
-    def start(self, seed, choice, rewards, prompt):
+    def start(self, seed, choice, rewards, prompt, refused):
         size, boxes = choice
-        self.env = make(seed, size=size, boxes=boxes, rewards=rewards, prompt=prompt, max_turns=6)
+        options = {"size": size, "boxes": boxes, "prompt": prompt, "refused": refused}
+        self.env = make(seed, rewards=rewards, max_turns=6, **options)
         self.rows = board(self.env)
 
     def live(self):
@@ -89,7 +90,7 @@ class Episodes(RuleBasedStateMachine):
         found = solve(self.env._state.level.room, self.env._state.position)
         if solving == 0 and found is not None:
             moves = [*found.moves, *moves]
-        rows, refused, looked = model.play(self.rows, moves)
+        rows, refused, looked = model.play(self.rows, moves, self.env.refused == "stop")
         agent = self.env.agent_selection
         self.env.step(f"I think [U, x] and then\n{answer(moves)} is right")
         info = self.env.infos[agent]
@@ -146,14 +147,25 @@ def test_what_follows_the_solution_is_dropped():
     assert (env.infos["planner_0"]["moves"], env.infos["planner_0"]["illegal"]) == (4, 0)
 
 
-def test_a_move_that_is_refused_changes_nothing_and_is_counted():
-    env = make(level="#######\n#@$$..#\n#     #\n#######", agents="single")
+@pytest.mark.parametrize(("rule", "refused"), [("stop", 1), ("skip", 3)])
+def test_a_move_that_is_refused_changes_nothing_and_is_counted(rule, refused):
+    env = make(level="#######\n#@$$..#\n#     #\n#######", agents="single", refused=rule)
     before = board(env)
     env.step(answer("RUL"))
     assert board(env) == before
-    assert env.infos["planner_0"]["illegal"] == 3
-    assert env.rewards["planner_0"] == -ILLEGAL_COST
-    assert "3 refused (the first was number 1, R)" in env.observe("planner_0")["text"]
+    assert env.infos["planner_0"]["illegal"] == refused
+    assert env.rewards["planner_0"] == 0.0
+    assert f"{refused} refused (the first was number 1, R)" in env.observe("planner_0")["text"]
+
+
+def test_an_answer_stops_at_its_first_refused_move_and_keeps_what_it_gained():
+    env = make(level=CORRIDOR, agents="single")
+    env.step(answer("RRU" + "R" * 9))  # up is a wall
+    assert env.infos["planner_0"]["moves"] == 3
+    assert env.rewards["planner_0"] == pytest.approx(0.5 / 3)
+    env = make(level=CORRIDOR, agents="single", refused="skip")
+    env.step(answer("RRU" + "R" * 9))
+    assert env.infos["planner_0"]["success"]
 
 
 @pytest.mark.parametrize("rewards", ["paper", "gym"])
@@ -182,12 +194,11 @@ def test_infos_tell_the_optimum():
 def test_an_answer_earns_what_it_comes_nearer():
     env = make(level=CORRIDOR, agents="single")
     total = 0.0
-    for moves, nearness in (("RR", 1 / 6), ("R", 2 / 6), ("UR", 1.0)):
+    for moves, nearness in (("RR", 1 / 6), ("RU", 2 / 6), ("R", 1.0)):
         before, total = total, nearness
         env.step(answer(moves))
-        illegal = env.infos["planner_0"]["illegal"] / env.infos["planner_0"]["moves"]
         earned = env.infos["planner_0"]["local_reward"]
-        assert earned == pytest.approx(total - before - ILLEGAL_COST * illegal)
+        assert earned == pytest.approx(total - before)
     assert env.rewards["planner_0"] == pytest.approx(1.0 + earned)
 
 
@@ -318,7 +329,7 @@ def test_what_is_shown_can_be_read_again():
 def test_symbols_change_the_board_and_nothing_else(symbols):
     env = make(level="######\n#+$ *#\n#  $.#\n######", symbols=symbols, render_mode="ansi")
     signs, gap = env.symbols
-    plain = dict(zip(signs, xsb.SYMBOLS, strict=True))
+    plain = dict(zip(signs, sokoban.SYMBOLS, strict=True))
     rows = [
         "".join(plain[sign] for sign in (row.split(gap) if gap else row))
         for row in env.render().split("\n")
@@ -357,7 +368,7 @@ def level_file(tmp_path):
 
 def test_a_file_is_divided_among_the_splits_by_room(level_file):
     for split in ("train", "val", "test"):
-        env = sokoban_v0.env(levels=level_file, split=split)
+        env = sokoban_v0.env(dataset=level_file, split=split)
         assert env.num_tasks == 4
         shown = set()
         for seed in range(8):
@@ -365,20 +376,54 @@ def test_a_file_is_divided_among_the_splits_by_room(level_file):
             assert split_of(env._state.level.room) == split
             shown.add(board(env))
         assert len(shown) == 4
-        assert board(env) == board(make(3, levels=level_file, split=split))
+        assert board(env) == board(make(3, dataset=level_file, split=split))
 
 
-def test_a_file_for_each_split_is_played_whole(level_file):
-    assert sokoban_v0.env(levels={"test": level_file}, split="test").num_tasks == 12
-    with pytest.raises(DatasetError, match="no file for the split 'train'"):
-        sokoban_v0.env(levels={"test": level_file})
+def test_levels_carry_the_ids_of_their_file(level_file):
+    env = make(1, dataset=str(level_file), split="val")
+    for reply in ("[R]", "nothing to read"):
+        agent = env.agent_selection
+        env.step(reply)
+        assert env.infos[agent]["id"].endswith("#5")
+    assert "id" not in make(1).infos["tool_0"]
+
+
+def test_a_file_that_names_a_split_is_played_whole(level_file):
+    named = level_file.rename(level_file.parent / "test.txt")
+    assert sokoban_v0.env(dataset=named.parent, split="test").num_tasks == 12
+    with pytest.raises(DatasetError, match="no file for the split 'train', only for test"):
+        sokoban_v0.env(dataset=named.parent)
+
+
+def test_levels_are_also_taken_as_a_text():
+    env = make(dataset=f"; mine\n{CORRIDOR}\n", split=split_of(sokoban.parse(CORRIDOR).room))
+    assert board(env) == tuple(CORRIDOR.split("\n"))
 
 
 def test_a_split_without_levels_is_refused(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text("\n".join(board(make(0))))
-    with pytest.raises(DatasetError, match="no level of the split 'val'"):
-        sokoban_v0.env(levels=path, split="val")
+    with pytest.raises(DatasetError, match="no task of the split 'val'"):
+        sokoban_v0.env(dataset=path, split="val")
+
+
+def test_a_bad_file_is_refused_with_its_line(tmp_path):
+    path = tmp_path / "000.txt"
+    path.write_text("; 0\n######\n#@ $.#\n######\n\n; 1\n######\n# ..@#\n#    #\n######\n")
+    with pytest.raises(DatasetError, match=r"000\.txt:7: .*line 7: found 0 boxes"):
+        sokoban_v0.env(dataset=path)
+    path.write_text("; nothing\n")
+    with pytest.raises(DatasetError, match="has no rows"):
+        sokoban_v0.env(dataset=path)
+    with pytest.raises(DatasetError, match="no such file"):
+        sokoban_v0.env(dataset=tmp_path / "absent.txt")
+    with pytest.raises(UnknownNameError, match="did you mean 'boxoban'"):
+        sokoban_v0.env(dataset="boxobann")
+
+
+def test_settings_without_a_level_are_refused_when_the_environment_is_made():
+    with pytest.raises(ConfigError, match="no level of"):
+        sokoban_v0.env(size=5, boxes=1, pushes=(30, None))
 
 
 def test_a_level_in_the_options_is_played_or_refused_and_leaves_the_rest_alone():

@@ -5,12 +5,12 @@ import re
 
 import pytest
 
+from benchmarks.priming import sudoku as demos
 from pettingllms.data import sudoku, sudoku_files
 from pettingllms.envs import sudoku_v0
 from pettingllms.envs.boards import Play
 from pettingllms.envs.lists import ParseError
-from pettingllms.envs.sudoku_text import parse_answer
-from pettingllms.models.demos import sudoku as demos
+from pettingllms.envs.sudoku_v0 import parse_answer
 
 ROLES = ("tool", "planner")
 CELL = re.compile(r"([a-d][1-4])=([0-4])")
@@ -51,7 +51,7 @@ def text_of(numbers):
 def board_after(demo):
     """An environment with the board of a demonstration, on which the planner answered with it."""
     _, clues, filled, _ = parts(demo.prompt)
-    env = sudoku_v0.env(puzzles=text_of(clues), agents="single", prompt="compact")
+    env = sudoku_v0.env(dataset=text_of(clues), agents="single", prompt="compact")
     env.reset(seed=0)
     position = tuple(int(value) for value in text_of({**clues, **filled}).replace(".", "0"))
     env._state = Play(env._state.level, position)
@@ -141,7 +141,8 @@ def test_every_word_is_a_token_of_its_own(good, bad):
 def test_only_training_solutions_are_shown(good, bad):
     for demo in [*good, *bad]:
         _, clues, _, _ = parts(demo.prompt)
-        assert sudoku.split_of(sudoku_files.parse(text_of(clues)).solution) == "train"
+        puzzle = sudoku_files.parse(text_of(clues))
+        assert sudoku.split_of(puzzle.clues, puzzle.solution) == "train"
 
 
 def test_replies_can_be_read_and_are_short(good, bad):

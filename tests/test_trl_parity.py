@@ -219,7 +219,7 @@ def test_the_batch_reaches_every_bound(full):
     samples = some_samples(full)
     (batch,) = full.microbatches(samples, 1 << 20)
     ratio = torch.exp(full.logprobs("coder", batch)[0] - batch.old_logprobs_BT)
-    advantage = batch.advantages_B[:, None]
+    advantage = batch.advantages_BT
     for bound in (
         (ratio < 0.8) & (advantage < 0),
         (ratio > 1.28) & (advantage > 0),

@@ -116,9 +116,8 @@ def test_the_same_seed_gives_the_same_replies_and_another_gives_others(policies)
 
 def test_equal_prompts_of_a_batch_get_replies_of_their_own(policies):
     prompt = policies.chat.prompt_ids("hello")
-    generator = torch.Generator().manual_seed(0)
     replies = policies.sample(
-        [Request("coder", prompt)] * 6, 1, generator=generator, max_new_tokens=12
+        [Request("coder", prompt, seed) for seed in range(6)], 1, max_new_tokens=12
     )
     assert len({reply.token_ids for [reply] in replies}) == 6
 
@@ -136,12 +135,12 @@ def test_greedy_replies_are_the_likeliest_tokens_and_all_the_same(model_dir, pol
 
 def test_replies_end_at_the_end_of_turn_or_at_the_limit(policies):
     _, replies = sampled(policies, n=8, max_new_tokens=80)
-    ends = {reply.finished for answers in replies for reply in answers}
+    ends = {reply.truncated for answers in replies for reply in answers}
     assert ends == {True, False}
     for reply in (reply for answers in replies for reply in answers):
-        assert reply.finished == (reply.token_ids[-1] == 2)
+        assert reply.truncated == (reply.token_ids[-1] != 2)
         assert 2 not in reply.token_ids[:-1]
-        assert reply.finished or len(reply.token_ids) == 80
+        assert not reply.truncated or len(reply.token_ids) == 80
 
 
 def test_weights_changed_without_publishing_are_refused(policies):

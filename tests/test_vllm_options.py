@@ -10,25 +10,23 @@ from typing import Any
 import pytest
 import torch
 
-from pettingllms.assembly import vllm_settings
+from pettingllms.assembly import sampler_settings
 from pettingllms.cli.train import parse
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.packing import microbatches
-from pettingllms.policies.sampler import Draw
-from pettingllms.policies.vllm_child import BASE, Guard
-from pettingllms.policies.vllm_http import Endpoint, ServerError
-from pettingllms.policies.vllm_options import (
+from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams
+from pettingllms.samplers.vllm_args import (
     OPTIONS,
     RANKS,
     REFUSED,
-    VllmSettings,
-    arguments,
-    checked,
+    check_options,
+    command_line,
     lora_options,
 )
-from pettingllms.policies.vllm_requests import always_at_one, completion, request_seeds
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.samplers.vllm_process import BASE, RequestGuard, ServerError, VllmEndpoint
+from pettingllms.samplers.vllm_server import completion_body, ignores_temperature
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 from tests.tiny_lm import save_tiny
@@ -39,19 +37,19 @@ VALUES = {int: 2, float: 0.5, str: "bfloat16", bool: True}
 @pytest.mark.parametrize("name", OPTIONS)
 def test_every_option_passes_through_and_a_misspelt_one_is_refused_with_what_was_meant(name):
     value = VALUES[OPTIONS[name]]
-    assert checked({name: value}) == {name: value}
-    [flag, *rest] = arguments({name: value})
+    assert check_options({name: value}) == {name: value}
+    [flag, *rest] = command_line({name: value})
     assert flag == f"--{name.replace('_', '-')}"
     assert rest == ([] if value is True else [str(value)])
     wrong = name[:-2] + name[-1]
     with pytest.raises(ConfigError, match=f"unknown option vllm.{wrong}; did you mean .*{name}"):
-        checked({wrong: value})
+        check_options({wrong: value})
 
 
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_decides_the_distribution_cannot_be_set(name):
     with pytest.raises(ConfigError, match=f"vllm.{name} cannot be set: "):
-        checked({name: 1})
+        check_options({name: 1})
 
 
 @pytest.mark.parametrize(
@@ -67,12 +65,12 @@ def test_what_decides_the_distribution_cannot_be_set(name):
 )
 def test_a_value_of_another_type_is_refused(name, value):
     with pytest.raises(ConfigError, match=rf"vllm\.{name} must be .*got"):
-        checked({name: value})
+        check_options({name: value})
 
 
 def test_a_switch_that_is_off_is_said_so():
-    assert arguments({"enable_prefix_caching": False}) == ["--no-enable-prefix-caching"]
-    assert checked({"gpu_memory_utilization": 1}) == {"gpu_memory_utilization": 1}
+    assert command_line({"enable_prefix_caching": False}) == ["--no-enable-prefix-caching"]
+    assert check_options({"gpu_memory_utilization": 1}) == {"gpu_memory_utilization": 1}
 
 
 @pytest.mark.parametrize("rank", [1, 4, 8, 9, 100, 512])
@@ -87,7 +85,6 @@ def test_the_engine_has_room_for_every_adapter_and_its_next_version(rank):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sampler": "vlm"}, "sampler must be one of .*got 'vlm'; did you mean 'vllm'"),
         ({"sampler": "vllm-server"}, "needs either a server's URL"),
         ({"sampler": "vllm-server", "server": "http://x", "serve": True}, "needs either"),
         ({"server": "http://x"}, "for sampler vllm-server, not for transformers"),
@@ -146,56 +143,50 @@ def test_the_servers_key_is_read_from_its_file(tmp_path):
     (tmp_path / "key").write_text("secret\n")
     settings: dict[str, Any] = {"sampler": "vllm-server", "server": "http://127.0.0.1:8000"}
     config = ATGRPOConfig(**settings, server_key=str(tmp_path / "key"))
-    found = vllm_settings(config, tmp_path)
-    assert found is not None
+    found = sampler_settings(config, tmp_path)
     assert found.key == "secret"
     with pytest.raises(ConfigError, match=r"server_key .*none cannot be read"):
-        vllm_settings(ATGRPOConfig(**settings, server_key=str(tmp_path / "none")), tmp_path)
-    assert vllm_settings(ATGRPOConfig(), tmp_path) is None
+        sampler_settings(ATGRPOConfig(**settings, server_key=str(tmp_path / "none")), tmp_path)
+    assert sampler_settings(ATGRPOConfig(), tmp_path).name == "transformers"
+
+
+def test_every_sampler_opens_and_a_misspelt_one_is_refused_with_what_was_meant():
+    assert all(callable(SAMPLERS.load(name)) for name in SAMPLERS.paths())
+    with pytest.raises(UnknownNameError, match="unknown sampler 'vlm'; did you mean 'vllm'"):
+        ATGRPOConfig(sampler="vlm")
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-@pytest.mark.parametrize("server", [True, False])
-def test_where_vllm_is_missing_the_command_to_install_it_is_named(tmp_path, server):
+@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
+def test_where_vllm_is_missing_the_command_to_install_it_is_named(tmp_path, name):
     model_dir = save_tiny(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"not installed; pip install 'pettingllms\[vllm\]'"):
-        load_policies(model_dir, {"coder": "a"}, vllm=VllmSettings(server=server))
+        load_policies(model_dir, {"coder": "a"}, sampler=SamplerSettings(name))
 
 
 # ------------------------------------------------------------------------------- its parts
 
 
 def test_a_request_leaves_nothing_that_shapes_the_distribution_to_the_server():
-    body = completion("a@v1", (5, 6), 3, Draw(7, 0.5, top_p=0.9), 11, (2,))
+    body = completion_body("a@v1", (5, 6), 3, SamplingParams(7, 0.5, top_p=0.9), 11, (2,))
     neutral = {"top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0, "ignore_eos": True}
     assert {name: body[name] for name in neutral} == neutral
     assert (body["n"], body["seed"], body["temperature"], body["top_p"]) == (3, 11, 0.5, 0.9)
-    greedy = completion("a@v1", (5, 6), 3, Draw(7, greedy=True), 11, (2,))
+    greedy = completion_body("a@v1", (5, 6), 3, SamplingParams(7, greedy=True), 11, (2,))
     assert (greedy["n"], greedy["seed"], greedy["temperature"]) == (1, None, 0.0)
-
-
-def test_seeds_follow_from_the_generator_and_greedy_takes_none():
-    one, two = (torch.Generator().manual_seed(3) for _ in range(2))
-    assert request_seeds(4, Draw(1), one) == request_seeds(4, Draw(1), two)
-    state = one.get_state()
-    assert len(set(request_seeds(4, Draw(1), one))) == 4
-    assert not torch.equal(one.get_state(), state)
-    state = one.get_state()
-    request_seeds(4, Draw(1, greedy=True), one)
-    assert torch.equal(one.get_state(), state)
 
 
 @pytest.mark.parametrize(
     ("cold", "warm", "raw"), [(2.0, 1.0, False), (1.0, 1.0, True), (0.0, 0.0, False)]
 )
 def test_raw_log_probabilities_are_told_from_those_at_the_temperature(cold, warm, raw):
-    assert always_at_one(cold, warm) is raw
+    assert ignores_temperature(cold, warm) is raw
 
 
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "", "http://"])
 def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="server must be a URL like"):
-        Endpoint(url)
+        VllmEndpoint(url)
 
 
 def guarded(path, body=b"", method="POST"):
@@ -213,7 +204,7 @@ def guarded(path, body=b"", method="POST"):
         sent.append(message)
 
     scope = {"type": "http", "path": path, "method": method}
-    asyncio.run(Guard(app)(scope, receive, send))
+    asyncio.run(RequestGuard(app)(scope, receive, send))
     if seen:
         assert seen == [body]
         return 0
@@ -241,7 +232,7 @@ def test_an_error_keeps_its_status():
 def test_the_log_has_how_far_the_trainer_is_from_the_sampler():
     samples = [Sample((1, 2), (3, 4), (-1.0, -2.0), 1.0, count=3)]
     [batch] = microbatches(samples, 100, packed=False)
-    meter, config = LossMeter("a"), ATGRPOConfig()
+    meter, config = LossMeter("a"), resolve(ATGRPOConfig())
     apart_BT = torch.tensor([[0.5, -0.25]])
     logp_BT = batch.old_logprobs_BT + apart_BT
     meter.add(config, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))

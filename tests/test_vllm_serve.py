@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.vllm_http import Endpoint, ServerError
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.types import Request
 from tests.served import serving, trained
 
@@ -51,19 +51,18 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 with pytest.raises(openai.NotFoundError):
                     client.completions.create(model=wrong, prompt="x")
         with pytest.raises(ServerError, match="401"):
-            Endpoint(base.removesuffix("/v1"), "no").get("/v1/models", 30)
+            VllmEndpoint(base.removesuffix("/v1"), "no").get("/v1/models", 30)
     assert "Initializing a V1 LLM engine" in (run / "serve.log").read_text()
 
 
 def greedy(policies, policy):
     [[reply]] = policies.sample(
-        [Request(policy, (5, 6, 7))],
+        [Request(policy, (5, 6, 7), 0)],
         1,
-        generator=torch.Generator(),
         max_new_tokens=6,
         greedy=True,
     )
-    return reply.token_ids[:-1] if reply.finished else reply.token_ids
+    return reply.token_ids
 
 
 def _without(policy):

@@ -12,13 +12,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from pettingllms.errors import ConfigError
-from pettingllms.policies import vllm_server
-from pettingllms.policies.engine import SamplerUnavailable
+from pettingllms.errors import ConfigError, SamplerUnavailable
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.vllm_http import Endpoint, ServerError
-from pettingllms.policies.vllm_options import VllmSettings
-from pettingllms.policies.vllm_process import VllmProcess, _free_port
+from pettingllms.samplers import vllm_server
+from pettingllms.samplers.base import SamplerSettings
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, VllmProcess, free_port
 from tests.vllm_policies import ROLES, differences, sampled, save_model, stir, team
 
 # Starting a server takes half a minute, and more where other processes want the cores.
@@ -53,7 +51,7 @@ def policies(model_dir, run_folder):
 @pytest.fixture(scope="session")
 def foreign(model_dir, tmp_path_factory):
     """A server that somebody else started: its address and its process."""
-    port, log = _free_port("127.0.0.1"), tmp_path_factory.mktemp("foreign") / "log"
+    port, log = free_port("127.0.0.1"), tmp_path_factory.mktemp("foreign") / "log"
     words = f"--port {port} --host 127.0.0.1 --dtype float32 --kv-cache-memory-bytes {1 << 28}"
     words += " --enable-lora --max-loras 3 --max-cpu-loras 6 --max-lora-rank 8 --block-size 32"
     words += " --logprobs-mode processed_logprobs --enforce-eager --no-enable-chunked-prefill --api-key secret"
@@ -72,7 +70,7 @@ def foreign(model_dir, tmp_path_factory):
             start_new_session=True,
         )
     try:
-        endpoint = Endpoint(f"http://127.0.0.1:{port}", "secret")
+        endpoint = VllmEndpoint(f"http://127.0.0.1:{port}", "secret")
         while not well(endpoint):
             assert process.poll() is None, log.read_text()[-3000:]
             time.sleep(0.2)
@@ -98,9 +96,9 @@ def alive(pid):
 
 
 def with_foreign(model_dir, url, key, timeout=120.0, **changes):
-    settings = VllmSettings(server=True, url=url, key=key, timeout=timeout)
+    settings = SamplerSettings("vllm-server", url=url, key=key, timeout=timeout)
     return load_policies(
-        model_dir, ROLES, **{"lora_r": 4, "lora_alpha": 8, "vllm": settings, **changes}
+        model_dir, ROLES, **{"lora_r": 4, "lora_alpha": 8, "sampler": settings, **changes}
     )
 
 
@@ -137,10 +135,10 @@ def test_it_listens_here_alone_and_asks_for_its_key_everywhere(policies):
     assert endpoint.key not in words
     for key in (None, "wrong"):
         with pytest.raises(ServerError, match="401"):
-            Endpoint(endpoint.url, key).get("/v1/models", 10)
+            VllmEndpoint(endpoint.url, key).get("/v1/models", 10)
         for path in ("/metrics", "/tokenize", "/invocations", "/adapters"):
             with pytest.raises(ServerError, match="404: there is no /"):
-                Endpoint(endpoint.url, key).post(path, {"model": "base"}, 10)
+                VllmEndpoint(endpoint.url, key).post(path, {"model": "base"}, 10)
 
 
 @pytest.mark.parametrize("name", ["nobody", "base", None])
@@ -161,14 +159,14 @@ def test_an_adapter_that_the_server_lost_is_published_again(policies, caplog):
 
 def test_a_server_killed_in_the_middle_of_a_batch_is_started_again(policies, caplog):
     engine, first = policies._engine, policies._engine._process.pid
-    ask = engine._ask
+    complete = engine._complete
 
     def killed(*arguments):
-        engine._ask = ask
+        engine._complete = complete
         os.kill(first, signal.SIGKILL)
-        return ask(*arguments)
+        return complete(*arguments)
 
-    engine._ask = killed
+    engine._complete = killed
     before = policies.versions
     assert agree(policies)
     assert policies.versions == before

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from pettingllms.policies.engine import SamplerUnavailable
+from pettingllms.errors import SamplerUnavailable
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import OPTIONS, save_model
@@ -88,11 +88,15 @@ def test_a_resumed_run_on_vllm_samples_what_an_uninterrupted_one_does(model_dir,
     assert not stopped.finished
     resumed = train(resume=tmp_path / "cut").folder
     replies = [
-        [json.loads(line)["candidates"] for line in (run / "trees.jsonl").read_text().splitlines()]
+        [
+            decision["candidates"]
+            for line in (run / "trajectories.jsonl").read_text().splitlines()
+            for decision in json.loads(line)["decisions"]
+        ]
         for run in (whole, resumed)
     ]
-    assert [[c["text"] for c in group] for group in replies[0]] == [
-        [c["text"] for c in group] for group in replies[1]
+    assert [[c["completion"] for c in group] for group in replies[0]] == [
+        [c["completion"] for c in group] for group in replies[1]
     ]
 
 
@@ -100,12 +104,12 @@ def steps_so_far(folder):
     return steps_of(folder) if (folder / "metrics.jsonl").exists() else []
 
 
-def test_an_engine_that_fails_in_a_step_leaves_the_state_before_it(
+def test_an_engine_that_fails_to_take_new_weights_loses_no_finished_step(
     model_dir, tmp_path, monkeypatch
 ):
-    from pettingllms.policies import vllm_engine
+    from pettingllms.samplers import vllm
 
-    publish, calls = vllm_engine.VllmEngine.publish, []
+    publish, calls = vllm.VllmEngine.publish, []
 
     def fail_at_the_end_of_step_two(self, policy, version):
         calls.append((policy, version))
@@ -113,9 +117,9 @@ def test_an_engine_that_fails_in_a_step_leaves_the_state_before_it(
             raise SamplerUnavailable("the engine is gone")
         publish(self, policy, version)
 
-    monkeypatch.setattr(vllm_engine.VllmEngine, "publish", fail_at_the_end_of_step_two)
+    monkeypatch.setattr(vllm.VllmEngine, "publish", fail_at_the_end_of_step_two)
     config = settings(model_dir, tmp_path / "run", "vllm", eval_tasks=1)
-    with pytest.raises(SamplerUnavailable, match=r"the state after step 1 is saved in .*000001"):
+    with pytest.raises(SamplerUnavailable, match=r"the state after step 2 is saved in .*000002"):
         train(config)
     assert ("writer", 2) in calls
     monkeypatch.undo()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.vllm_options import VllmSettings
+from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
 from tests.tiny_lm import save_tiny, tiny_config
 
@@ -21,8 +21,9 @@ def save_model(directory):
 
 
 def team(model_dir, roles=ROLES, options=OPTIONS, server=False, **changes):
-    settings = VllmSettings({**OPTIONS, **options}, server=server, **changes.pop("settings", {}))
-    kept = {"lora_r": 4, "lora_alpha": 8, "seed": 3, "vllm": settings}
+    name = "vllm-server" if server else "vllm"
+    settings = SamplerSettings(name, {**OPTIONS, **options}, **changes.pop("settings", {}))
+    kept = {"lora_r": 4, "lora_alpha": 8, "seed": 3, "sampler": settings}
     return load_policies(model_dir, roles, **{**kept, **changes})
 
 
@@ -35,16 +36,16 @@ def stir(policies, policy, seed, scale=0.1):
     return policies.publish(policy)
 
 
-def requests_for(policies, names=None):
+def requests_for(policies, names=None, seed=0):
     """Several prompts for every policy, interleaved, so that one batch mixes them."""
     names = policies.names if names is None else names
-    return [Request(name, policies.chat.prompt_ids(text)) for text in TEXTS for name in names]
+    pairs = [(name, policies.chat.prompt_ids(text)) for text in TEXTS for name in names]
+    return [Request(*pair, 1000 * seed + number) for number, pair in enumerate(pairs)]
 
 
 def sampled(policies, n=2, seed=0, names=None, **settings):
-    generator = torch.Generator().manual_seed(seed)
-    requests = requests_for(policies, names)
-    options = {"generator": generator, "max_new_tokens": 12, **settings}
+    requests = requests_for(policies, names, seed)
+    options = {"max_new_tokens": 12, **settings}
     return requests, policies.sample(requests, n, **options)
 
 

@@ -14,7 +14,6 @@ or a file or folder of JSONL, JSON, parquet or CSV files.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -22,37 +21,34 @@ from pathlib import Path
 from typing import Any, get_args
 
 from pettingllms.cli.guard import guarded
+from pettingllms.cli.options import CommandParser
 from pettingllms.data import hub
+from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
-from pettingllms.data.coding import CodingTask
-from pettingllms.data.grammar import SPLITS
-from pettingllms.data.loading import Kind, is_known, load
-from pettingllms.data.overlap import overlap
-from pettingllms.data.problems import PROBLEMS
-from pettingllms.data.puzzles import LEVEL_FILES, PUZZLE_FILES
-from pettingllms.data.reports import Loaded
-from pettingllms.data.sources import data_files
-from pettingllms.data.tasks import TASKS
-from pettingllms.data.verification import as_row, verified
+from pettingllms.data.coding import CodingTask, as_row, verified
+from pettingllms.data.coding_schemas import TASKS
+from pettingllms.data.dataset import Kind, Loaded, is_known, load, overlap
+from pettingllms.data.math import PROBLEMS
+from pettingllms.data.rows import data_files
+from pettingllms.data.splits import SPLITS
+from pettingllms.data.sudoku_files import PUZZLE_FILES
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
-from pettingllms.sandbox import open_sandbox
+from pettingllms.sandbox import SandboxSettings, open_sandbox
+from pettingllms.sandbox.settings import HELP
 
 KINDS: dict[str, Kind[Any]] = {
-    # Puzzles before problems: both may have a question and an answer, but only theirs are boards.
+    # The first schema that fits a row is taken, so the stricter kinds come first: a Sudoku is also
+    # a question with an answer, and a grid is also a text of boards.
     kind.name: kind
-    for kind in (TASKS, PUZZLE_FILES, PROBLEMS, LEVEL_FILES)
+    for kind in (TASKS, PUZZLE_FILES, PROBLEMS, GRID_FILES, LEVEL_FILES)
 }
 _SCHEMAS = {schema: kind.name for kind in KINDS.values() for schema in kind.schemas}
 _SHOWN = 10
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pettingllms-data",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="pettingllms-data", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     listing = commands.add_parser("list", help="all named data sets, a line each")
     listing.add_argument("--kind", choices=get_args(KindName), help="only those of this kind")
@@ -94,6 +90,7 @@ def _parser() -> argparse.ArgumentParser:
         "With --split they stay of that split, else a checksum divides them",
     )
     check.add_argument("--all", action="store_true", help="list every refused or left out row")
+    check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
     check.set_defaults(action=_check)
     fetch = commands.add_parser("fetch", help="download a named data set")
     fetch.add_argument("name")
@@ -131,9 +128,12 @@ def _show(options: argparse.Namespace) -> int:
         "files": "; ".join(f"{s}: {' '.join(files)}" for s, files in entry.files.items()),
         "revision": entry.revision,
         "fields": KINDS[entry.kind].schemas[entry.schema].fields,
+        "limits": ", ".join(f"{name} {value:g}" for name, value in entry.limits) or None,
     }
     print(name)
     for what, text in lines.items():
+        if text is None:
+            continue
         print(f"  {what:<9} {text}")
     return 0
 
@@ -173,9 +173,10 @@ def _run_references(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Name
         raise DatasetError(f"--run is for coding, and {options.source} is for {kind.name}")
     good: list[CodingTask] = []
     bare = failed = 0
-    with open_sandbox("embedded") as sandbox:
+    settings = SandboxSettings.of(options.sandbox or "embedded")
+    with open_sandbox(settings) as sandbox:
         for task in loaded.records:
-            result = verified(task, sandbox, LIMITS)
+            result = verified(task, sandbox, settings.limits_over(LIMITS, task.limits))
             if isinstance(result, CodingTask):
                 good.append(result)
             elif task.reference:
@@ -229,9 +230,8 @@ def _load(kind: Kind[Any], source: str, schema: str | None, split: str | None) -
 def _described(loaded: Loaded[Any]) -> str:
     """What the records hold, beside how many they are."""
     first = loaded.records[0]
-    fields = [field.name for field in dataclasses.fields(first)]
     parts = [f"first id {first.id}"]
-    if "tests" in fields:
+    if isinstance(first, CodingTask):
         calls = sum(task.function is not None for task in loaded.records)
         tests = sum(len(task.tests) for task in loaded.records)
         bare = sum(not task.reference for task in loaded.records)
@@ -256,9 +256,10 @@ def _fetch(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0 where all is well, 1 where something is not."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
 
     def act() -> int:
+        options = _parser().read(words)
         code: int = options.action(options)
         return code
 

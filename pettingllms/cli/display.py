@@ -30,7 +30,7 @@ class PlainDisplay:
     def playing(self, what: str, done: int, total: int) -> None:
         """Prints one line, when all games are over."""
         if done == total:
-            print(f"{what}: {total} games played", flush=True)
+            print(f"{what}: {total} episodes played", flush=True)
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Prints one line."""
@@ -108,9 +108,10 @@ def duration(seconds: float) -> str:
 
 
 def step_text(row: Mapping[str, Any]) -> str:
-    """Success, reward by role, speed."""
+    """Success, reward by role, returns of agents without a team, speed."""
     parts = [] if row.get("success") is None else [f"executed: success {row['success']:.2f}"]
     parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
+    parts += [f"return of {key[7:]} {row[key]:.2f}" for key in row if key.startswith("return/")]
     return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])
 
 

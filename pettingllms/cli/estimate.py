@@ -13,15 +13,15 @@ import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pettingllms.assembly import is_embedded, make_env
+from pettingllms.assembly import make_env
 from pettingllms.errors import ConfigError
-from pettingllms.evaluate import roles_of
+from pettingllms.evaluation import roles_of
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.mapping import parse_policies, trained_policies
-from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH
+from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.runs import config_text
-from pettingllms.trainers.advantages import estimator_named
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.estimators import ESTIMATORS
 
 OPTIMIZER_BYTES = 4 + 4 + 4 + 4
 """Float32 master copy, gradient and AdamW's two moments of each trained number."""
@@ -50,22 +50,21 @@ def dry_run(config: ATGRPOConfig) -> str:
     Raises:
         ConfigError: settings that cannot be used.
     """
-    embedded = is_embedded(config)
-    config = resolve(config, embedded=embedded)
-    env = make_env(config, "train", embedded=embedded)
+    resolved = resolve(config)
+    env = make_env(resolved, "train")
     roles = roles_of(env)
-    players = parse_policies(config.policies, roles)
-    trained = trained_policies(config.train_roles, players)
-    shape = shape_of(config)
+    players = parse_policies(resolved.policies, roles)
+    trained = trained_policies(resolved.train_roles, players)
+    shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
     policies, n = len(set(players.values())), len(trained)
     return "\n".join(
         [
-            config_text(config).rstrip(),
+            config_text(resolved).rstrip(),
             "",
             f"# {policies} policies for {len(roles)} roles ({', '.join(roles)}), {n} trained",
-            *_memory(config, shape, policies, n),
-            *_work(config, shape, len(env.possible_agents), turns),
+            *_memory(resolved, shape, policies, n),
+            *_work(resolved, shape, len(env.possible_agents), turns),
         ]
     )
 
@@ -109,7 +108,7 @@ def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
     return sum(config.lora_r * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def _memory(config: ATGRPOConfig, shape: Shape, policies: int, trained: int) -> list[str]:
+def _memory(config: ResolvedConfig, shape: Shape, policies: int, trained: int) -> list[str]:
     small = config.dtype == "float32" or (config.dtype == "auto" and not _accelerated(config))
     width = 4 if small else 2
     replies = config.tasks_per_step * config.num_generations
@@ -137,8 +136,8 @@ def _memory(config: ATGRPOConfig, shape: Shape, policies: int, trained: int) -> 
     return lines + [f"#   {size(value):>9}  {what}" for what, value in parts.items()]
 
 
-def _work(config: ATGRPOConfig, shape: Shape, agents: int, turns: int | None) -> list[str]:
-    tree = estimator_named(config.estimator).tree
+def _work(config: ResolvedConfig, shape: Shape, agents: int, turns: int | None) -> list[str]:
+    tree = ESTIMATORS.load(config.estimator).tree
     moves = config.tasks_per_step * config.num_generations * agents
     each = "a turn" if turns is None else f"a step ({turns} turns at the most)"
     replies = moves * (turns or 1)

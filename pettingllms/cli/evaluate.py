@@ -1,141 +1,26 @@
-"""`pettingllms-eval`: plays held-out tasks with the adapters of a run, or with a model as it is."""
+"""`pettingllms-eval`: evaluates the adapters of a run, or a model, on held-out tasks."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import sys
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pettingllms.cli.guard import guarded
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 
-SPLITS = ("train", "val", "test")
+if TYPE_CHECKING:
+    from pettingllms.evaluation.compare import Side
+    from pettingllms.evaluation.config import EvalConfig
+    from pettingllms.evaluation.run import EvalResult
 
+# Torch is imported inside functions, so that --help and a misspelt option do not wait for it.
 
-def _f(default: Any, text: str, *aliases: str) -> Any:
-    more = {"aliases": list(aliases)} if aliases else {}
-    return field(default=default, metadata={"help": text, **more})
-
-
-@dataclass
-class EvalOptions:
-    """Settings of an evaluation. What is None is taken from the run, where there is one."""
-
-    adapters: str | None = _f(
-        None, "A run folder, or a folder with one adapter a policy. Default: the base model"
-    )
-    env: str | None = _f(
-        None,
-        "Environment: a name, or a path my_package.my_env:env. Default: the run's, else coding",
-    )
-    env_args: str | None = _f(None, "Arguments of the environment as JSON. Default: the run's")
-    dataset: str | None = _f(None, "A data set or a file of tasks. Default: the run's")
-    agents: str | None = _f(
-        None, "single: one agent instead of a team, where the environment has such a form"
-    )
-    alpha: float | None = _f(None, "Weight of the team reward. Default: the run's, else 1")
-    model: str | None = _f(None, "Base model. Default: the run's, else the embedded one")
-    policies: str | None = _f(
-        None,
-        "shared, per-role, base, a map like coder=coder,tester=base. Default: the run's, else per-role",
-    )
-    full: bool | None = _f(None, "The policies are full models. Default: as in the run")
-    chat_template_kwargs: str | None = _f(
-        None, "Arguments of the chat template as JSON. Default: the run's"
-    )
-    split: str = _f("test", "train, val or test")
-    limit: int | None = _f(
-        None,
-        "Tasks, the first of the split. Default: all of a data set, 100 where tasks never end",
-        "--tasks",
-    )
-    samples: int = _f(1, "Games of each task; more than one also give pass@k")
-    seed: int = _f(0, "Of sampling, and of the intervals")
-    greedy: bool = _f(False, "Take the likeliest token always, in place of sampling")
-    temperature: float = _f(1.0, "Sampling temperature")
-    top_p: float = _f(1.0, "Sample from the likeliest tokens that together reach this probability")
-    max_completion_length: int | None = _f(
-        None, "Tokens of a reply at the most. Default: the run's"
-    )
-    swap: str | None = _f(
-        None,
-        "coder=tester lets these roles exchange their policies; all: every role by every other's policy",
-    )
-    base: bool = _f(True, "Leave out the base model, which is played beside the adapters")
-    dtype: str = _f("auto", "auto, float32, bfloat16 or float16")
-    device: str = _f("auto", "auto, cpu, cuda or mps")
-    sandbox: str | None = _f(None, "Where programs run: embedded or docker. Default: the run's")
-    scoring_threads: int | None = _f(None, "Replies that are scored at the same time")
-    out: str | None = _f(
-        None,
-        "Folder for results and all games; the same command again goes on with an interrupted one",
-    )
-    fail_under: float | None = _f(
-        None,
-        "Exit with code 1 where the success of the adapters (without any, of the base) is below",
-    )
-
-    def __post_init__(self) -> None:
-        if self.split not in SPLITS:
-            raise ConfigError(
-                f"split must be one of {', '.join(SPLITS)}, got {self.split!r}; "
-                f"{did_you_mean(self.split, SPLITS)}"
-            )
-        for name in ("limit", "samples"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1, got {value}")
-        if self.seed < 0:
-            raise ConfigError(f"seed must not be negative, got {self.seed}")
-        if not self.temperature > 0:
-            raise ConfigError(
-                f"temperature must be above 0, got {self.temperature}; use --greedy for 0"
-            )
-        if not 0 < self.top_p <= 1:
-            raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p}")
-        if self.fail_under is not None and not 0 <= self.fail_under <= 1:
-            raise ConfigError(f"fail_under must be from 0 to 1, got {self.fail_under}")
-        if self.greedy and (self.samples, self.temperature, self.top_p) != (1, 1.0, 1.0):
-            raise ConfigError(
-                "greedy plays every game of a task alike, from the likeliest tokens; leave out "
-                "samples, temperature and top_p"
-            )
-
-
-GROUPS = {
-    "What plays": (
-        "adapters",
-        "model",
-        "policies",
-        "full",
-        "swap",
-        "base",
-        "chat_template_kwargs",
-        "dtype",
-        "device",
-    ),
-    "What is played": (
-        "env",
-        "env_args",
-        "dataset",
-        "agents",
-        "alpha",
-        "split",
-        "limit",
-        "samples",
-    ),
-    "How": (
-        "greedy",
-        "temperature",
-        "top_p",
-        "max_completion_length",
-        "seed",
-        "sandbox",
-        "scoring_threads",
-    ),
-    "Results": ("out", "fail_under"),
-}
+BELOW = 1
+"""Exit code where the success is below `--fail-under`."""
 EXAMPLES = (
     "pettingllms-eval --env coding --adapters runs/latest --out evals/mine",
     "pettingllms-eval --env coding --adapters runs/latest --swap all --samples 4",
@@ -145,12 +30,12 @@ EXAMPLES = (
 )
 
 
-class Command(NamedTuple):
-    """What a command line asks for."""
+class EvalCommand(NamedTuple):
+    """A parsed command line."""
 
-    options: EvalOptions
+    options: EvalConfig
     compare: tuple[str, str] | None
-    """The two sides: folders of evaluations, or runs, which are played first."""
+    """The two sides: folders of evaluations, or runs, which are evaluated first."""
     dry_run: bool
 
 
@@ -163,52 +48,168 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _run(parse(words)))
 
 
-def parse(argv: Sequence[str]) -> Command:
+def parse(argv: Sequence[str]) -> EvalCommand:
     """Reads a command line.
 
     Raises:
         ConfigError: an option or value that cannot be used.
     """
-    from pettingllms.cli.options import OptionParser
+    from pettingllms.cli.options import OptionParser, fields_of
+    from pettingllms.evaluation.config import EvalConfig
+    from pettingllms.trainers.config import ATGRPOConfig
 
     parser = OptionParser(
-        EvalOptions,
+        [*fields_of(ATGRPOConfig, shared="shared"), *fields_of(EvalConfig)],
         prog="pettingllms-eval",
-        description="Plays held-out tasks, one reply a turn, and reports scores with intervals.",
-        groups=GROUPS,
+        description="Evaluates on held-out tasks, one completion a turn, and reports scores with "
+        "intervals.",
         examples=EXAMPLES,
+        shown=_shown,
     )
     parser.add_argument(
         "--compare",
         nargs=2,
         metavar="FOLDERS",
         help="The difference of two evaluations, paired by task: their --out folders, FOLDER:TEAM "
-        "for one team of theirs; a run folder is played first, under the other options",
+        "for one of their teams; a run folder is evaluated first, under the other options",
     )
     parser.add_argument(
         "--dry-run",
         action="store_true",
-        help="Print the resolved settings and how much there is to play; load no model",
+        help="Print the resolved settings and the amount of work; load no model",
     )
     found = parser.read(argv)
     compare = None if found.compare is None else (found.compare[0], found.compare[1])
     for name in ("adapters", "fail_under", "dry_run") if compare else ():
         if name in found.given:
             option = name.replace("_", "-")
-            raise ConfigError(f"--compare takes what it compares itself; leave out --{option}")
-    return Command(parser.build(found, EvalOptions), compare, found.dry_run)
+            raise ConfigError(f"--compare names both sides itself; leave out --{option}")
+    options = EvalConfig.of(**parser.values(found, parser.fields))
+    return EvalCommand(options, compare, found.dry_run)
 
 
-def _run(command: Command) -> int:
-    # Here and not above, so that --help does not wait for torch.
-    from pettingllms.cli import evaluate_run
+def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The defaults in the help: where there is no run, and that a run's go over them."""
+    from pettingllms.evaluation.config import SHARED
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
 
+    shared = {name: value for name, value in given.items() if name in SHARED}
+    values = vars(resolve(ATGRPOConfig(**shared)))
+    return {
+        name: f"the run's, else {values[name]}" if by == "run" else values[name]
+        for name, by in SHARED.items()
+        if values[name] is not None
+    }
+
+
+def _run(command: EvalCommand) -> int:
+    from pettingllms.cli.display import without_bars
+
+    without_bars()
     if command.compare is not None:
-        return evaluate_run.compare(command.options, command.compare)
+        return _compare(command.options, command.compare)
     if command.dry_run:
-        print(evaluate_run.dry_run(command.options))
+        print(dry_run(command.options))
         return 0
-    return evaluate_run.run(command.options)
+    return _evaluate(command.options)
+
+
+def _evaluated(options: EvalConfig) -> EvalResult:
+    from pettingllms.cli.display import best_display
+    from pettingllms.evaluation.run import run_evaluation
+
+    with best_display() as display:
+        return run_evaluation(options, display=display)
+
+
+def _evaluate(options: EvalConfig) -> int:
+    from pettingllms.evaluation import report
+    from pettingllms.evaluation.folder import RESULTS
+
+    result = _evaluated(options)
+    gains = result.gains()
+    print(f"\n{report.as_text(report.scores_table(result.shown(), short=True))}")
+    if cells := result.matrix():
+        print(f"\n{report.as_text(report.matrix_table(cells))}")
+    print(f"\n{result.sizes()}")
+    for gain in gains if len(gains) == 1 else ():
+        print(f"\n{report.as_text(report.comparison_table(gain, short=True))}")
+        print(f"\n{report.notes(gain)}")
+    if options.out is not None:
+        print(f"results: {Path(options.out) / RESULTS}")
+    if options.fail_under is None:
+        return 0
+    if result.success is None:
+        raise ConfigError("fail_under needs an environment with `success` in its infos")
+    enough = result.success.mean >= options.fail_under
+    how = "not below" if enough else "below"
+    print(f"success {result.success.mean:.4f} is {how} {options.fail_under}")
+    return 0 if enough else BELOW
+
+
+def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
+    """Prints and writes the difference of two sides, paired by task."""
+    from pettingllms.evaluation import report
+    from pettingllms.evaluation.compare import compared, settings_apart
+    from pettingllms.evaluation.folder import write_file
+    from pettingllms.evaluation.run import section
+
+    first, second = (_side(options, spec, name) for spec, name in zip(specs, "ab", strict=True))
+    found = compared(first, second, options.over.get("seed", 0))
+    apart = settings_apart(first, second)
+    for each in found:
+        print(f"\n{report.as_text(report.comparison_table(each, short=True))}")
+        print(f"\n{report.notes(each)}")
+    differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
+    if differing:
+        print("settings that differ: " + "; ".join(differing))
+    if options.out is not None:
+        rows = {"settings_apart": apart, "comparisons": [each.row() for each in found]}
+        parts = [*map(section, found), *(f"Differs: {each}" for each in differing)]
+        out = Path(options.out)
+        write_file(out / "comparison.json", json.dumps(rows, indent=2) + "\n")
+        write_file(out / "comparison.md", "\n\n".join(parts) + "\n")
+        print(f"results: {out / 'comparison.json'}")
+    return 0
+
+
+def _side(options: EvalConfig, spec: str, name: str) -> Side:
+    """An evaluation that has been made, or of a run that is evaluated now."""
+    from pettingllms.evaluation.compare import Side, read_side
+    from pettingllms.runs import CONFIG
+
+    if not (Path(spec) / CONFIG).is_file():
+        return read_side(spec)
+    out = None if options.out is None else str(Path(options.out) / name)
+    result = _evaluated(dataclasses.replace(options, adapters=spec, base=False, out=out))
+    return Side(spec, result.plan.settings(), result.episodes)
+
+
+def dry_run(options: EvalConfig) -> str:
+    """The resolved settings as YAML, and the amount of work."""
+    import yaml
+
+    from pettingllms.cli.estimate import shape_of
+    from pettingllms.evaluation.run import plan_of
+
+    plan = plan_of(options)
+    turns = getattr(plan.env.unwrapped, "max_turns", None)
+    games = plan.games * len(plan.teams)
+    replies = games * len(plan.env.possible_agents) * (turns or 1)
+    tokens = replies * plan.sampling.max_new_tokens
+    flops = 2 * shape_of(plan.config).parameters * tokens
+    each = "at most" if turns else "for each turn, at most"
+    return "\n".join(
+        [
+            yaml.safe_dump(plan.settings(), sort_keys=False).rstrip(),
+            "",
+            f"# Teams: {', '.join(team.title for team in plan.teams)}",
+            f"# {games:>12,}  episodes",
+            f"# {replies:>12,}  completions {each}",
+            f"# {tokens:>12,}  sampled tokens {each}",
+            f"# {flops / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
+        ]
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,14 @@
-"""Command lines and YAML files to settings: TRL's parser, with every mistake named.
+"""The parsers of all commands: argparse whose mistakes are one clear line.
 
-The fields of a settings dataclass are the options, `--max-steps` and `--max_steps` alike, and the
-keys of a `--config` file. What the command line says goes over what the file says. Nothing is
-ignored: an unknown option or key is an error that suggests the nearest one, and an option that TRL
-has and this package has not is named as such. An option that takes a JSON object may be given key
-by key: `--env-args.max_turns 2` is `--env-args '{"max_turns": 2}'`.
+`CommandParser` is for commands with arguments of their own. `OptionParser` makes its options from
+the fields of settings dataclasses, `--max-steps` and `--max_steps` alike, which are also the keys of
+a `--config` file; the command line goes over the file. Nothing is ignored: an unknown option or key
+is an error that suggests the nearest one.
+
+An option that takes a JSON object may be given key by key: `--env-args.max_turns 2` is
+`--env-args '{"max_turns": 2}'`; keys given so go over those of the file one by one. Such an option
+may have a main key, which its plain form sets: `--sandbox docker --sandbox.packages numpy` is
+`--sandbox '{"backend": "docker", "packages": "numpy"}'`.
 """
 
 from __future__ import annotations
@@ -14,19 +18,18 @@ import dataclasses
 import json
 import re
 import shutil
+import sys
 import textwrap
-from collections.abc import Iterable, Mapping, Sequence
+import typing
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar, cast
-
-import yaml
-from trl.scripts.utils import TrlParser
+from typing import Any, NoReturn
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, did_you_mean
 
-Settings = TypeVar("Settings")
-
+MAIN_KEYS: Mapping[str, str] = {"--sandbox": "backend"}
+"""Option -> the key that its plain form sets."""
 INSTEAD = {
     "model_name_or_path": "model",
     "per_device_train_batch_size": "tasks_per_step",
@@ -39,91 +42,155 @@ INSTEAD = {
 }
 """Options of TRL whose purpose has another name here."""
 
+Objects = dict[str, dict[str, Any]]
 
-class OptionParser(TrlParser):
-    """`TrlParser` for one dataclass, plus `--config`, `--version` and `--help`.
 
-    TRL's own reading of `--config` takes a key `env` for environment variables, which here is the
-    environment to train on; so files are read by this class.
+class CommandParser(argparse.ArgumentParser):
+    """Raises `ConfigError` where argparse prints its usage and exits; shows examples in the help.
+
+    Options are not abbreviated, and those that take an object may be given key by key.
+    """
+
+    def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
+        if examples:
+            kwargs["epilog"] = "\n".join(["examples:", *(f"  {each}" for each in examples)])
+        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
+        super().__init__(allow_abbrev=False, **kwargs)
+        self.add_argument(
+            "--version",
+            action="version",
+            version=f"pettingllms {__version__}",
+            help="Print the version and exit",
+        )
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The values of a command line.
+
+        Raises:
+            ConfigError: an unknown option or command, or a value of the wrong type.
+        """
+        words, objects = gathered(argv, set(self._options()))
+        return self.parse_args([*words, *as_words(objects)])
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `ConfigError` with the message, and the nearest name for an unknown option."""
+        unknown = re.match(r"unrecognized arguments: (\S[^\s=]*)", message)
+        if unknown is not None and not unknown[1].startswith("-"):
+            raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
+        if unknown is not None:
+            raise ConfigError(self._unknown("option", unknown[1], set(self._options())))
+        message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
+        raise ConfigError(f"{message}; see {self.prog} --help")
+
+    def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
+        """Why an option or key is refused, and what to write instead."""
+        hint = did_you_mean(name, known)
+        return f"unknown {what} {name!r}; {hint}"
+
+    def _options(self) -> Iterator[str]:
+        """The option strings of this parser and of its subcommands."""
+        for action in self._actions:
+            yield from action.option_strings
+            if isinstance(action, argparse._SubParsersAction):
+                for parser in action.choices.values():
+                    yield from parser._options()
+
+
+class OptionParser(CommandParser):
+    """Options made from dataclass fields, plus `--config`, `--version` and `--help`.
 
     Args:
-        settings: the dataclass; the `help` in a field's metadata is its help.
+        fields: as from `fields_of`.
         prog: name of the command.
-        description: what it does, first thing in its help.
-        groups: title -> names of fields, in the order of the help.
+        description: first paragraph of its help.
         examples: command lines to show at the end of the help.
+        shown: given the values that the command line sets, the text of the default of other fields
+            in the help: the values that will be used.
     """
 
     def __init__(
         self,
-        settings: type,
+        fields: Sequence[dataclasses.Field[Any]],
         *,
         prog: str,
         description: str,
-        groups: Mapping[str, Sequence[str]],
         examples: Sequence[str] = (),
+        shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _given: {},
     ) -> None:
-        super().__init__(
-            [cast(Any, settings)], prog=prog, description=description, allow_abbrev=False
-        )
-        self.settings, self.groups, self.examples = settings, dict(groups), examples
+        super().__init__(prog=prog, description=description, add_help=False)
+        self.fields = {field.name: field for field in fields}
+        self.examples, self._shown = examples, shown
+        for field in fields:
+            self._add_field(field)
+        self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
         self.add_argument("--config", metavar="FILE", help="YAML file with any of these settings")
-        self.add_argument("--version", action="version", version=f"pettingllms {__version__}")
+        if "env" in self.fields:
+            self.add_argument(
+                "--help-env",
+                action=_HelpEnv,
+                metavar="NAME",
+                help="Print the arguments of an environment, for --env-args, and exit",
+            )
+
+    def _add_field(self, field: dataclasses.Field[Any]) -> None:
+        name, kind = field.name, _kind_of(field)
+        # The last one is the one that errors and the help show.
+        names = [*field.metadata.get("aliases", ()), f"--{name}", f"--{name.replace('_', '-')}"]
+        switch: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+        self.add_argument(
+            *dict.fromkeys(names),
+            dest=name,
+            type=_truth if kind is bool else kind,
+            default=field.default,
+            help=field.metadata["help"],
+            **switch,
+        )
+        if kind is bool and field.default is not False:
+            self.add_argument(
+                f"--no-{name.replace('_', '-')}",
+                dest=name,
+                action="store_false",
+                default=field.default,
+                help=field.metadata["help"],
+            )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The value of every option; the attribute `given` names those on the command line.
+        """The value of every option; the attribute `given` names those that were given.
+
+        `given` counts the command line, `in_file` the file. Prints the help and exits on `--help`.
 
         Raises:
             ConfigError: an unknown option or key, a value of the wrong type, an unreadable file.
         """
-        argv = self._gathered(argv)
-        namespace, unknown = self.parse_known_args(argv)
-        if unknown:
-            self._refuse(unknown)
+        words, objects = gathered(argv, set(self._options()))
+        argv = [*words, *as_words(objects)]
+        namespace, values = self.parse_args(argv), dict[str, str]()
         if namespace.config is not None:
-            self.set_defaults_with_config(**self._from_file(Path(namespace.config)))
-            namespace, _ = self.parse_known_args(argv)
-        words = {word.partition("=")[0] for word in argv}
+            values = self._from_file(Path(namespace.config))
+            self.set_defaults(**values)
+            for option, pairs in objects.items():
+                in_file = values.get(option.lstrip("-").replace("-", "_"))
+                objects[option] = as_object(option, in_file) | pairs
+            argv = [*words, *as_words(objects)]
+            namespace = self.parse_args(argv)
+        typed = {word.partition("=")[0] for word in argv}
         namespace.given = {
-            action.dest for action in self._actions if words & set(action.option_strings)
+            action.dest for action in self._actions if typed & set(action.option_strings)
         }
+        namespace.in_file = set(values)
+        if namespace.help:
+            print(self.help_for(namespace), end="", flush=True)
+            sys.exit()
         return namespace
 
-    def build(self, namespace: argparse.Namespace, settings: type[Settings]) -> Settings:
-        """An instance of the settings dataclass from what `read` returned."""
-        names = [field.name for field in dataclasses.fields(cast(Any, settings))]
-        return settings(**{name: getattr(namespace, name) for name in names})
+    def values(self, namespace: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
+        """The values of these fields that the command line or the file gives."""
+        given = namespace.given | namespace.in_file
+        return {name: getattr(namespace, name) for name in names if name in given}
 
-    def error(self, message: str) -> NoReturn:
-        """Raises `ConfigError` where argparse would print its usage and exit."""
-        message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
-        raise ConfigError(f"{message}; see {self.prog} --help")
+    def _from_file(self, path: Path) -> dict[str, str]:
+        import yaml  # of the train extra, which other commands do without
 
-    def _gathered(self, argv: Sequence[str]) -> list[str]:
-        """The command line with `--name.key value` gathered into `--name JSON`."""
-        known = {option for action in self._actions for option in action.option_strings}
-        words, objects = list[str](), dict[str, dict[str, Any]]()
-        rest = list(argv)
-        while rest:
-            word = rest.pop(0)
-            option, dot, key = word.partition("=")[0].partition(".")
-            if not dot or not key or option not in known:
-                words.append(word)
-                continue
-            if "=" in word:
-                value = word.partition("=")[2]
-            elif rest and not rest[0].startswith("--"):
-                value = rest.pop(0)
-            else:
-                value = "true"
-            objects.setdefault(option, {})[key.replace("-", "_")] = _as_json(value)
-        for option, pairs in objects.items():
-            if any(word.partition("=")[0] == option for word in words):
-                raise ConfigError(f"give either {option} or {option}.{next(iter(pairs))}, not both")
-            words += [option, json.dumps(pairs)]
-        return words
-
-    def _from_file(self, path: Path) -> dict[str, Any]:
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
@@ -134,24 +201,14 @@ class OptionParser(TrlParser):
             return {}
         if not isinstance(values, dict):
             raise ConfigError(f"--config {path} must map settings to values, as in `max_steps: 60`")
-        fields = {field.name: field for field in dataclasses.fields(self.settings)}
         for key, value in values.items():
-            if key not in fields:
-                raise ConfigError(f"{path}: {self._unknown('key', str(key), fields)}")
-            if value is None and fields[key].default is not None:
+            if key not in self.fields:
+                raise ConfigError(f"{path}: {self._unknown('key', str(key), self.fields)}")
+            if value is None and self.fields[key].default is not None:
                 raise ConfigError(f"{path}: {key} has no value; give one or remove the key")
         return {key: _as_typed(value) for key, value in values.items() if value is not None}
 
-    def _refuse(self, words: Sequence[str]) -> NoReturn:
-        options = [word for word in words if word.startswith("-")]
-        if not options:
-            raise ConfigError(f"unexpected argument {words[0]!r}; options start with --")
-        name = options[0].partition("=")[0]
-        known = [option for action in self._actions for option in action.option_strings]
-        raise ConfigError(self._unknown("option", name, [o for o in known if "_" not in o]))
-
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
-        """Why an option or key is refused, and what to write instead."""
         dashes, key = name.startswith("-"), name.lstrip("-").replace("-", "_")
         instead = INSTEAD.get(key)
         if instead in {action.dest for action in self._actions}:
@@ -159,43 +216,180 @@ class OptionParser(TrlParser):
             return f"{name} is TRL's name and means something else here; use {shown}"
         if key in _trl_fields():
             return f"{name} is an option of TRL's GRPOConfig that pettingllms does not support"
-        return f"unknown {what} {name!r}; {did_you_mean(name.replace('_', '-' if dashes else '_'), known)}"
+        # An option is known under both spellings; one is enough to suggest.
+        known = {each.replace("_", "-") for each in known} if dashes else known
+        return super()._unknown(what, name.replace("_", "-") if dashes else name, known)
+
+    def help_for(self, namespace: argparse.Namespace | None = None) -> str:
+        """All options by group, each with the value that will be used beside those given."""
+        width = min(shutil.get_terminal_size().columns, 110)
+        given = {} if namespace is None else self.values(namespace, self.fields)
+        defaults = {name: field.default for name, field in self.fields.items()}
+        defaults |= {**self._shown(given), **given}
+        groups: dict[str, list[str]] = {}
+        for action in self._actions:
+            field = self.fields.get(action.dest)
+            off = action.option_strings[0].startswith("--no-")
+            if field is not None and off != (field.default is True):
+                continue  # of a pair of switches, the one that changes something is shown
+            group = "Command" if field is None else field.metadata["group"]
+            entry = _entry(action, defaults.get(action.dest), width)
+            groups.setdefault(group, []).append(entry)
+        groups["Command"] = groups.pop("Command")
+        about = str(self.description)
+        if "env" in self.fields:
+            model = f"--model {defaults['model']}" if defaults["model"] else "the embedded model"
+            about += f" The defaults shown are those for --env {defaults['env']} and {model}."
+        lines = [self.format_usage(), textwrap.fill(about, width), ""]
+        for title, entries in groups.items():
+            lines += [f"{title}:", *entries, ""]
+        lines += ["Examples:", *(f"  {example}" for example in self.examples)] * bool(self.examples)
+        return "\n".join(lines) + "\n"
 
     def format_usage(self) -> str:
         """One line."""
         return f"usage: {self.prog} [--config FILE] [--option VALUE ...]\n"
 
     def format_help(self) -> str:
-        """All options by group, each with its default."""
-        width = min(shutil.get_terminal_size().columns, 110)
-        lines = [self.format_usage(), textwrap.fill(str(self.description), width), ""]
-        actions = {action.dest: action for action in reversed(self._actions)}
-        fields = {field.name for field in dataclasses.fields(self.settings)}
-        others = [dest for dest in reversed(actions) if dest not in fields]
-        for title, names in {**self.groups, "Command": others}.items():
-            lines += [f"{title}:", *(_entry(actions[name], width) for name in names), ""]
-        lines += ["Examples:", *(f"  {example}" for example in self.examples)] * bool(self.examples)
-        return "\n".join(lines) + "\n"
+        """The help without a command line."""
+        return self.help_for()
 
 
-def _entry(action: argparse.Action, width: int) -> str:
+def fields_of(*kinds: type, shared: str | None = None) -> list[dataclasses.Field[Any]]:
+    """The fields of settings dataclasses, with their types.
+
+    Args:
+        kinds: dataclasses.
+        shared: only fields with this key in their metadata; else those that are options.
+    """
+    found = []
+    for kind in kinds:
+        hints = typing.get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            if (shared or "help") in field.metadata:
+                field.type = hints[field.name]
+                found.append(field)
+    return found
+
+
+class _HelpEnv(argparse.Action):
+    """Prints the description and the arguments of an environment, as `pettingllms-envs show`."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> NoReturn:
+        del namespace, option_string
+        from pettingllms.cli.envs import explained
+
+        print(explained(values), flush=True)
+        parser.exit()
+
+
+# ------------------------------------------------------------------------------- objects by key
+
+
+def gathered(argv: Sequence[str], known: Collection[str]) -> tuple[list[str], Objects]:
+    """Splits a command line into plain words and, by option, the keys given one by one.
+
+    Args:
+        argv: the command line.
+        known: the options that there are; a dotted word of any other stays a word.
+
+    Raises:
+        ConfigError: an option is given both as a whole and by key, or has no keys.
+    """
+    words, objects = list[str](), Objects()
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        option, dot, key = word.partition("=")[0].partition(".")
+        if option not in known or (dot and not key):
+            words.append(word)
+        elif dot and f"{option}-args" in known:
+            cure = word.replace(".", "-args.", 1)
+            raise ConfigError(f"{option} has no keys, got {word}; write {cure}")
+        elif dot:
+            value = _as_json(_value(word, rest))
+            objects.setdefault(option, {})[key.replace("-", "_")] = value
+        elif option in MAIN_KEYS and ("=" in word or rest):
+            value = word.partition("=")[2] if "=" in word else rest.pop(0)
+            if value.lstrip().startswith("{"):
+                words += [option, value]
+            else:
+                objects.setdefault(option, {})[MAIN_KEYS[option]] = value
+        else:
+            words.append(word)
+    for option, pairs in objects.items():
+        if any(word.partition("=")[0] == option for word in words):
+            raise ConfigError(f"give either {option} or {option}.{next(iter(pairs))}, not both")
+    return words, objects
+
+
+def as_words(objects: Objects) -> list[str]:
+    """The gathered objects as `--name JSON`."""
+    return [word for option, pairs in objects.items() for word in (option, json.dumps(pairs))]
+
+
+def as_object(option: str, text: str | None) -> dict[str, Any]:
+    """The keys of an option's value in a file; empty where it is not an object."""
+    if text is None:
+        return {}
+    value = _as_json(text)
+    if isinstance(value, dict):
+        return value
+    return {MAIN_KEYS[option]: text} if option in MAIN_KEYS else {}
+
+
+def _value(word: str, rest: list[str]) -> str:
+    if "=" in word:
+        return word.partition("=")[2]
+    return rest.pop(0) if rest and not rest[0].startswith("--") else "true"
+
+
+def _as_json(text: str) -> Any:
+    """A value of JSON's, or the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+# ---------------------------------------------------------------------------------------- values
+
+
+def _kind_of(field: dataclasses.Field[Any]) -> type:
+    """The type of a field without None."""
+    kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
+    kind: Any = kinds[0] if kinds else field.type
+    return typing.cast(type, kind)
+
+
+def _truth(text: str) -> bool:
+    words = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
+    if text.lower() not in words:
+        raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
+    return words[text.lower()]
+
+
+def _entry(action: argparse.Action, default: Any, width: int) -> str:
     """One option of the help: its name, what it does, its default."""
-    option = max((o for o in action.option_strings if "_" not in o), key=len)
-    switch = action.nargs in (0, "?")
-    if switch and action.default is True:
-        option = f"--no-{option[2:]}"
-    head = option if switch else f"{option} {action.metavar or _kind(action)}"
+    option = action.option_strings[-1]
+    if action.nargs not in (0, "?"):
+        option = f"{option} {action.metavar or _placeholder(action)}"
     text = action.help or ""
-    if not switch and action.default not in (None, argparse.SUPPRESS):
-        text += f" (default: {action.default})"
+    if action.nargs not in (0, "?") and default is not None:
+        text += f" (default: {default})"
     body = textwrap.fill(text, width, initial_indent=" " * 34, subsequent_indent=" " * 34)
-    head = f"  {head}"
+    head = f"  {option}"
     return f"{head}\n{body}" if len(head) > 32 else head.ljust(34) + body[34:]
 
 
-def _kind(action: argparse.Action) -> str:
-    kinds = {"int": "N", "float": "X"}
-    return kinds.get(getattr(action.type, "__name__", ""), "...")
+def _placeholder(action: argparse.Action) -> str:
+    return {int: "N", float: "X"}.get(action.type, "...")  # type: ignore[call-overload, no-any-return]
 
 
 def _as_typed(value: Any) -> str:
@@ -207,16 +401,10 @@ def _as_typed(value: Any) -> str:
     return str(value)
 
 
-def _as_json(text: str) -> Any:
-    """A value of JSON's, or the text itself."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
 def _trl_fields() -> frozenset[str]:
     # Takes seconds, so only an unknown name waits for it.
-    from trl.trainer.grpo_config import GRPOConfig
-
+    try:
+        from trl.trainer.grpo_config import GRPOConfig
+    except ImportError:
+        return frozenset()
     return frozenset(field.name for field in dataclasses.fields(GRPOConfig))

@@ -12,52 +12,150 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from pettingllms.cli.guard import guarded
+from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
-from pettingllms.sandbox import BACKENDS, Case, Limits, RunResult, open_sandbox
+from pettingllms.sandbox import Case, Limits, RunResult, SandboxSettings, open_sandbox
+from pettingllms.sandbox.settings import BACKENDS
 
 _MARKS = {"ok": "ok     ", "missing": "MISSING", "unknown": "?      "}
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="pettingllms-sandbox", description=__doc__)
-    commands = parser.add_subparsers(dest="command", required=True)
-    doctor = commands.add_parser("doctor", help="say what this machine can do, and what is missing")
+_LIMITS = {
+    "cpu_s": "seconds of CPU time, of all threads together",
+    "wall_s": "seconds by the clock",
+    "memory_mib": "MiB of memory beside the interpreter's own",
+    "output_kib": "KiB of each of standard output, standard error and a returned value",
+    "processes": "threads; new processes are always refused",
+    "tmp_mib": "MiB of files in /tmp",
+    "open_files": "open files",
+}
+"""Help of the limits of `run`."""
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(
+        prog="pettingllms-sandbox",
+        description="Runs programs without trusting them, and looks after what that needs.",
+        examples=(
+            "pettingllms-sandbox doctor",
+            "pettingllms-sandbox check --sandbox docker",
+            "pettingllms-sandbox run program.py --stdin in.txt --cpu-s 1",
+        ),
+    )
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    doctor = commands.add_parser(
+        "doctor",
+        help="say what this machine can do, and what is missing",
+        description="Say what this machine has for each back end, what is missing, and what to "
+        "type to get it.\nThe exit code is 1 where no back end can be used.",
+    )
     doctor.set_defaults(action=_doctor)
-    build = commands.add_parser("build", help="build the image for --sandbox docker")
+    build = commands.add_parser(
+        "build",
+        help="build the image for --sandbox docker",
+        description="Build the image of the docker back end with the engine that DOCKER_HOST "
+        "names, and print its name.",
+        examples=(
+            "pettingllms-sandbox build",
+            "pettingllms-sandbox build --packages numpy,sympy",
+            "pettingllms-sandbox build --base host",
+        ),
+    )
     build.add_argument(
         "--base",
+        metavar="IMAGE",
         help="base image; `host` makes one from this machine's Python, for engines without a "
         "registry. Default: the official slim image, by digest",
     )
     _add_packages(build)
     build.set_defaults(action=_build)
-    check = commands.add_parser("check", help="run the self-check and print what was found")
+    check = commands.add_parser(
+        "check",
+        help="run the self-check and print what was found",
+        description="Attack a back end in every way that the self-check knows, and print what got "
+        "through.\nThe exit code is 1 if anything did.",
+        examples=(
+            "pettingllms-sandbox check",
+            "pettingllms-sandbox check --sandbox docker --runtime runsc",
+        ),
+    )
     check.add_argument("--all", action="store_true", help="also list what is as it should be")
     _add_backend(check)
     check.set_defaults(action=_check)
-    run = commands.add_parser("run", help="run one program")
-    run.add_argument("file", help="a Python program; - reads it from standard input")
-    run.add_argument("--stdin", help="file with the program's input. Default: none")
-    run.add_argument("--function", help="call this function, or method of Solution, instead")
-    run.add_argument("--args", default="[]", help="its arguments as a JSON list")
-    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
-    for field in dataclasses.fields(Limits):
-        kind = float if field.name.endswith("_s") else int
-        flag = f"--{field.name.replace('_', '-')}"
-        run.add_argument(flag, type=kind, default=field.default, help=f"default {field.default}")
-    _add_backend(run)
-    _add_packages(run)
-    run.set_defaults(action=_run)
+    _add_run(commands)
     return parser
 
 
+def _add_run(commands: argparse._SubParsersAction[CommandParser]) -> None:
+    run = commands.add_parser(
+        "run",
+        help="run one program",
+        description="Run one program and print what it prints; its status and costs go to standard "
+        "error.\nThe exit code is 0 where the status is ok, else 1.",
+        examples=(
+            "pettingllms-sandbox run program.py --stdin in.txt",
+            "pettingllms-sandbox run solution.py --function add --args '[1, 2]' --json",
+            "pettingllms-sandbox run program.py --packages numpy --memory-mib 1024",
+        ),
+    )
+    run.add_argument("file", help="a Python program; - reads it from standard input")
+    run.add_argument("--stdin", metavar="FILE", help="file with the program's input. Default: none")
+    run.add_argument(
+        "--function", metavar="NAME", help="call this function, or method of Solution, instead"
+    )
+    run.add_argument(
+        "--args", metavar="JSON", default="[]", help="its arguments as a JSON list. Default: []"
+    )
+    run.add_argument("--json", action="store_true", help="print the whole result as JSON")
+    for field in dataclasses.fields(Limits):
+        kind = float if field.name.endswith("_s") else int
+        run.add_argument(
+            f"--{field.name.replace('_', '-')}",
+            type=kind,
+            metavar="X" if kind is float else "N",
+            help=f"limit: {_LIMITS[field.name]}. Default: {field.default}",
+        )
+    _add_backend(run)
+    run.set_defaults(action=_run)
+
+
 def _add_backend(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--sandbox", choices=BACKENDS, default=BACKENDS[0], help="back end")
+    parser.add_argument(
+        "--sandbox",
+        default="embedded",
+        metavar="BACKEND",
+        help="embedded, docker, fusion:URL or module:factory. Default: embedded",
+    )
+    parser.add_argument(
+        "--runtime", metavar="NAME", help="docker: OCI runtime of the containers, such as runsc"
+    )
+    parser.add_argument(
+        "--require-isolation",
+        default="any",
+        metavar="LEVEL",
+        help="full: refuse to run with less than namespaces, Landlock and seccomp. Default: any",
+    )
+    _add_packages(parser)
 
 
 def _add_packages(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--packages", default="", help="third-party packages for programs, as in numpy,sympy"
+        "--packages",
+        default="",
+        metavar="NAMES",
+        help="third-party packages for programs, as in numpy,sympy. Default: none",
+    )
+
+
+def _settings(options: argparse.Namespace, **limits: float | None) -> SandboxSettings:
+    """One worker of the back end that the options name."""
+    settings = SandboxSettings.of(options.sandbox)
+    return SandboxSettings.of(
+        settings,
+        workers=1 if settings.backend in BACKENDS else None,
+        packages=options.packages or None,
+        runtime=options.runtime,
+        **limits,
     )
 
 
@@ -66,26 +164,26 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _doctor(_: argparse.Namespace) -> int:
-    from pettingllms.sandbox.diagnosis import diagnose
+    from pettingllms.sandbox.doctor import diagnose
 
     usable = False
     for finding in diagnose():
         print(f"{_MARKS[finding.state]}  {finding.what:<11} {finding.detail}")
         if finding.cure:
-            print(f"{'':<22}mend it: {finding.cure}")
+            print(f"{'':<22}fix: {finding.cure}")
         usable |= finding.what in ("embedded", "image") and finding.state == "ok"
     return 0 if usable else 1
 
 
 def _build(options: argparse.Namespace) -> int:
-    from pettingllms.sandbox import containers, image
+    from pettingllms.sandbox import docker, docker_image
 
     packages = _names(options.packages)
-    with contextlib.closing(containers.connect()) as client:
+    with contextlib.closing(docker.connect()) as client:
         base = options.base
         if base == "host":
-            base = image.host_base(client, packages=packages)
-        print(image.build_image(client, packages=packages, base=base))
+            base = docker_image.host_base(client, packages=packages)
+        print(docker_image.build_image(client, packages=packages, base=base))
     return 0
 
 
@@ -94,7 +192,8 @@ def _check(options: argparse.Namespace) -> int:
 
     failed: Counter[str] = Counter()
     passed: Counter[str] = Counter()
-    with open_sandbox(options.sandbox, workers=1) as sandbox:
+    settings = _settings(options)
+    with open_sandbox(settings, require_isolation=options.require_isolation) as sandbox:
         for report in self_check(sandbox):
             if report.complaint:
                 failed[report.group] += 1
@@ -104,7 +203,7 @@ def _check(options: argparse.Namespace) -> int:
                 if options.all:
                     print(f"ok       {report.group}: {report.name}", flush=True)
         isolation = sandbox.run(["1"], [Case()])[0][0].isolation
-    print(f"\nback end {options.sandbox}, isolation {isolation}")
+    print(f"\nback end {settings.backend}, isolation {isolation}")
     for group in {**passed, **failed}:
         print(f"  {group:<12} {passed[group]:>4} as they should be, {failed[group]} not")
     return 1 if failed else 0
@@ -114,11 +213,12 @@ def _run(options: argparse.Namespace) -> int:
     program = sys.stdin.read() if options.file == "-" else _text(options.file)
     stdin = _text(options.stdin) if options.stdin else ""
     case = Case(stdin, options.function, options.args)
-    limits = Limits(**{f.name: getattr(options, f.name) for f in dataclasses.fields(Limits)})
-    with open_sandbox(options.sandbox, 1, packages=_names(options.packages)) as sandbox:
-        [[result]] = sandbox.run([program], [case], limits=limits)
+    given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)}
+    settings = _settings(options, **given)
+    with open_sandbox(settings, require_isolation=options.require_isolation) as sandbox:
+        [[result]] = sandbox.run([program], [case], limits=settings.limits_over(Limits()))
     if options.json:
-        print(json.dumps(dataclasses.asdict(result), indent=2))
+        print(json.dumps(result.to_dict(), indent=2))
     else:
         _show(result)
     return 0 if result.status == "ok" else 1
@@ -146,9 +246,10 @@ def _show(result: RunResult) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0 where all is well, 1 where something is not."""
-    options = _parser().parse_args(arguments)
+    words = sys.argv[1:] if arguments is None else arguments
 
     def act() -> int:
+        options = _parser().read(words)
         code: int = options.action(options)
         return code
 

@@ -16,46 +16,40 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pettingllms.cli.guard import guarded
 from pettingllms.errors import ConfigError
+from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object, setting
 
 if TYPE_CHECKING:
-    from pettingllms.policies.vllm_process import VllmProcess
-    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.samplers.vllm_process import VllmProcess
+    from pettingllms.trainers.config import ResolvedConfig
 
-BACKENDS = ("auto", "vllm", "transformers")
 LOG = "serve.log"
-
-
-def _f(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
 
 
 @dataclass
 class ServeOptions:
-    """How a team is served."""
+    """Settings of serving; `device`, `dtype` and `vllm` are fields of `ATGRPOConfig`."""
 
-    backend: str = _f(
-        "auto", "What answers: vllm, transformers, or auto (vllm where it is installed)"
+    host: str = setting(
+        "Where", "127.0.0.1", "Address to listen on; the default is this machine alone"
     )
-    host: str = _f("127.0.0.1", "Address to listen on; the default is this machine alone")
-    port: int = _f(8000, "Port to listen on")
-    key_file: str | None = _f(None, "File with the API key. Default: a random key, printed")
-    device: str = _f("auto", "auto, cpu, cuda or mps, for transformers")
-    dtype: str = _f("auto", "auto, float32, bfloat16 or float16")
-    vllm: str | None = _f(
-        None, "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2"
+    port: int = setting("Where", 8000, "Port to listen on", at_least=1, at_most=65535)
+    key_file: str | None = setting(
+        "Where", None, "File with the API key. Default: a random key, printed"
     )
+    backend: str = setting(
+        "How",
+        "auto",
+        "Engine: vllm, transformers, or auto (vllm where it is installed)",
+        choices=("auto", "vllm", "transformers"),
+    )
+    over: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of `ATGRPOConfig` that go over those of the run: those of `SHARED`."""
 
     def __post_init__(self) -> None:
-        if self.backend not in BACKENDS:
-            raise ConfigError(f"backend must be one of {', '.join(BACKENDS)}, got {self.backend!r}")
-        if not 0 < self.port < 1 << 16:
-            raise ConfigError(f"port must be from 1 to 65535, got {self.port}")
+        check_values(self)
 
 
-GROUPS = {
-    "Where": ("host", "port", "key_file"),
-    "How": ("backend", "device", "dtype", "vllm"),
-}
+SHARED = ("device", "dtype", "vllm")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
     "pettingllms-serve runs/latest --port 9000 --vllm.gpu_memory_utilization 0.9",
@@ -74,18 +68,21 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
     Raises:
         ConfigError: no run, or an option or value that cannot be used.
     """
-    from pettingllms.cli.options import OptionParser
+    from pettingllms.cli.options import OptionParser, fields_of
 
+    own = fields_of(ServeOptions)
+    shared = [each for each in fields_of(ATGRPOConfig) if each.name in SHARED]
     parser = OptionParser(
-        ServeOptions,
+        [*own, *shared],
         prog="pettingllms-serve RUN",
         description="Serves a trained team: an OpenAI-compatible endpoint with a model name for "
         "each role, answered by that role's adapter.",
-        groups=GROUPS,
         examples=EXAMPLES,
     )
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
-    options = parser.build(parser.read(rest), ServeOptions)
+    found = parser.read(rest)
+    over = parser.values(found, SHARED)
+    options = ServeOptions(**parser.values(found, [each.name for each in own]), over=over)
     if run is None:
         raise ConfigError("name the run first: pettingllms-serve runs/latest")
     return Path(run), options
@@ -93,25 +90,25 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
 
 def _run(run: Path, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
-    from pettingllms.assembly import adapters_in, is_embedded, located, make_env
-    from pettingllms.evaluate import roles_of
-    from pettingllms.policies.mapping import parse_policies
-    from pettingllms.policies.vllm_open import installed
+    from pettingllms.assembly import adapters_in, located, make_env
+    from pettingllms.evaluation import roles_of
+    from pettingllms.policies.roles import parse_policies
     from pettingllms.runs import read_config
+    from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.config import resolve
 
-    config = read_config(run)
-    config = dataclasses.replace(config, adapters=str(adapters_in(run)), dtype=options.dtype)
-    config = dataclasses.replace(config, device=options.device)
-    embedded = is_embedded(config)
-    config = resolve(located(config), embedded=embedded)
-    roles = roles_of(make_env(config, "test", embedded=embedded))
+    settings = read_config(run)
+    given = {"device": "auto", "dtype": "auto", **options.over}
+    vllm = given.pop("vllm", None)
+    settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
+    config = resolve(located(settings))
+    roles = roles_of(make_env(config, "test"))
     players = parse_policies(config.policies, roles)
     key = _key(options)
     with_vllm = options.backend == "vllm" or (
         options.backend == "auto" and installed() and not config.full
     )
-    if not with_vllm and options.vllm is not None:
+    if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
@@ -141,7 +138,7 @@ def _key(options: ServeOptions) -> str:
 
 
 def vllm_process(
-    config: ATGRPOConfig, players: Mapping[str, str], options: ServeOptions, key: str, log: Path
+    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str, log: Path
 ) -> VllmProcess:
     """VLLM's own server for the team, not started yet.
 
@@ -151,28 +148,32 @@ def vllm_process(
     import torch
 
     from pettingllms.models import EMBEDDED
-    from pettingllms.policies.adapters import read_config as read_adapter
-    from pettingllms.policies.vllm_open import INSTALL, installed
-    from pettingllms.policies.vllm_options import arguments, checked, engine_defaults, lora_options
-    from pettingllms.policies.vllm_process import VllmProcess
+    from pettingllms.policies.weights import read_config as read_adapter
+    from pettingllms.samplers.vllm_args import (
+        check_options,
+        command_line,
+        engine_defaults,
+        lora_options,
+        require_vllm,
+    )
+    from pettingllms.samplers.vllm_process import VllmProcess
 
     if config.full:
         raise ConfigError(
             "this run has full models, of which a vLLM server holds one; use --backend transformers"
         )
-    if not installed():
-        raise ConfigError(f"vLLM is not installed; {INSTALL}")
+    require_vllm()
     on_cpu = not torch.cuda.is_available()
-    given = {} if options.vllm is None else checked(_object(options.vllm))
+    given = check_options(json_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
     rank = max(int(read_adapter(folder / policy).r) for policy in players.values())
     settings = engine_defaults(on_cpu, engines=1)
     if not on_cpu:
         del settings["gpu_memory_utilization"]  # vLLM's own default: no trainer beside it
-    if options.dtype != "auto" or on_cpu:
-        settings["dtype"] = "float32" if options.dtype == "auto" else options.dtype
+    if config.dtype != "auto" or on_cpu:
+        settings["dtype"] = "float32" if config.dtype == "auto" else config.dtype
     # A name for each role, also where roles share a policy.
-    words = arguments(settings | given | lora_options(list(players), rank))
+    words = command_line(settings | given | lora_options(list(players), rank))
     modules = [
         json.dumps({"name": role, "path": str(folder / policy)}) for role, policy in players.items()
     ]
@@ -183,16 +184,6 @@ def vllm_process(
     return VllmProcess(
         model, words, log, host=options.host, port=options.port, key=key, updates=False
     )
-
-
-def _object(text: str) -> dict[str, Any]:
-    try:
-        value = json.loads(text)
-    except ValueError as error:
-        raise ConfigError(f"vllm must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"vllm must be a JSON object, got {text!r}")
-    return value
 
 
 def _serve_vllm(process: VllmProcess, roles: Sequence[str], options: ServeOptions) -> None:
@@ -215,12 +206,12 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _serve_here(
-    config: ATGRPOConfig, players: Mapping[str, str], options: ServeOptions, key: str
+    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str
 ) -> None:
     try:
         import uvicorn
 
-        from pettingllms.serving import Team, application
+        from pettingllms.serving import RoleServer, application
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette"):
             raise
@@ -232,7 +223,9 @@ def _serve_here(
 
     without_bars()
     policies = build_policies(config, players)
-    team = Team(policies, config.max_completion_length, config.mapping("chat_template_kwargs"))
+    team = RoleServer(
+        policies, config.max_completion_length, config.mapping("chat_template_kwargs")
+    )
 
     family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
     try:

@@ -18,62 +18,6 @@ if TYPE_CHECKING:
     from pettingllms.cli.options import OptionParser
     from pettingllms.trainers.config import ATGRPOConfig
 
-GROUPS = {
-    "Task": ("env", "env_args", "dataset", "alpha"),
-    "Policies": (
-        "model",
-        "policies",
-        "train_roles",
-        "adapters",
-        "full",
-        "lora_r",
-        "lora_alpha",
-        "lora_target_modules",
-        "chat_template_kwargs",
-        "dtype",
-        "device",
-    ),
-    "Sampling": ("sampler", "server", "server_key", "serve", "server_timeout", "vllm"),
-    "Algorithm": (
-        "estimator",
-        "num_generations",
-        "tasks_per_step",
-        "max_steps",
-        "max_tokens",
-        "branch",
-        "temperature",
-        "max_completion_length",
-        "mask_truncated_completions",
-        "loss_type",
-        "scale_rewards",
-        "epsilon",
-        "epsilon_high",
-        "delta",
-        "beta",
-        "entropy_coef",
-        "num_iterations",
-    ),
-    "Optimization": (
-        "learning_rate",
-        "lr_scheduler_type",
-        "warmup_steps",
-        "weight_decay",
-        "adam_beta1",
-        "adam_beta2",
-        "max_grad_norm",
-        "tokens_per_batch",
-    ),
-    "Run": (
-        "output_dir",
-        "seed",
-        "eval_steps",
-        "eval_tasks",
-        "save_steps",
-        "report_to",
-        "sandbox",
-        "scoring_threads",
-    ),
-}
 EXAMPLES = (
     "pettingllms-train --env coding --policies per-role",
     "pettingllms-train --env coding --model Qwen/Qwen3-1.7B --policies shared --report-to wandb",
@@ -82,8 +26,8 @@ EXAMPLES = (
 )
 
 
-class Command(NamedTuple):
-    """What a command line asks for."""
+class TrainCommand(NamedTuple):
+    """A parsed command line."""
 
     config: ATGRPOConfig | None
     resume: Path | None
@@ -98,18 +42,18 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def parser() -> OptionParser:
     """The options of this command."""
-    from pettingllms.cli.options import OptionParser
-    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.cli.options import OptionParser, fields_of
+    from pettingllms.trainers.config import ATGRPOConfig, resolve
 
     options = OptionParser(
-        ATGRPOConfig,
+        fields_of(ATGRPOConfig),
         prog="pettingllms-train",
         description="Trains a team of language models with AT-GRPO, an adapter for each role.",
-        groups=GROUPS,
         examples=EXAMPLES,
+        shown=lambda given: vars(resolve(ATGRPOConfig(**given))),
     )
     options.add_argument(
-        "--resume", metavar="RUN", help="Go on with the run in this folder, under its own settings"
+        "--resume", metavar="RUN", help="Continue the run in this folder, with its own settings"
     )
     options.add_argument(
         "--dry-run",
@@ -119,7 +63,7 @@ def parser() -> OptionParser:
     return options
 
 
-def parse(argv: Sequence[str]) -> Command:
+def parse(argv: Sequence[str]) -> TrainCommand:
     """Reads a command line.
 
     Raises:
@@ -130,14 +74,15 @@ def parse(argv: Sequence[str]) -> Command:
     options = parser()
     found = options.read(argv)
     if found.resume is None:
-        return Command(options.build(found, ATGRPOConfig), None, found.dry_run)
+        config = ATGRPOConfig(**options.values(found, options.fields))
+        return TrainCommand(config, None, found.dry_run)
     if others := sorted(found.given - {"resume"}):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
-        raise ConfigError(f"--resume goes on under the run's own settings; leave out {named}")
-    return Command(None, Path(found.resume), dry_run=False)
+        raise ConfigError(f"--resume uses the run's own settings; leave out {named}")
+    return TrainCommand(None, Path(found.resume), dry_run=False)
 
 
-def _run(command: Command) -> int:
+def _run(command: TrainCommand) -> int:
     # Here and not above, so that --help and a misspelt option do not wait for torch.
     from pettingllms.cli.display import best_display, without_bars
     from pettingllms.session import train
@@ -152,7 +97,7 @@ def _run(command: Command) -> int:
         summary = train(command.config, resume=command.resume, display=display, stop=stop)
     run = summary.folder
     if not summary.finished:
-        print(f"stopped after step {summary.step}; go on with: pettingllms-train --resume {run}")
+        print(f"stopped after step {summary.step}; resume with: pettingllms-train --resume {run}")
         return INTERRUPTED
     print(f"adapters: {run / 'adapters'}, curves: {run / 'curves.png'}")
     print(f"next: {summary.next}")
@@ -173,7 +118,7 @@ def stop_signals() -> Iterator[StopAsked]:
 
 
 class StopAsked:
-    """Whether somebody asked to stop; callable, as `train` wants it."""
+    """Whether a signal asked for a stop; callable, as `train` wants it."""
 
     def __init__(self) -> None:
         self._asked = False

@@ -5,9 +5,13 @@ running value stays between 1 and six times the largest number, and none of the 
 the answer, so that a solution which leaves steps out is wrong. The default is small enough for
 the embedded model.
 
-Train, validation and test problems are disjoint by construction: the split of a story is a
-checksum of its computation (`7 + 5 - 3`), so that no test problem is a training problem in other
-words. 70 % of all computations belong to train, 10 % to val, 20 % to test.
+Train, validation and test problems are disjoint by construction. The split of a story depends on
+its numbers and what is done with them, not on their order, names, things or phrases: no test problem
+is a training problem in other words or with its steps in another order (`data.splits`).
+
+The shipped base model was primed on stories of an earlier training split, which told `7 + 5 - 3` from
+`7 - 3 + 5`. Validation and test leave out every computation of that split, so priming never saw one
+of them as it is; it may have seen one with its steps in another order.
 """
 
 from __future__ import annotations
@@ -17,13 +21,15 @@ import zlib
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from pettingllms.data.grammar import Split
-from pettingllms.data.problems import MathProblem
+from pettingllms.data.math import MathProblem
+from pettingllms.data.splits import Split, split_of
 from pettingllms.errors import ConfigError
 
 DEPTH = (2, 3)
 LARGEST = 20
 MOST_DEPTH = 30
+FLAT_BELOW = 1.5
+"""Answers below this many times the largest number are drawn less often, the smaller the rarer."""
 HEADROOM = 6
 """Running values are at most this many times the largest number."""
 FACTORS = (2, 5)
@@ -92,8 +98,8 @@ class Story:
 
     @property
     def split(self) -> Split:
-        """The only split that may contain this computation."""
-        return split_of(self.start, self.steps)
+        """The only split that may contain this story in any order and any words."""
+        return story_split(self.start, self.steps)
 
 
 def generate(
@@ -147,7 +153,13 @@ def draw(
     while True:
         start = rng.randint(1, largest)
         steps = _steps(rng, start, rng.randint(*depth), largest)
-        if steps is not None and split_of(start, steps) == split:
+        if steps is None or story_split(start, steps) != split:
+            continue
+        # Small answers are by far the most frequent ones. Thinned out in proportion, no constant
+        # answer is right more often than about one time in forty.
+        if rng.random() * FLAT_BELOW * largest > _answer(start, steps):
+            continue
+        if split == "train" or not _may_have_primed(start, steps):
             return Story(start, steps, _question(rng, start, steps))
 
 
@@ -168,15 +180,26 @@ def _steps(rng: random.Random, value: int, depth: int, largest: int) -> tuple[St
     return None if value in values[:-1] else tuple(steps)
 
 
+def _answer(start: int, steps: tuple[Step, ...]) -> int:
+    for step in steps:
+        start = step.apply(start)
+    return start
+
+
 def computation(start: int, steps: tuple[Step, ...]) -> str:
     """The numbers and signs of a story; see `Story.computation`."""
     return " ".join([str(start), *(f"{sign} {number}" for sign, number in steps)])
 
 
-def split_of(start: int, steps: tuple[Step, ...]) -> Split:
-    """The split of a computation, by its checksum."""
-    bucket = zlib.crc32(computation(start, steps).encode()) % 10
-    return "test" if bucket < 2 else "val" if bucket == 2 else "train"
+def story_split(start: int, steps: tuple[Step, ...]) -> Split:
+    """The split of a story, by the multiset of its steps; having `start` counts as gaining it."""
+    numbers = sorted([f"+ {start}", *(f"{sign} {number}" for sign, number in steps)])
+    return split_of(" ".join(numbers), domain="arithmetic")
+
+
+def _may_have_primed(start: int, steps: tuple[Step, ...]) -> bool:
+    """Whether a computation was of the training split that the base model was primed on."""
+    return zlib.crc32(computation(start, steps).encode()) % 10 >= 3
 
 
 def _question(rng: random.Random, start: int, steps: tuple[Step, ...]) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from pettingllms.data.grammar import Split
+from pettingllms.data.splits import Split
 
 KindName = Literal["coding", "math", "sudoku", "sokoban"]
 
@@ -34,6 +34,8 @@ class DataSet:
     """How much there is to download."""
     licence: str | None = None
     revision: str = "main"
+    limits: tuple[tuple[str, float], ...] = ()
+    """Fields of `pettingllms.sandbox.Limits` that its own evaluation sets for a test."""
 
     @property
     def page(self) -> str:
@@ -46,6 +48,9 @@ class DataSet:
 _BOXOBAN = "github:google-deepmind/boxoban-levels"
 _BOXOBAN_REVISION = "78011d8c86ad423bfb2e1005012393b4c3c24409"
 
+# `timeout` of codegen_metrics in lcb_runner/evaluation.
+_LIVECODEBENCH_LIMITS = (("cpu_s", 6.0),)
+
 CATALOG: Mapping[str, DataSet] = {
     "apps": DataSet(
         "coding",
@@ -56,6 +61,7 @@ CATALOG: Mapping[str, DataSet] = {
         "5,000 train, 5,000 test",
         "107 MB train, 1.3 GB test",
         "mit",
+        limits=(("cpu_s", 4.0),),  # `timeout` in eval/testing_util.py
     ),
     "code_contests": DataSet(
         "coding",
@@ -80,6 +86,7 @@ CATALOG: Mapping[str, DataSet] = {
         "1,055 test",
         "4.5 GB",
         "cc",
+        limits=_LIVECODEBENCH_LIMITS,
     ),
     "livecodebench_v6": DataSet(
         "coding",
@@ -90,6 +97,7 @@ CATALOG: Mapping[str, DataSet] = {
         "a part of livecodebench's",
         "134 MB",
         "cc",
+        limits=_LIVECODEBENCH_LIMITS,
     ),
     "mbpp": DataSet(
         "coding",
@@ -128,6 +136,7 @@ CATALOG: Mapping[str, DataSet] = {
         "164 test",
         "0.1 MB",
         "mit",
+        limits=(("cpu_s", 3.0),),  # `timeout` of evaluate_functional_correctness
     ),
     "aime24": DataSet(
         "math",

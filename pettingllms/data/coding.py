@@ -1,6 +1,6 @@
-"""Programming tasks: generated from the grammar, or read from a JSONL file of the user's own.
+"""Programming tasks: generated from the grammar or read from rows, with known-wrong programs.
 
-A row of a JSONL file:
+A row of a JSONL file of one's own:
 
 | field | type | meaning |
 |---|---|---|
@@ -10,37 +10,51 @@ A row of a JSONL file:
 | `function` | str, optional | name of the function to call; then `input` is a JSON list of arguments and `output` the JSON return value. Without it, programs read standard input and print |
 | `mutants` | list of str, optional | known-wrong programs; made from the reference where absent |
 | `split` | `train`, `val` or `test`, optional | by a checksum of the question (80/10/10) where absent |
-| `id` | str, optional | shown in logs; the line number where absent |
+| `id` | str, optional | the task's id in logs; the line number where absent |
 | `difficulty` | str, optional | for reports by difficulty |
+| `limits` | object, optional | of every test, such as `{"cpu_s": 6}`: fields of `pettingllms.sandbox.Limits` in place of the environment's |
 
-Published data sets are read by `pettingllms.data.tasks`, into the same record.
+`pettingllms.data.coding_schemas` reads such files, and published data sets, into the same record.
+
+A tester is worth what its tests catch, so each task needs programs that are wrong in small ways.
+`mutants` makes them with classic mutation operators (DeMillo, Lipton, Sayward 1978,
+https://doi.org/10.1109/C-M.1978.218136): another operator, another comparison, a constant off by
+one, a condition negated or dropped. `verified` and `known_wrong` run the reference in the sandbox
+first: it decides which generated tests are right, so it has to pass the task's own tests, in this
+Python and within these limits, which not all published solutions do.
 """
 
 from __future__ import annotations
 
+import ast
+import copy
 import json
 import random
-from dataclasses import dataclass
-from pathlib import Path
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from pettingllms.data import grammar
-from pettingllms.data.fields import checked_text, label, shown, text
-from pettingllms.data.grammar import Composition, Split
-from pettingllms.data.loading import Row, checksum_split, said_split
-from pettingllms.data.reports import BadRow
-from pettingllms.data.sources import json_lines
-from pettingllms.errors import DatasetError
-from pettingllms.sandbox import RunResult
+from pettingllms.data.grammar import Composition
+from pettingllms.data.rows import Row, RowError, checked_text, label, shown, text
+from pettingllms.data.splits import Split
+from pettingllms.errors import ConfigError, DatasetError
+from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, SandboxSettings
 from pettingllms.sandbox.compare import same_output, same_value
 
 HIDDEN_TESTS = 6
 MUTANTS = 6
+_TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
+_AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
+_GAP = 12
+"""Tokens that a statement may have between an input and its output: a heading, a name."""
 
 
 @dataclass(frozen=True, slots=True)
 class Test:
-    """One test case: standard input or a JSON list of arguments, and what must come out."""
+    """One test case: standard input or a JSON list of arguments, and the expected output."""
 
     input: str
     output: str
@@ -54,15 +68,17 @@ class CodingTask:
     question: str
     tests: tuple[Test, ...]
     reference: str
-    """A correct program; empty where the data set has none that can be run here."""
+    """A correct program; empty where the data set has none that runs here."""
     mutants: tuple[str, ...] = ()
     function: str | None = None
     difficulty: str | None = None
     """In the words of the data set."""
+    limits: tuple[tuple[str, float], ...] = ()
+    """Fields of `Limits`, with values, that a test of this task needs."""
 
 
 def generate(seed: int, split: Split) -> CodingTask:
-    """The generated task of `seed`: the same for ever, and of a composition of `split` only."""
+    """Generates the task of `seed`, of a composition of `split`; stable across versions."""
     rng = random.Random(f"coding {split} {seed}")
     weights = {"numbers": 5, "words": 2, "arithmetic": 3}
     family = rng.choices(list(weights), list(weights.values()))[0]
@@ -74,7 +90,7 @@ def generate(seed: int, split: Split) -> CodingTask:
 def from_composition(
     composition: Composition, rng: random.Random, *, function: bool, id: str
 ) -> CodingTask:
-    """A task of one composition: its phrasing, tests and mutants are drawn from `rng`."""
+    """Makes a task of one composition; draws phrasing, tests and mutants from `rng`."""
     inputs = [
         grammar.random_values(rng, composition.family, 3 + n % 4) for n in range(HIDDEN_TESTS)
     ]
@@ -83,7 +99,8 @@ def from_composition(
     wrong = [
         other
         for other in composition.neighbours()
-        if any(other.run(v) != e for v, e in zip(inputs, expected, strict=True))
+        if composition.may_show(other)
+        and any(other.run(v) != e for v, e in zip(inputs, expected, strict=True))
     ]
     mutants = rng.sample(wrong, min(MUTANTS, len(wrong)))
     return CodingTask(
@@ -103,21 +120,21 @@ def from_composition(
 
 
 def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
-    """`values` as standard input, or as a JSON list of arguments."""
+    """Formats `values` as standard input, or as a JSON list of arguments."""
     if function:
         return json.dumps(values if composition.family.parameters == 2 else [values])
     return " ".join(map(str, values))
 
 
 def output_text(value: Any, *, function: bool) -> str:
-    """What the reference prints, or its return value as JSON."""
+    """Formats a result as printed output, or as a JSON return value."""
     if function:
         return json.dumps(value)
     return " ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def passes(test: Test, result: RunResult, function: str | None) -> bool:
-    """Whether a run ended well and gave the expected output or return value."""
+    """Returns whether a run succeeded and gave the expected output or return value."""
     if result.status != "ok":
         return False
     if function is None:
@@ -125,51 +142,63 @@ def passes(test: Test, result: RunResult, function: str | None) -> bool:
     return same_value(test.output, result.value)
 
 
-def load_jsonl(path: str | Path) -> dict[Split, tuple[CodingTask, ...]]:
-    """Read a task file, by split. `pettingllms.data.tasks.load_tasks` also reads other schemas.
+def is_example(question: str, test: Test, function: str | None) -> bool:
+    """Returns whether the problem statement shows this test: its input, closely followed by its output.
 
-    Raises:
-        DatasetError: the file cannot be read, or a row does not fit; names line and field.
+    Texts are compared as tokens, without blanks and quotes. Of a function, the arguments have to
+    follow each other, with at most a name between them; Python's literals are read as JSON's.
     """
-    file = Path(path)
-    tasks: dict[Split, list[CodingTask]] = {split: [] for split in grammar.SPLITS}
-    try:
-        for number, row in json_lines(file):
-            split, task = _row(row, str(file), number)
-            tasks[split].append(task)
-    except (OSError, UnicodeDecodeError) as error:
-        raise DatasetError(f"cannot read the task file {file}: {error}") from error
-    if not any(tasks.values()):
-        raise DatasetError(f"{file} has no rows; write one JSON object a line")
-    return {split: tuple(members) for split, members in tasks.items()}
+    parts = [test.input]
+    if function is not None:
+        try:
+            arguments = json.loads(test.input)
+            parts = [json.dumps(argument) for argument in arguments]
+        except (ValueError, TypeError, RecursionError):  # not JSON, or not a list
+            return False
+    first, *others = (_joined(part, function) for part in (*parts, test.output))
+    if not parts or not first.strip():
+        return False
+    text = _joined(question, function)
+    start = text.find(first)
+    while start >= 0:
+        if _followed(text, start + len(first) - 1, others):
+            return True
+        start = text.find(first, start + 1)
+    return False
 
 
-def _row(row: Row | str, file: str, number: int) -> tuple[Split, CodingTask]:
-    try:
-        if isinstance(row, str):
-            raise BadRow("", row)
-        task = task_of(row, str(number))
-        return said_split(row) or checksum_split(task.question), task
-    except BadRow as bad:
-        raise DatasetError(str(bad.at(file, number))) from bad
+def _followed(text: str, end: int, others: list[str]) -> bool:
+    for other in others:
+        start = text.find(other, end)
+        if start < 0 or text.count(" ", end, start) > _GAP:
+            return False
+        end = start + len(other) - 1
+    return True
+
+
+def _joined(text: str, function: str | None) -> str:
+    """Tokens with a blank before, between and after them."""
+    words = {} if function is None else _AS_JSON
+    tokens = (token.removesuffix(".0") for token in _TOKEN.findall(text))
+    return " ".join(["", *(words.get(token, token) for token in tokens), ""])
 
 
 def task_of(row: Row, name: str) -> CodingTask:
-    """The task of a row in the schema above; `name` is its id if it has none.
+    """Makes the task of a row in the schema above; `name` is the default id.
 
     Raises:
-        BadRow: the row does not fit.
+        RowError: the row does not fit.
     """
     question = text(row, "question")
     tests = row.get("tests")
     if not isinstance(tests, list) or not tests:
-        raise BadRow("tests", f"must be a list of at least one test, got {shown(tests)}")
+        raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
     for index, test in enumerate(tests):
         if not isinstance(test, dict):
-            raise BadRow(f"tests[{index}]", f"must be an object, got {shown(test)}")
+            raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
     mutants = row.get("mutants", [])
     if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
-        raise BadRow("mutants", f"must be a list of strings, got {shown(mutants)}")
+        raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
     task = CodingTask(
         id=str(row.get("id", name)),
         question=question,
@@ -184,29 +213,222 @@ def task_of(row: Row, name: str) -> CodingTask:
         mutants=tuple(mutants),
         function=text(row, "function") if row.get("function") is not None else None,
         difficulty=label(row, "difficulty"),
+        limits=_limits(row),
     )
     check_calls(task)
     return task
 
 
+def _limits(row: Row) -> tuple[tuple[str, float], ...]:
+    given = row.get("limits") or {}
+    if not isinstance(given, dict):
+        raise RowError("limits", f"must be an object, got {shown(given)}")
+    try:
+        return SandboxSettings.limits_of(given)
+    except ConfigError as error:
+        raise RowError("limits", str(error)) from error
+
+
 def check_calls(task: CodingTask) -> None:
-    """Tests of a function need JSON: a list of arguments, and a value.
+    """Checks that tests of a function are JSON: a list of arguments, and a value.
 
     Raises:
-        BadRow: they have something else, or the function has no possible name.
+        RowError: they are not, or the name is not an identifier.
     """
     if task.function is None:
         return
     if not task.function.isidentifier():
-        raise BadRow("function", f"must be the name of a function, got {shown(task.function)}")
+        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
     for index, test in enumerate(task.tests):
         for field, written in (("input", test.input), ("output", test.output)):
             try:
                 value = json.loads(written)
             except (ValueError, RecursionError) as error:
-                raise BadRow(f"tests[{index}].{field}", f"is not JSON: {error}") from error
+                raise RowError(f"tests[{index}].{field}", f"is not JSON: {error}") from error
             if field == "input" and not isinstance(value, list):
-                raise BadRow(
+                raise RowError(
                     f"tests[{index}].input",
                     f"must be a JSON list of arguments, got {shown(written)}",
                 )
+
+
+_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+_NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
+CANDIDATES = 40
+"""The most mutants that are tried."""
+
+Outputs = Callable[[CodingTask, list[str], list[str]], list[list[RunResult]]]
+"""Runs every program on every input, in the sandbox."""
+
+
+def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ...]:
+    """Returns the task's own known-wrong programs or, where it has none, mutants of its reference.
+
+    Mutants are at most `count`, and each fails at least one hidden test, without hanging. The reference is run on
+    the hidden tests in any case: all rewards depend on it. A task that was published without a
+    solution has none of either.
+
+    Raises:
+        DatasetError: the reference is not Python, or fails one of the hidden tests itself.
+        SandboxUnavailable: the sandbox failed.
+    """
+    if not task.reference:
+        return task.mutants
+    try:
+        changed = iter(()) if task.mutants else mutants(task.reference)
+        candidates = list(islice(changed, CANDIDATES))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
+    inputs = [test.input for test in task.tests]
+    reference, *results = outputs(task, [task.reference, *candidates], inputs)
+    if failure := _failure(task, reference):
+        raise DatasetError(
+            f"task {task.id}: the reference {failure}; "
+            "pettingllms-data check --write makes a file without such tasks"
+        )
+    if task.mutants:
+        return task.mutants
+    wrong = [
+        program
+        for program, result in zip(candidates, results, strict=True)
+        if _failure(task, result)
+        # One that hangs would cost its limit on every test that a tester writes.
+        and not any(r.status in ("cpu_limit", "wall_limit") for r in result)
+    ]
+    # Spread over the program: neighbours in the list change neighbouring places.
+    stride = max(1, len(wrong) // count)
+    return tuple(wrong[::stride][:count])
+
+
+def _failure(task: CodingTask, results: Sequence[RunResult]) -> str | None:
+    """Describes the first hidden test that a program fails; None where it passes all."""
+    for number, (test, got) in enumerate(zip(task.tests, results, strict=True)):
+        if not passes(test, got, task.function):
+            gave = (got.value or got.stdout)[:200] or got.stderr[-200:]
+            return (
+                f"fails tests[{number}]: {got.status}, gave {gave!r}, "
+                f"expected {test.output[:200]!r}"
+            )
+    return None
+
+
+def mutants(program: str) -> Iterator[str]:
+    """Yields all programs with one changed place, in source order, without repetition.
+
+    Raises:
+        SyntaxError: `program` is not Python.
+    """
+    tree, seen = ast.parse(program), {ast.unparse(ast.parse(program))}
+    for place, node in enumerate(ast.walk(tree)):
+        for change in _changes(node):
+            twin = copy.deepcopy(tree)
+            change(next(n for i, n in enumerate(ast.walk(twin)) if i == place))
+            text = ast.unparse(ast.fix_missing_locations(twin))
+            if text not in seen:
+                seen.add(text)
+                yield text
+
+
+def _changes(node: ast.AST) -> list[Callable[[ast.AST], None]]:
+    """Returns the edits that apply to a node like `node`; each is made on a copy of it."""
+    if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _OPERATORS:
+        return [_swap_operator]
+    if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATORS:
+        return [_swap_comparison]
+    if isinstance(node, ast.Constant) and type(node.value) is int:
+        return [_add(1), _add(-1)]
+    if isinstance(node, ast.Name) and node.id in _NAMES:
+        return [_swap_name]
+    if isinstance(node, ast.comprehension) and node.ifs:
+        return [_drop_condition]
+    if isinstance(node, ast.If | ast.IfExp):
+        return [_negate]
+    return []
+
+
+def _swap_operator(node: ast.AST) -> None:
+    assert isinstance(node, ast.BinOp | ast.BoolOp)
+    node.op = _OPERATORS[type(node.op)]()  # type: ignore[assignment]
+
+
+def _swap_comparison(node: ast.AST) -> None:
+    assert isinstance(node, ast.Compare)
+    node.ops[0] = _OPERATORS[type(node.ops[0])]()  # type: ignore[call-overload]
+
+
+def _swap_name(node: ast.AST) -> None:
+    assert isinstance(node, ast.Name)
+    node.id = _NAMES[node.id]
+
+
+def _drop_condition(node: ast.AST) -> None:
+    assert isinstance(node, ast.comprehension)
+    node.ifs = node.ifs[1:]
+
+
+def _negate(node: ast.AST) -> None:
+    assert isinstance(node, ast.If | ast.IfExp)
+    node.test = ast.UnaryOp(ast.Not(), node.test)
+
+
+def _add(amount: int) -> Callable[[ast.AST], None]:
+    def change(node: ast.AST) -> None:
+        assert isinstance(node, ast.Constant)
+        node.value += amount  # type: ignore[operator]
+
+    return change
+
+
+def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask | str:
+    """Returns the task with those mutants that fail a test, or why its reference cannot be used.
+
+    Raises:
+        SandboxUnavailable: the sandbox failed, which says nothing about the task.
+    """
+    if not task.reference:
+        return "has no reference solution"
+    cases = [
+        Case(function=task.function, args=test.input) if task.function else Case(test.input)
+        for test in task.tests
+    ]
+    programs = [task.reference, *task.mutants]
+    reference, *mutants = sandbox.run(programs, cases, limits=limits)
+    if failure := _failure(task, reference):
+        return f"its reference {failure}"
+    wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
+    return replace(task, mutants=tuple(wrong))
+
+
+def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
+    """Formats the task as a row that `task_of` reads back unchanged."""
+    row: dict[str, Any] = {
+        "id": task.id,
+        "question": task.question,
+        "tests": [{"input": test.input, "output": test.output} for test in task.tests],
+        "reference": task.reference,
+    }
+    optional = {
+        "function": task.function,
+        "mutants": list(task.mutants),
+        "difficulty": task.difficulty,
+        "split": split,
+        "limits": dict(task.limits),
+    }
+    return row | {name: value for name, value in optional.items() if value}

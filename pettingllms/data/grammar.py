@@ -13,13 +13,12 @@ test problem is a training problem in other words.
 from __future__ import annotations
 
 import random
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from functools import cache
+from typing import Any, NamedTuple
 
-Split = Literal["train", "val", "test"]
-SPLITS: tuple[Split, ...] = ("train", "val", "test")
+from pettingllms.data.splits import SPLITS, Split, split_of
 
 
 class Part(NamedTuple):
@@ -233,14 +232,10 @@ class Composition:
     def split(self) -> Split:
         """The only split that may contain this composition: 70 % train, 10 % val, 20 % test.
 
-        It is a checksum of what the composition computes on fixed probes, so that two
-        compositions that compute the same (add 1 then 3, add 3 then 1) share a split.
+        It depends on what the composition computes on fixed probes, so that two compositions
+        that compute the same (add 1 then 3, add 3 then 1) share a split.
         """
-        bucket = (
-            zlib.crc32(repr([self.run(values) for values in _PROBES[self.family.name]]).encode())
-            % 10
-        )
-        return "test" if bucket < 2 else "val" if bucket == 2 else "train"
+        return _split(self)
 
     def program(self, *, function: bool) -> str:
         """The reference solution, as a function `solve` or as a program on standard input."""
@@ -274,6 +269,20 @@ class Composition:
             for part in parts
             if part is not self.parts[stage]
         ]
+
+    def may_show(self, other: Composition) -> bool:
+        """Whether a task of this composition may contain `other`'s program, as a known-wrong one.
+
+        A task shows compositions of its own split and of train only: known-wrong programs of
+        training tasks would otherwise be the solutions of test tasks.
+        """
+        return other.split in ("train", self.split)
+
+
+@cache
+def _split(composition: Composition) -> Split:
+    computed = [composition.run(values) for values in _PROBES[composition.family.name]]
+    return split_of(repr(computed), domain="coding")
 
 
 def _compositions() -> dict[Split, tuple[Composition, ...]]:

@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from pettingllms.data.catalog import CATALOG, DataSet
-from pettingllms.data.grammar import Split
-from pettingllms.data.sources import (
+from pettingllms.data.rows import (
     TABLES,
     DataFile,
     Located,
@@ -24,6 +23,7 @@ from pettingllms.data.sources import (
     of_files,
     split_of_name,
 )
+from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
 _HUB_ID = re.compile(
@@ -57,7 +57,7 @@ def locate(
         return _named(text, split)
     path, found = Path(source), _HUB_ID.fullmatch(text)
     is_file = path.suffix in endings and not (found and found["part"])
-    if path.exists() or is_file or isinstance(source, Path):
+    if _exists(path) or is_file or isinstance(source, Path):
         return local(path, endings)
     if found:
         return _by_id(found["repository"], found["revision"] or "main", found["part"], endings)
@@ -65,6 +65,13 @@ def locate(
         f"no data set, hub id (org/name), file or folder is called {text!r}; "
         f"{did_you_mean(text, CATALOG)}"
     )
+
+
+def _exists(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long for a file
+        return False
 
 
 def splits_of(entry: DataSet) -> tuple[Split, ...]:

@@ -8,20 +8,186 @@ pushes are searched; their numbers are exact all the same.
 
 A split is a property of the room, the same for its eight rotations and reflections: no two
 splits share a room, whatever the seeds.
+
+# Levels as text
+
+XSB, and files of many levels such as Boxoban's:
+
+| | wall | floor | goal | box | box on goal | player | player on goal |
+|---|---|---|---|---|---|---|---|
+| XSB | `#` | space, `-` or `_` | `.` | `$` | `*` | `@` | `+` |
+
+What the player can never get to, beyond the walls, is read as wall.
+
+Cells are numbered row by row, and a set of cells is an `int` with a bit for each.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from hashlib import blake2b
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from pettingllms.data.sokoban_rules import Level, Position, Room, cells, reach
-from pettingllms.errors import ConfigError
+from pettingllms.data import splits
+from pettingllms.data.rows import boards
+from pettingllms.data.splits import Split
+from pettingllms.errors import ConfigError, DatasetError
 
-Split = Literal["train", "val", "test"]
+
+class Room(NamedTuple):
+    """What no move changes. All floor is inside the grid: its outermost cells are never floor."""
+
+    height: int
+    width: int
+    floor: int
+    goals: int
+
+
+class Position(NamedTuple):
+    """What moves change."""
+
+    player: int
+    """A cell's number."""
+    boxes: int
+
+
+class Level(NamedTuple):
+    """A room, where its game starts, and the fewest pushes that solve it, where they are known."""
+
+    room: Room
+    start: Position
+    optimum: int | None
+
+
+def cells(mask: int) -> list[int]:
+    """The numbers of the cells in a set, ascending."""
+    found = []
+    while mask:
+        low = mask & -mask
+        found.append(low.bit_length() - 1)
+        mask ^= low
+    return found
+
+
+@lru_cache
+def deltas(width: int) -> Mapping[str, int]:
+    """How a move changes a cell's number."""
+    return {"U": -width, "D": width, "L": -1, "R": 1}
+
+
+def moved(room: Room, position: Position, delta: int) -> Position | None:
+    """The position after a move; None where the rules refuse it."""
+    player, boxes = position
+    target = player + delta
+    if not room.floor >> target & 1:
+        return None
+    if boxes >> target & 1:
+        beyond = target + delta
+        if not (room.floor & ~boxes) >> beyond & 1:
+            return None
+        boxes ^= 1 << target | 1 << beyond
+    return Position(target, boxes)
+
+
+def reach(seed: int, free: int, width: int) -> int:
+    """The cells of `free` that can be walked to from those in `seed`, which is part of it."""
+    while True:
+        grown = (seed | seed << 1 | seed >> 1 | seed << width | seed >> width) & free
+        if grown == seed:
+            return seed
+        seed = grown
+
+
+@lru_cache(maxsize=4096)
+def pull_distances(room: Room) -> dict[int, int]:
+    """Pushes from each cell to the nearest goal for a box that is alone and a player who is anywhere.
+
+    Cells that are missing are dead: a box there never gets to a goal.
+    """
+    floor, steps = room.floor, deltas(room.width).values()
+    found = dict.fromkeys(cells(room.goals), 0)
+    queue = list(found)
+    for cell in queue:
+        for delta in steps:
+            source = cell - delta
+            # The player pushes from beyond the box.
+            if source not in found and floor >> source & 1 and floor >> (source - delta) & 1:
+                found[source] = found[cell] + 1
+                queue.append(source)
+    return found
+
+
+@lru_cache(maxsize=4096)
+def dead_cells(room: Room) -> int:
+    """The floor from which a box never gets to a goal, as a set."""
+    return room.floor & ~sum(1 << cell for cell in pull_distances(room))
+
+
+class Solution(NamedTuple):
+    """Moves that put a box on every goal."""
+
+    moves: str
+    """Letters U, D, L, R."""
+    pushes: int
+
+
+def solve(room: Room, start: Position, limit: int = 100_000) -> Solution | None:
+    """The solution with the fewest pushes, and of those with the fewest moves.
+
+    Searches forwards, push by push, and knows nothing of how levels are generated: it certifies
+    their optima, and solves levels from files. None where there is no solution.
+
+    Raises:
+        ConfigError: not solved within `limit` states.
+    """
+    alive = pull_distances(room)
+    layer, seen, pushes = {start: ""}, {start}, 0
+    while layer:
+        solved = [moves for (_, boxes), moves in layer.items() if boxes == room.goals]
+        if solved:
+            return Solution(min(solved, key=len), pushes)
+        if len(seen) > limit:
+            raise ConfigError(f"not solved within {limit} states; raise the limit")
+        following: dict[Position, str] = {}
+        for position, moves in layer.items():
+            for after, more in _pushes(room, position, alive):
+                if after in seen:
+                    continue
+                if after not in following or len(moves) + len(more) < len(following[after]):
+                    following[after] = moves + more
+        seen |= following.keys()
+        layer, pushes = following, pushes + 1
+    return None
+
+
+def _pushes(
+    room: Room, position: Position, alive: Mapping[int, int]
+) -> Iterator[tuple[Position, str]]:
+    """Every push to a cell that is not dead, and the fewest moves that walk to it and make it."""
+    boxes = position.boxes
+    free = room.floor & ~boxes
+    paths = walks(room, position)
+    for box in cells(boxes):
+        for move, delta in deltas(room.width).items():
+            stand, beyond = box - delta, box + delta
+            if stand in paths and free >> beyond & 1 and beyond in alive:
+                after = Position(box, boxes ^ (1 << box | 1 << beyond))
+                yield after, paths[stand] + move
+
+
+def walks(room: Room, position: Position) -> dict[int, str]:
+    """The fewest moves to each cell that the player can walk to."""
+    free, steps = room.floor & ~position.boxes, deltas(room.width).items()
+    paths = {position.player: ""}
+    queue = [position.player]
+    for cell in queue:
+        for move, delta in steps:
+            if cell + delta not in paths and free >> (cell + delta) & 1:
+                paths[cell + delta] = paths[cell] + move
+                queue.append(cell + delta)
+    return paths
+
 
 SIZES = range(5, 11)
 BOXES = range(1, 5)
@@ -172,8 +338,7 @@ def _parts(free: int, width: int) -> list[int]:
 
 def split_of(room: Room) -> Split:
     """The split that a room belongs to: seven in ten train, one val, two test."""
-    digit = int.from_bytes(blake2b(canonical(room).encode(), digest_size=8).digest()) % 10
-    return "train" if digit < 7 else "val" if digit == 7 else "test"
+    return splits.split_of(canonical(room), domain="sokoban")
 
 
 def canonical(room: Room) -> str:
@@ -204,3 +369,121 @@ def _images(height: int, width: int) -> list[tuple[tuple[int, int], list[int]]]:
                     bits.append(1 << row * columns + column)
                 images.append(((rows, columns), bits))
     return images
+
+
+MAX_SIDE = 26
+"""Rows and columns of a level: a row's name is one letter."""
+
+SYMBOLS = "# .$*@+"
+FLOOR = "-_"
+"""Other ways to write floor."""
+
+_NAMES = {"$*": "boxes", ".*+": "goals", "@+": "player"}
+
+
+def parse(text: str, source: str = "level") -> Level:
+    """The level in `text`; its optimum is None.
+
+    Raises:
+        DatasetError: it is no playable level; names line and column, counted from 1.
+    """
+    found = [(number, row["board"]) for number, row in boards(text)]
+    if len(found) != 1:
+        raise DatasetError(f"{source}: expected one level, found {len(found)}")
+    return _Reader(source, *found[0]).level()
+
+
+def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
+    """The level in these lines, of which the first has the number `first` in `source`.
+
+    Raises:
+        DatasetError: it is no playable level.
+    """
+    return _Reader(source, first, lines).level()
+
+
+def rows(room: Room, position: Position) -> list[str]:
+    """The rows of a position in XSB."""
+    letters = list(_bare(room))
+    for box in cells(position.boxes):
+        letters[box] = "*" if letters[box] == "." else "$"
+    letters[position.player] = "+" if letters[position.player] == "." else "@"
+    text = "".join(letters)
+    return [text[start : start + room.width] for start in range(0, len(text), room.width)]
+
+
+@lru_cache(maxsize=4096)
+def _bare(room: Room) -> str:
+    """Walls, floor and goals, row after row."""
+    return "".join(
+        "." if room.goals >> cell & 1 else " " if room.floor >> cell & 1 else "#"
+        for cell in range(room.height * room.width)
+    )
+
+
+class _Reader:
+    """One level being read; `first` is the number of its first line."""
+
+    def __init__(self, source: str, first: int, lines: Sequence[str]) -> None:
+        self.source, self.first = source, first
+        self.height, self.width = len(lines), max(map(len, lines))
+        if max(self.height, self.width) > MAX_SIDE:
+            raise self.error(
+                f"the level has {self.height} rows and {self.width} columns; "
+                f"at most {MAX_SIDE} of either are possible"
+            )
+        self.letters = "".join(line.ljust(self.width) for line in lines)
+
+    def level(self) -> Level:
+        for cell, symbol in enumerate(self.letters):
+            if symbol not in SYMBOLS + FLOOR:
+                raise self.error(f"{symbol!r} is no symbol of a level; use {SYMBOLS!r}", cell)
+        player, boxes, goals = self.where("@+"), self.where("$*"), self.where(".*+")
+        if player.bit_count() != 1:
+            raise self.error(f"expected one player, found {self.count('@+')}")
+        if boxes.bit_count() != goals.bit_count():
+            raise self.error(f"found {self.count('$*')} but {self.count('.*+')}")
+        floor = reach(player, ~self.where("#") & (1 << len(self.letters)) - 1, self.width)
+        self.check_closed(floor)
+        # A box that stands on its goal behind walls is decoration.
+        decoration = self.where("*") & ~floor
+        room = Room(self.height, self.width, floor, goals & ~decoration)
+        level = Level(room, Position(player.bit_length() - 1, boxes & ~decoration), None)
+        self.check_possible(level)
+        return level
+
+    def check_closed(self, floor: int) -> None:
+        for cell in cells(floor):
+            row, column = divmod(cell, self.width)
+            if row in (0, self.height - 1) or column in (0, self.width - 1):
+                raise self.error("the player can leave the level here; close it with #", cell)
+
+    def check_possible(self, level: Level) -> None:
+        room, boxes = level.room, level.start.boxes
+        for cell in cells((boxes | room.goals) & ~room.floor):
+            raise self.error("the player can never get to this cell", cell)
+        if boxes == room.goals:
+            raise self.error("the level is solved as it is, or has no boxes")
+        alive = pull_distances(room)
+        for cell in cells(boxes):
+            if cell not in alive:
+                raise self.error("this box can never get to a goal", cell)
+
+    def where(self, symbols: str) -> int:
+        return sum(1 << cell for cell, symbol in enumerate(self.letters) if symbol in symbols)
+
+    def count(self, symbols: str) -> str:
+        """How many of these there are, and where."""
+        places = ", ".join(self.place(cell) for cell in cells(self.where(symbols))[:4])
+        found = self.where(symbols).bit_count()
+        return f"{found} {_NAMES[symbols]} ({' or '.join(symbols)})" + f" at {places}" * bool(
+            places
+        )
+
+    def place(self, cell: int) -> str:
+        row, column = divmod(cell, self.width)
+        return f"line {self.first + row} column {column + 1}"
+
+    def error(self, why: str, cell: int | None = None) -> DatasetError:
+        place = f"line {self.first}" if cell is None else self.place(cell)
+        return DatasetError(f"{self.source}: {place}: {why}")

@@ -1,24 +1,40 @@
-"""Sudoku puzzles with one solution, and their generator. (`sudoku_files` reads given ones.)
+"""Sudoku puzzles with one solution, and their generator.
 
 The generator fills a grid at random and takes numbers away, in random order, as long as what is
 left still has one solution (and, where an easy grade is asked for, still yields to its
 techniques). In a text, `.` is an empty cell, and `a` to `g` are 10 to 16.
 
-A puzzle's split is decided by a hash of its solution, so that no solution is in two splits. (Of
-4x4 there are only 288.)
+# Splits
+
+Renaming the digits, exchanging bands, stacks, or the rows or columns inside one, and (where boxes are square) transposing
+give another guise of the same puzzle. A puzzle's split is decided by a key that all its guises share, so that no
+puzzle is in two splits, whatever it looks like. For 9x9 the key is read off the solution, so that puzzles with one
+solution are in one split as well. The solutions of the other sizes are too few for that: 4x4 has two in all, the 16x16 ones of
+this generator are one, guises apart. There the key is read off the clues, and a test puzzle may share its solution with a training puzzle.
+Different puzzles may share a key; they are then in one split.
 """
 
 from __future__ import annotations
 
+import bisect
 import functools
-import hashlib
+import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from pettingllms.data.grammar import Split
-from pettingllms.data.sudoku_grading import grade, solvable
-from pettingllms.data.sudoku_search import BOXES, Grid, Search, bits
+from pettingllms.data import splits
+from pettingllms.data.splits import Split
+from pettingllms.data.sudoku_solver import (
+    BOXES,
+    Grid,
+    Search,
+    bits,
+    grade,
+    shape,
+    solvable,
+)
 from pettingllms.errors import ConfigError
 
 DIGITS = "0123456789abcdefg"
@@ -28,6 +44,9 @@ FEWEST = {4: 4, 6: 8, 9: 17, 16: 55}
 """With fewer clues no puzzle with one solution is known."""
 TRIES = 2_000
 """Grids that are dug before the generator gives up."""
+BY_SOLUTION = 81
+"""Cells of the puzzles whose split is read off the solution."""
+ROUNDS = 2
 GUESSES = 2_000
 """Guesses that the generator spends on whether a number can be taken away; else it stays."""
 
@@ -59,11 +78,88 @@ SIZES = {size * size: size for size in BOXES}
 """Size of the grid by its number of cells."""
 
 
-def split_of(solution: Grid) -> Split:
-    """The split of all puzzles with this solution."""
-    digest = hashlib.blake2b(text_of(solution).encode(), digest_size=8).digest()
-    place = int.from_bytes(digest, "big") % 10
-    return "train" if place < 7 else "val" if place == 7 else "test"
+def split_of(clues: Grid, solution: Grid) -> Split:
+    """The split of a puzzle and of all its guises."""
+    key = _solution_key(solution) if len(clues) == BY_SOLUTION else _clues_key(clues)
+    return splits.split_of(key, domain="sudoku")
+
+
+def _solution_key(solution: Grid) -> str:
+    """What all guises of a complete grid share: how each two rows, and each two columns, permute."""
+    size = SIZES[len(solution)]
+    high, wide = BOXES[size]
+    rows = [solution[start : start + size] for start in range(0, len(solution), size)]
+    columns = [solution[start::size] for start in range(size)]
+    return repr(sorted((_permutations(rows, high), _permutations(columns, wide))))
+
+
+def _permutations(lines: list[Grid], thick: int) -> list[list[tuple[int, ...]]]:
+    """Lengths of the cycles between two lines: for each band of `thick` lines, then across bands."""
+    inside: list[list[tuple[int, ...]]] = [[] for _ in range(len(lines) // thick)]
+    across: list[tuple[int, ...]] = []
+    for (i, one), (j, other) in itertools.combinations(enumerate(lines), 2):
+        found = inside[i // thick] if i // thick == j // thick else across
+        found.append(_cycles(dict(zip(one, other, strict=True))))
+    return [*sorted(map(sorted, inside)), sorted(across)]
+
+
+def _cycles(permutation: dict[int, int]) -> tuple[int, ...]:
+    lengths = []
+    while permutation:
+        number, length = next(iter(permutation)), 0
+        while number in permutation:
+            number, length = permutation.pop(number), length + 1
+        lengths.append(length)
+    return tuple(sorted(lengths))
+
+
+def _clues_key(clues: Grid) -> str:
+    """What all guises of a puzzle share, by color refinement.
+
+    Cells are told apart by whether they are given, then, `ROUNDS` times, by what stands in their row,
+    band, column, stack and box, and in the cells with their number. Nothing that a guise changes is looked at.
+    """
+    size = SIZES[len(clues)]
+    high, wide = BOXES[size]
+    box = shape(size).box
+    colors = [int(value > 0) for value in clues]
+    found = []
+    for _ in range(ROUNDS):
+        rows = _with_band([colors[at : at + size] for at in range(0, len(clues), size)], high)
+        columns = _with_band([colors[at::size] for at in range(size)], wide)
+        lines = _ranks([*rows, *columns])
+        boxes, numbers = ([list[int]() for _ in range(size + 1)] for _ in range(2))
+        for color, place, value in zip(colors, box, clues, strict=True):
+            boxes[place].append(color)
+            numbers[value].append(color)
+        numbers[0] = []
+        inside, same = _ranks([sorted(group) for group in boxes]), _ranks(map(sorted, numbers))
+        cells = []
+        for cell, value in enumerate(clues):
+            cross = (lines[cell // size], lines[size + cell % size])
+            if high == wide and cross[0] > cross[1]:
+                cross = cross[1], cross[0]
+            cells.append((colors[cell], cross, inside[box[cell]], same[value]))
+        colors = _ranks(cells)
+        found.append((sorted(rows + columns), sorted(cells)))
+    return repr(found)
+
+
+def _with_band(lines: list[list[int]], thick: int) -> list[tuple[list[int], list[list[int]]]]:
+    """Each line, in an order of its own, and its band's lines."""
+    own = [sorted(line) for line in lines]
+    bands = [sorted(own[at : at + thick]) for at in range(0, len(own), thick)]
+    return [(line, bands[at // thick]) for at, line in enumerate(own)]
+
+
+def _ranks(values: Iterable[Any]) -> list[int]:
+    """For each value its place among all different ones."""
+    several = list(values)
+    order: list[Any] = []
+    for value in sorted(several):
+        if not order or order[-1] != value:
+            order.append(value)
+    return [bisect.bisect_left(order, value) for value in several]
 
 
 def text_of(grid: Grid) -> str:
@@ -106,18 +202,21 @@ def generate(
         ConfigError: no such puzzle was found in `TRIES` attempts.
     """
     lo, hi = clue_range(size, clues)
-    for _ in range(TRIES):
+    by_solution = size * size == BY_SOLUTION
+    spent = 0.0
+    while spent < TRIES:
         solution = _filled(rng, size)
-        while split_of(solution) != split:
+        while by_solution and split_of(solution, solution) != split:
             solution = _filled(rng, size)
         dug = _dug(rng, solution, rng.randint(lo, hi), difficulty)
-        if len(dug) - dug.count(0) <= hi:
-            found = grade(dug)
-            if difficulty in (None, found):
-                return puzzle(dug, solution, found)
+        suits = len(dug) - dug.count(0) <= hi and (difficulty is None or difficulty == grade(dug))
+        if suits and (by_solution or split_of(dug, solution) == split):
+            return puzzle(dug, solution, grade(dug))
+        # A tenth of all puzzles is in the smallest split.
+        spent += 0.1 if suits else 1.0
     raise ConfigError(
         f"no {size}x{size} puzzle of difficulty {difficulty!r} with {lo} to {hi} clues was found "
-        f"in {TRIES} tries; allow other clues or another difficulty"
+        f"in the split {split!r}; allow other clues or another difficulty"
     )
 
 

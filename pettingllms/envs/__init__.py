@@ -4,6 +4,11 @@
 here. Everything finds it from there: PettingZoo's registry (`pettingllms/coding-v0`, filled when
 this package is imported), `make("coding")`, the command line and the tests. Entry points are
 strings, imported when an environment is made.
+
+They are AEC environments and have no `parallel_env`: an agent reads what the others wrote before it
+in the same round, which simultaneous moves cannot give it. PettingZoo's
+`turn_based_aec_to_parallel(make("sokoban"))` has the parallel interface; of its replies only the
+selected agent's is played.
 """
 
 from __future__ import annotations
@@ -13,27 +18,30 @@ from typing import Any
 import pettingzoo
 
 from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
+from pettingllms.envs.blind import Blind, blind_baseline
 from pettingllms.envs.check import check_env
 from pettingllms.envs.foreign import (
-    Scores,
+    StepResult,
     clone_env,
     load_env,
     next_agent,
     observe_text,
     role_of,
-    step_scores,
+    step_result,
 )
 from pettingllms.envs.spaces import FreeText
 from pettingllms.errors import UnknownNameError, did_you_mean
 
 __all__ = [
     "ENVIRONMENTS",
+    "Blind",
     "FreeText",
     "Outcome",
     "Record",
-    "Scores",
     "Snapshot",
+    "StepResult",
     "TextEnv",
+    "blind_baseline",
     "check_env",
     "clone_env",
     "load_env",
@@ -41,7 +49,7 @@ __all__ = [
     "next_agent",
     "observe_text",
     "role_of",
-    "step_scores",
+    "step_result",
 ]
 
 ENVIRONMENTS = {

@@ -1,18 +1,154 @@
-"""Checks of the arguments that environments are made with, each with an error that helps."""
+"""Constructor arguments of environments: their signature, documentation, identity and checks.
+
+An environment's constructor takes what its own `__init__` names and passes the rest of its
+`**kwargs` to its base. Everything about arguments is derived from these `__init__`s: the one
+signature that `help` and editors show, the check of a misspelt name, the list that
+`pettingllms-envs show` prints (texts from the `Args:` sections of the docstrings), and what must
+agree between a snapshot and the environment it is restored into. A subclass declares nothing.
+"""
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
+import os
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from typing import TypeVar
+from inspect import Parameter, Signature
+from numbers import Number
+from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from pettingllms.errors import ConfigError, did_you_mean
 
 Value = TypeVar("Value")
+
+DECLARED = frozenset({"roles", "extra_spaces"})
+"""Arguments of `TextEnv` that a subclass passes itself, so that its own users cannot."""
+
+
+class TextArguments(TypedDict, total=False):
+    """The arguments that every subclass of `TextEnv` passes on, for type checkers and editors.
+
+    `class MyEnv(TextEnv)` writes `def __init__(self, *, size: int = 6, **kwargs:
+    Unpack[TextArguments])`. A test compares these names with those of `TextEnv.__init__`.
+    """
+
+    max_turns: int | None
+    max_cycles: int | None
+    alpha: float
+    render_mode: str | None
+    split: str
+
+
+_VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)
+
+
+class Argument(NamedTuple):
+    """One argument of an environment's constructor."""
+
+    name: str
+    kind: str
+    """Its annotation as written; empty where there is none."""
+    default: Any
+    """`inspect.Parameter.empty` where a value has to be given."""
+    about: str
+    """What the docstrings say of it."""
+
+
+def signature(kind: type) -> Signature:
+    """Returns the signature of a class, with the arguments that `**kwargs` passes to its bases."""
+    found: dict[str, Parameter] = {}
+    for depth, base in enumerate(base for base in kind.__mro__ if "__init__" in vars(base)):
+        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        inherited = depth > 0
+        for parameter in own:
+            name = parameter.name
+            if parameter.kind in _VARIADIC or (inherited and name in DECLARED):
+                continue
+            if inherited:
+                parameter = parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            found.setdefault(name, parameter)
+        if not any(p.kind is Parameter.VAR_KEYWORD for p in own):
+            break
+    return Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+
+
+def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> None:
+    """Raises ConfigError for the first argument in `given` that `kind` does not take.
+
+    Args:
+        kind: a class or function that names all its arguments.
+        name: what the user calls it, for the message.
+        given: names of arguments.
+    """
+    known = inspect.signature(kind).parameters
+    for argument in given:
+        if argument not in known:
+            hint = did_you_mean(argument, known)
+            listed = f" It takes {', '.join(known)}" if hint.endswith("?") else ""
+            raise ConfigError(f"{name} has no argument {argument!r}; {hint}{listed}")
+
+
+def values(kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the value of every argument of a call, defaults included, in a form to compare."""
+    bound = inspect.signature(kind).bind_partial(*args, **kwargs)
+    bound.apply_defaults()
+    return {name: comparable(value) for name, value in bound.arguments.items()}
+
+
+def comparable(value: Any) -> Any:
+    """Returns a small picklable value that is equal for arguments that mean the same.
+
+    Lists and tuples are equal, as are a path and its text. Functions and other objects without a
+    value of their own are represented by the name of their class.
+    """
+    if value is None or isinstance(value, str | Number):
+        return value
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, Mapping):
+        pairs = [(comparable(key), comparable(entry)) for key, entry in value.items()]
+        return tuple(sorted(pairs, key=repr))
+    if isinstance(value, list | tuple):
+        return tuple(comparable(entry) for entry in value)
+    if isinstance(value, AbstractSet):
+        return tuple(sorted((comparable(entry) for entry in value), key=repr))
+    named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def described(kind: Callable[..., Any]) -> list[Argument]:
+    """Returns the arguments of a class or function, each with what the docstrings say of it.
+
+    Those of a class's bases count, too.
+    """
+    texts: dict[str, str] = {}
+    for base in reversed(getattr(kind, "__mro__", (kind,))):
+        texts |= documented(vars(base).get("__doc__") or "")
+    return [
+        Argument(
+            name,
+            "" if p.annotation is Parameter.empty else str(p.annotation),
+            p.default,
+            texts.get(name, ""),
+        )
+        for name, p in inspect.signature(kind).parameters.items()
+    ]
+
+
+def documented(docstring: str) -> dict[str, str]:
+    """Returns the entries of the `Args:` section of a docstring in Google's style."""
+    section = re.search(
+        r"^Args:\n((?:[ \t]+.*\n?|\n(?=[ \t]))+)", inspect.cleandoc(docstring), re.M
+    )
+    if section is None:
+        return {}
+    entries = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.M)[1:]
+    pairs = (entry.split(":", 1) for entry in entries)
+    return {name: " ".join(text.split()) for name, text in pairs}
 
 
 def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
@@ -52,7 +188,7 @@ def free_keys(
 
 
 def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> int:
-    """The number of turns, from whichever of its two names was given.
+    """Returns the number of turns, from whichever of its two names was given.
 
     Raises:
         ConfigError: both are given and differ, or the number is smaller than 1.
@@ -69,7 +205,7 @@ def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> i
 
 
 def agent_names(roles: Sequence[str]) -> list[str]:
-    """`<role>_0` for each role, `<role>_1` and so on where it occurs again.
+    """Returns `<role>_0` for each role, `<role>_1` and so on where it occurs again.
 
     Raises:
         ConfigError: there is no role, or one is not a lower-case word.

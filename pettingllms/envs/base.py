@@ -1,53 +1,123 @@
 """`TextEnv`: PettingZoo's agent environment cycle for agents that read and write text.
 
-A subclass describes a game over an immutable state with four methods: `_start` makes a state,
-`_text` shows it to an agent, `_act` takes a reply to the next state and its scores, `_view`
-draws it. This file does the rest that PettingZoo asks for, and adds what tree rollouts need and
-PettingZoo lacks: exact copies in microseconds.
+A subclass describes a game over an immutable state with four methods: `_start` makes the first
+state, `_text` shows a state to an agent, `_act` maps a reply to the next state and its scores, and
+`_view` draws the state. `TextEnv` does the rest that PettingZoo asks for and adds exact copies in
+microseconds, which tree rollouts need and PettingZoo lacks.
+
+Order of play. Agents act one after another: the one that `_next_agent` names, by default round
+robin in the order of the roles. A turn is counted for each agent: turn t of an agent is its reply
+number t, from 0. An agent has `max_turns` turns; the episode is truncated when the next to act has
+used all of its own. In round robin this is the end of round `max_turns`. There is no
+`parallel_env`: an agent reads what the others wrote before it in the same round, so its
+observation does not exist before they have acted, and `is_parallelizable` is False.
 
 Seeds. `reset(seed=s)` plays task `s`. The k-th `reset()` without a seed after it plays task
-`stream_seed(s, k)`, so that one seed decides all later episodes; where none was ever given, the
-stream starts from the system's entropy. `reset(seed=env.task_seed)` plays the current task again.
-What a task is (a generator's seed, a row of a data set) is decided by the subclass, from the task
-seed and `self.split`. No random state is held after `reset`.
+`stream_seed(s, k)`, so one seed decides all later episodes; if no seed was ever given, the stream
+starts from the system's entropy. `reset(seed=env.task_seed)` repeats the current task. What a task
+is (a generator's seed, a row of a data set) is decided by the subclass, from the task seed and
+`self.split`. No random state is held after `reset`.
+
+Copies. Everything that changes in an episode is in a `Snapshot`. Whatever else an instance has
+(spaces, data, a sandbox) is shared by its copies, so `_act` must not change it.
 """
 
 from __future__ import annotations
 
-import logging
+import hashlib
+import inspect
 import operator
 import random
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Self
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, NamedTuple, Self
 
 import gymnasium
 from gymnasium.spaces import Dict, Discrete, Space
 from pettingzoo import AECEnv
 
-from pettingllms.envs import arguments, episode
-from pettingllms.envs.copies import Copies
-from pettingllms.envs.episode import Outcome, Record, Snapshot, stream_seed
+from pettingllms.envs import arguments
 from pettingllms.envs.spaces import FreeText
-from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-
-__all__ = ["Outcome", "Record", "Snapshot", "TextEnv", "stream_seed"]
-
-logger = logging.getLogger(__name__)
+from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 
 SPLITS = ("train", "val", "test")
-# PettingZoo's tests cannot handle the last two with text.
 RESERVED_KEYS = frozenset({"text", "turn", "observation", "action_mask"})
+"""Keys of an observation that `extra_spaces` must not use: the first two are there already, and
+PettingZoo's tests cannot handle the last two with text."""
+
+SNAPSHOT_VERSION = 2
+
+# The attributes that change during an episode: values that may be shared by copies, because they
+# are replaced and never changed in place, and containers that PettingZoo changes in place.
+_VALUES = (
+    "agent_selection",
+    "task_seed",
+    "transcript",
+    "turn",
+    "_acts",
+    "_skip_agent_selection",
+    "_state",
+    "_stream",
+)
+_CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards")
+_SET_BY_RESET = frozenset({*_VALUES, *_CONTAINERS, "infos", "num_agents"} - {"_stream"})
 
 
-class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one reply led to: the next state and its scores."""
+
+    state: Any
+    team: float
+    """What the reply earned for the team; weighted with `alpha`."""
+    local: float
+    """What the reply earned its author alone."""
+    success: bool
+    """Whether the task is solved now. Says nothing about the end of the episode."""
+    done: bool = False
+    """True where the environment ends the episode by itself (e.g. by agreement)."""
+    parse_error: str | None = None
+    """Why the reply could not be read; None where it could."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """More entries for `infos[agent]`; values must not be changed later."""
+
+
+class Record(NamedTuple):
+    """One decision of an episode, as kept in `TextEnv.transcript`."""
+
+    turn: int
+    agent: str
+    text: str
+    """What the agent was shown."""
+    reply: str
+    team: float
+    local: float
+    parse_error: str | None
+
+
+class Snapshot(NamedTuple):
+    """Everything that changes during an episode. Opaque and picklable; `restore` reads it."""
+
+    version: int
+    env: tuple[tuple[str, Any], ...]
+    """The environment and the arguments that it must have been made with."""
+    fields: dict[str, Any] | None
+    """None before the first `reset`."""
+
+
+class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Base class of the environments here; the module docstring says how it works.
 
+    A constructor takes the arguments of its own `__init__` and, where that takes `**kwargs`, those
+    of its bases: `inspect.signature`, `help` and `pettingllms-envs show` list them all.
+
     Args:
-        roles: who acts, in this order, once each a turn; lower-case words. Agents are named
+        roles: kinds of agents in their default order of play; lower-case words. Agents are named
             `<role>_0`, and `<role>_1`, ... where a role occurs again.
-        max_turns: turns after which the episode is truncated; None for `default_turns`.
+        max_turns: turns of each agent, after which the episode is truncated; None for the
+            environment's default.
         max_cycles: PettingZoo's name for `max_turns`.
         alpha: weight of the team reward: `rewards[agent] = alpha * team + local`.
         render_mode: "ansi" (`render` returns text), "human" (prints it), "rgb_array" or None.
@@ -55,18 +125,33 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         extra_spaces: further keys of the observation, filled by `_extras`.
 
     Raises:
-        ConfigError: an argument that cannot be used.
-
-    Attributes that a subclass adds are shared by copies, so `_act` must not change them.
+        ConfigError: an argument that the environment does not have, or a value that cannot be
+            used.
     """
 
     metadata: dict[str, Any]
+    __signature__: ClassVar[inspect.Signature]
     _skip_agent_selection: Any
+    _given: tuple[tuple[Any, ...], dict[str, Any]]
     default_turns: ClassVar[int] = 4
     embedded: ClassVar[Mapping[str, Any]] = {}
     """Arguments that fit the tasks to the embedded model, unless others are given."""
     reset_options: ClassVar[tuple[str, ...]] = ()
-    """Keys of `reset(options=...)` that `_start` reads; others are ignored, with a debug log."""
+    """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
+    state_space: Space[Any] = FreeText(sys.maxsize)
+    interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
+    """Arguments in which a snapshot and the environment that continues it may differ."""
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        cls.__signature__ = arguments.signature(cls)
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Checks the names of the arguments before any `__init__` sees them."""
+        arguments.check_names(cls, cls.metadata["name"], kwargs)
+        env = super().__new__(cls)
+        env._given = (args, kwargs)
+        return env
 
     def __init__(
         self,
@@ -95,47 +180,65 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         self._action_spaces = {agent: FreeText() for agent in self.possible_agents}
         self._stream: tuple[int, int] | None = None
         self._shown: dict[str, str] = {}
+        given = {"environment": self.metadata["name"]}
+        given |= arguments.values(type(self), *self.__dict__.pop("_given"))
+        given["max_turns"] = self.max_turns
+        self._identity = tuple((k, v) for k, v in given.items() if k not in self.interchangeable)
 
-    # ------------------------------------------------------------- what a subclass writes
+    # What a subclass writes.
 
     def _start(self, seed: int, options: dict[str, Any]) -> Any:
-        """The first state of task `seed` of `self.split`; immutable and picklable."""
+        """Returns the first state of task `seed` of `self.split`; immutable and picklable."""
         raise NotImplementedError
 
     def _text(self, state: Any, agent: str) -> str:
-        """What `agent` is shown in `state`; pure, valid for every agent at any time."""
+        """Returns what `agent` is shown in `state`; pure, valid for every agent at any time."""
         raise NotImplementedError
 
     def _act(self, state: Any, agent: str, text: str) -> Outcome:
-        """What the reply `text` leads to; pure, and raises for no text whatsoever."""
+        """Returns what the reply `text` leads to; pure, and must not raise for any text."""
         raise NotImplementedError
 
     def _act_all(self, state: Any, agent: str, texts: Sequence[str]) -> list[Outcome]:
-        """`_act` for several replies to one state; override it where they can share work."""
+        """Does `_act` for several replies to one state; override it where they can share work."""
         return [self._act(state, agent, text) for text in texts]
 
+    def _next_agent(self, state: Any, agent: str | None) -> str:
+        """Returns the agent that acts in `state`, which a reply of `agent` led to; pure.
+
+        `agent` is None at the start of an episode. The default is round robin. A game may name any
+        agent, also the same one again. It is not asked once the episode is done.
+        """
+        del state
+        agents = self.possible_agents
+        return agents[0] if agent is None else agents[(agents.index(agent) + 1) % len(agents)]
+
     def _view(self, state: Any) -> str:
-        """The whole state, for `render`."""
+        """Returns the whole state as text, for `state` and `render`; pure."""
         raise NotImplementedError
 
+    def _colored_view(self, state: Any) -> str:
+        """Returns the view for `render` in a terminal, which shows colors."""
+        return self._view(state)
+
     def _picture(self, state: Any) -> Any:
-        """The whole state as `uint8` of height x width x 3."""
+        """Returns the whole state as `uint8` of height x width x 3."""
         raise NotImplementedError
 
     def _extras(self, state: Any, agent: str) -> Mapping[str, Any]:
-        """Values for the keys of `extra_spaces`; pure."""
+        """Returns values for the keys of `extra_spaces`; pure."""
         raise NotImplementedError
 
     def _too_long(self, state: Any, agent: str, reason: str) -> Outcome:
-        """What a reply over the length limit leads to; by default no change and no reward."""
+        """Returns what a reply over the length limit leads to: no change and no reward."""
         success = self.infos[agent]["success"]
         return Outcome(state, team=0.0, local=0.0, success=success, parse_error=reason)
 
     def _random(self, seed: int) -> random.Random:
-        """A generator for task `seed`; no two environments or splits share its numbers."""
+        """Returns a generator for task `seed`, independent of other environments and splits."""
         return random.Random(f"{self.metadata['name']}/{self.split}/{seed}")
 
-    # ------------------------------------------------------------- PettingZoo's interface
+    # PettingZoo's interface.
 
     def observation_space(self, agent: str) -> Space[Any]:
         """The space of `observe(agent)`: always the same object, shared with clones."""
@@ -151,14 +254,16 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         Where this raises, the environment is left as it was.
 
         Raises:
-            ConfigError: `seed` is negative.
+            ConfigError: `seed` is negative, or `options` has a key that is not in
+                `reset_options`.
             TypeError: `seed` is not an integer.
         """
-        # Unknown keys are no error because PettingZoo's own api_test passes one.
         options = {} if options is None else options
         for key in options:
-            if key not in self.reset_options:
-                logger.debug("%s ignores the unknown reset option %r", self, key)
+            # PettingZoo's api_test passes the key "options" to every environment.
+            if key not in (*self.reset_options, "options"):
+                hint = did_you_mean(str(key), self.reset_options)
+                raise ConfigError(f"{self} has no reset option {key!r}; {hint}")
         if seed is not None:
             stream = (operator.index(seed), 0)
             if stream[0] < 0:
@@ -168,22 +273,28 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         else:
             stream = (self._stream[0], self._stream[1] + 1)
         task_seed = stream_seed(*stream)
-        self._state = self._start(task_seed, options)
-        self._stream, self.task_seed = stream, task_seed
+        state = self._start(task_seed, options)
+        first = self._known(self._next_agent(state, None))
+        self._state, self._stream, self.task_seed = state, stream, task_seed
         self._shown = {}
         self.turn = 0
         self.transcript: tuple[Record, ...] = ()
         self.agents = list(self.possible_agents)
-        self.agent_selection = self.agents[0]
+        self._acts = dict.fromkeys(self.agents, 0)
+        self.agent_selection = first
         self._skip_agent_selection = None
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
         self.truncations = dict.fromkeys(self.agents, False)
-        self.infos = {agent: episode.step_info(0.0, 0.0, False, None, 0) for agent in self.agents}
+        self.infos = {agent: _step_info(0.0, 0.0, False, None, 0) for agent in self.agents}
 
     def observe(self, agent: str) -> dict[str, Any]:
-        """What `agent` sees now: `text`, `turn` (finished ones) and extras. Changes nothing."""
+        """Returns what `agent` sees now: `text`, `turn` and extras. Changes nothing.
+
+        `turn` is the turn of the agent that acts next, the same for every observer: in round robin
+        the number of finished rounds.
+        """
         observation: dict[str, Any] = {"text": self._shown_to(agent), "turn": self.turn}
         if self._has_extras:
             observation.update(self._extras(self._state, agent))
@@ -191,10 +302,13 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
 
     def _shown_to(self, agent: str) -> str:
         # A state is shown twice, to the caller and in the transcript: worked out once.
-        text = self._shown.get(agent)
-        if text is None:
-            text = self._shown[agent] = self._text(self._state, self._known(agent))
-        return text
+        if agent not in self._shown:
+            self._shown[agent] = self._text(self._state, self._known(agent))
+        return self._shown[agent]
+
+    def state(self) -> str:  # type: ignore[override]  # PettingZoo's are arrays
+        """Returns the global state as PettingZoo defines it: the whole state as text."""
+        return self._view(self._state)
 
     def step(self, action: str | None) -> None:
         """Plays the selected agent's reply, or removes a finished agent where `action` is None.
@@ -223,18 +337,6 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         )
         self._book(agent, self._shown_to(agent), action, outcome)
 
-    def branch(self, replies: Sequence[str]) -> list[Self]:
-        """A copy for each reply, with that reply played by the selected agent, who is alive.
-
-        The same as `clone` and `step` for each, but worked out together where that is cheaper.
-        """
-        agent = self.agent_selection
-        twins = [self.clone() for _ in replies]
-        outcomes = self._outcomes(agent, replies)
-        for twin, reply, outcome in zip(twins, replies, outcomes, strict=True):
-            twin._book(agent, self._shown_to(agent), reply, outcome)
-        return twins
-
     def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
         short = [reply for reply in replies if len(reply) <= limit]
@@ -251,45 +353,114 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
         """Records an outcome, selects the next agent, and ends the episode where due."""
         team, local, success = float(outcome.team), float(outcome.local), bool(outcome.success)
         error, turn, agents = outcome.parse_error, self.turn, self.agents
-        self._state, self._shown = outcome.state, {}
+        # Finished agents leave in their order; a final state need not have a next agent.
+        following = agents[0] if outcome.done else self._next_agent(outcome.state, agent)
+        acts = {**self._acts, agent: turn + 1}
+        self.turn, self.agent_selection = acts[self._known(following)], following
+        self._state, self._acts, self._shown = outcome.state, acts, {}
         self.transcript += (Record(turn, agent, shown, reply, team, local, error),)
         # Fresh dicts: callers may have kept or changed those of earlier steps.
         reward = self.alpha * team + local
         self.rewards = dict.fromkeys(agents, 0.0)
         self.rewards[agent] = self._cumulative_rewards[agent] = reward
         infos = {other: {**info, "success": success} for other, info in self.infos.items()}
-        infos[agent] = {**outcome.info, **episode.step_info(team, local, success, error, turn)}
+        infos[agent] = {**outcome.info, **_step_info(team, local, success, error, turn)}
         self.infos = infos
-        following = (agents.index(agent) + 1) % len(agents)
-        self.agent_selection = agents[following]
-        if following == 0:
-            self.turn = turn + 1
         if outcome.done:
             self.terminations = dict.fromkeys(agents, True)
         elif self.turn == self.max_turns:
             self.truncations = dict.fromkeys(agents, True)
 
     def render(self) -> Any:
-        """The view as text ("ansi") or array ("rgb_array"); "human" writes the text to stdout."""
+        """Returns the view as text ("ansi") or array ("rgb_array"); "human" prints the text."""
         if self.render_mode is None:
             gymnasium.logger.warn(
                 "You are calling render method without specifying any render mode."
             )
             return None
-        if self.render_mode != "human":
-            return (self._picture if self.render_mode == "rgb_array" else self._view)(self._state)
-        sys.stdout.write(f"{self._view(self._state)}\n")
+        if self.render_mode == "rgb_array":
+            return self._picture(self._state)
+        view = (self._colored_view if sys.stdout.isatty() else self._view)(self._state)
+        if self.render_mode == "ansi":
+            return view
+        sys.stdout.write(f"{view}\n")
         return None
 
     def close(self) -> None:
         """Does nothing: states hold no resources, and copies share everything else."""
 
-    def _identity(self) -> tuple[Any, ...]:
-        """What must agree between a snapshot and the environment it is restored into."""
-        return (self.metadata["name"], self.split, self.max_turns, self.alpha)
+    # Exact copies.
+
+    def snapshot(self) -> Snapshot:
+        """Returns the whole episode as a small picklable value; later steps do not change it."""
+        attributes = self.__dict__
+        if "_state" not in attributes:
+            return Snapshot(SNAPSHOT_VERSION, self._identity, None)
+        fields = {name: attributes[name] for name in _VALUES}
+        _copy_containers(attributes, fields)
+        return Snapshot(SNAPSHOT_VERSION, self._identity, fields)
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Continues from `snapshot`, on any instance made with the same arguments.
+
+        Arguments in `interchangeable` may differ. Those whose values cannot be compared (functions
+        and objects) are compared by the name of their class.
+
+        Raises:
+            CloneError: the snapshot is of another environment, configuration or version; names
+                the first difference.
+        """
+        if snapshot.version != SNAPSHOT_VERSION or snapshot.env != self._identity:
+            self._refuse(snapshot)
+        attributes = self.__dict__
+        if snapshot.fields is None:
+            for name in _SET_BY_RESET:
+                attributes.pop(name, None)
+            attributes["_stream"] = None
+        else:
+            attributes.update(snapshot.fields)
+            _copy_containers(snapshot.fields, attributes)
+        self._shown = {}
+
+    def clone(self) -> Self:
+        """Returns an independent copy at the same point of the same episode.
+
+        Spaces and whatever else a subclass keeps (data, a sandbox) are shared with it.
+        """
+        twin = object.__new__(type(self))
+        twin.__dict__.update(self.__dict__)
+        twin.restore(self.snapshot())
+        return twin
+
+    __copy__ = clone
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        return self.clone()
+
+    def branch(self, replies: Sequence[str]) -> list[Self]:
+        """Returns a copy for each reply, with that reply played by the selected agent.
+
+        The same as `clone` and `step` for each, but worked out together where that is cheaper.
+        """
+        agent = self.agent_selection
+        twins = [self.clone() for _ in replies]
+        outcomes = self._outcomes(agent, replies)
+        for twin, reply, outcome in zip(twins, replies, outcomes, strict=True):
+            twin._book(agent, self._shown_to(agent), reply, outcome)
+        return twins
+
+    def _refuse(self, snapshot: Snapshot) -> None:
+        """Raises CloneError with the first argument in which a snapshot does not fit."""
+        theirs = dict((*snapshot.env, ("format", snapshot.version)))
+        ours = dict((*self._identity, ("format", SNAPSHOT_VERSION)))
+        name = next(name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name))
+        raise CloneError(
+            f"this snapshot cannot be restored into {self}: {name} was {theirs.get(name)!r:.200} "
+            f"there and is {ours.get(name)!r:.200} here; make the environment with the same arguments"
+        )
 
     def __getattr__(self, name: str) -> Any:
-        if name in episode.SET_BY_RESET:
+        if name in _SET_BY_RESET:
             raise AttributeError(f"{name!r} does not exist yet; call reset() first")
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -298,3 +469,32 @@ class TextEnv(Copies, AECEnv[str, dict[str, Any], str | None]):
             hint = did_you_mean(str(agent), self.possible_agents)
             raise UnknownNameError(f"{self} has no agent {agent!r}; {hint}")
         return agent
+
+
+TextEnv.__signature__ = arguments.signature(TextEnv)
+
+
+def stream_seed(seed: int, episode: int) -> int:
+    """Returns the task seed of the `episode`-th reset of the stream that `seed` opened.
+
+    Episode 0 is `seed` itself; later ones are 48-bit digests, equal on every machine, so that
+    streams with neighboring seeds do not play each other's tasks.
+    """
+    if episode == 0:
+        return seed
+    digest = hashlib.blake2b(f"{seed}/{episode}".encode(), digest_size=6).digest()
+    return int.from_bytes(digest, "big")
+
+
+def _step_info(
+    team: float, local: float, success: bool, parse_error: str | None, turn: int
+) -> dict[str, Any]:
+    """Returns the entries that every `infos[agent]` has."""
+    info = {"team_reward": team, "local_reward": local, "success": success}
+    return {**info, "parse_error": parse_error, "turn": turn}
+
+
+def _copy_containers(source: Mapping[str, Any], target: dict[str, Any]) -> None:
+    for name in _CONTAINERS:
+        target[name] = source[name].copy()
+    target["infos"] = {agent: info.copy() for agent, info in source["infos"].items()}

@@ -6,44 +6,111 @@ and is shown to the planner. Then the planner answers, and only its answer chang
 An answer is a whole list: of moves, or of cells to fill. A game is a subclass that deals boards,
 reads answers, plays them and describes the result; everything here is the same for all of them.
 
+An answer is played up to its first part that the rules refuse; the rest is dropped
+(`refused="stop"`). With `refused="skip"`, as in the paper's published code, refused parts are skipped and the rest
+is played. Answers that ignore the board then solve most small boards, because two hundred moves bump along the walls
+until they meet the goal (`pettingllms.envs.blind` measures both rules). There is no budget of moves besides
+that of the parser, `MAX_MOVES`: where a refused move ends the answer, constant answers end long before it.
+
 # Rewards
 
 `reward = alpha * team + local`, both in `infos`.
 
-| scheme | team | local |
-|---|---|---|
-| `"paper"` (default) | 1 if the planner's answer leaves the board solved, or if the tool's is the first proposal that would | how much nearer to the solution the answer comes, less `ILLEGAL_COST` times the share of its parts that the rules refuse |
-| `"sparse"` | the same | 0 |
+| scheme | team | local, planner | local, tool |
+|---|---|---|---|
+| `"paper"` (default) | 1 if the planner's answer leaves the board solved; 0 for the tool, which changes nothing | nearness of the board after the answer, less that before it | nearness of the board to which the proposal would lead, less that of the proposal before |
+| `"sparse"` | the same | 0 | 1 if the proposal would solve the board, less the same of the proposal before |
 
-Nearness is a potential between 0 (the board as dealt) and 1 (solved), of which half is kept for being solved.
-The planner earns the difference that it makes, so that walking to and fro earns nothing; the tool
-earns what its proposal has over the best board that was reached or proposed before, so that repeating one earns nothing.
-A reply without a readable answer changes nothing and costs `FORMAT_PENALTY` ("paper").
+Nearness is a potential: 0 for the board as dealt, 1 for a solved one, half the progress that the
+game defines in between, and at least `WORST` / 2. Both local rewards are differences of potentials, so that over an
+episode they add up to the nearness of the last board and of the last proposal: walking to and fro, or proposing the
+same again, earns nothing, and no episode is worth more than one that is right at once. A tool
+that is right from the second turn on gets in that turn what its first proposal missed.
+
+A refused part costs nothing by itself: the answer keeps what it gained before and loses the rest of its parts.
+A reply without a readable answer counts as an empty one and costs `FORMAT_PENALTY` besides (not under "sparse").
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, Literal, NamedTuple, get_args
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 import numpy as np
 import numpy.typing as npt
 
-from pettingllms.envs import arguments, board_text
+from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.board_text import NOTHING, Turn
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.lists import ParseError
-from pettingllms.envs.team_env import Agents, TeamEnv
+from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
 from pettingllms.sandbox import Case, Limits
 
+
+class Turn(NamedTuple):
+    """A finished turn, as the agents are shown it."""
+
+    proposal: str | None
+    answer: str | None
+    note: str
+
+
+_TOOL = "You are the tool of a team of two. You propose an answer; the planner sees it and decides."
+_PROGRAM = (
+    "Instead of an answer you may give one fenced ```python program. It reads the board, as it is "
+    "shown below, from standard input, and what it prints is read as your answer."
+)
+_PLANNER = (
+    "You are the planner of a team of two. The tool proposes an answer, which may be wrong. "
+    "Only your answer counts."
+)
+_SINGLE = "You solve the puzzle below, in as few turns as you can."
+_FORM = (
+    "Think first if you like. End your reply with the answer after ####; the last list counts. "
+    "You have several turns, each of which continues from the board as it then is."
+)
+REFUSED = {
+    "stop": "An answer is played up to its first part that is refused; the rest is dropped.",
+    "skip": "A part that is refused is skipped; the rest is played.",
+}
+NOTHING = "nothing that can be read"
+
+
+def task_of(role: str, *, team: bool, program: bool) -> str:
+    """What a role has to do; `program`: whether the tool may write one."""
+    if role == "tool":
+        return f"{_TOOL}\n{_PROGRAM}" if program else _TOOL
+    return _PLANNER if team else _SINGLE
+
+
+def full_prompt(
+    task: str, rules: str, history: Sequence[Turn], board: str, proposal: str | None
+) -> str:
+    """Task, rules, the turns before, the board as it is, and where given the proposal."""
+    parts = [task, f"{rules}\n{_FORM}", *map(_turn, range(len(history)), history)]
+    parts.append(f"The board now:\n{board}")
+    if proposal is not None:
+        parts.append(f"The tool proposes: {proposal}")
+    return "\n\n".join(parts)
+
+
+def _turn(number: int, turn: Turn) -> str:
+    lines = [f"Turn {number}:"]
+    if turn.proposal is not None:
+        lines.append(f"the tool proposed {turn.proposal}")
+    if turn.answer is not None:
+        lines.append(f"the planner answered {turn.answer}")
+    return "\n".join([*lines, turn.note])
+
+
 FORMAT_PENALTY = 0.1
-ILLEGAL_COST = 0.25
+WORST = -0.5
+"""Least progress that counts: no single answer outweighs all others of its group, however far it walks away."""
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 
 Tool = Literal["moves", "python"]
+Refused = Literal["stop", "skip"]
 Picture = npt.NDArray[np.uint8]
 
 
@@ -54,10 +121,8 @@ class Played(NamedTuple):
     solved: bool
     note: str
     """What happened, in a sentence for the agents."""
-    parts: int = 0
-    """Moves or fills of the answer that were looked at."""
     illegal: int = 0
-    """Those of them that the rules refused."""
+    """Moves or fills that the rules refused: at most one where an answer stops there."""
     lost: bool = False
     """Whether the board can no longer be solved, which ends the episode."""
     info: Mapping[str, Any] = {}
@@ -74,12 +139,22 @@ class Play:
     """What does."""
     nearness: float = 0.0
     """Potential of `position`."""
-    best: float = 0.0
-    """The greatest potential that was reached or proposed so far."""
+    proposed: float = 0.0
+    """Potential of the board to which the tool's last proposal would have led."""
     solved: bool = False
+    id: str | None = None
+    """What the data set calls the task; None for a generated one."""
     proposal: str | None = None
     """The tool's answer of this turn; None where there is none or it could not be read."""
     history: tuple[Turn, ...] = field(default=())
+
+
+class BoardArguments(TeamArguments, total=False):
+    """The arguments that every board passes on, as `TextArguments`."""
+
+    agents: Agents
+    tool: Tool
+    refused: Refused
 
 
 class BoardEnv(TeamEnv):
@@ -89,6 +164,8 @@ class BoardEnv(TeamEnv):
         agents: "team" (tool, then planner) or "single" (the planner alone).
         tool: "moves", or "python": the tool may also answer with a fenced Python program, which
             reads the board from standard input; what it prints is read as its answer.
+        refused: what a move or fill that the rules refuse does to an answer: "stop" ends it there,
+            "skip" goes to its next part.
         kwargs: as in `TeamEnv`. Compact prompts have coordinates in few tokens, without rules
             and without the turns before.
 
@@ -97,6 +174,12 @@ class BoardEnv(TeamEnv):
     """
 
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    # The embedded model plays by a long working-out, which larger steps destroy.
+    embedded_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 5e-4,
+        "num_generations": 16,
+        "tasks_per_step": 8,
+    }
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str
@@ -107,18 +190,20 @@ class BoardEnv(TeamEnv):
         *,
         agents: Agents = "team",
         tool: Tool = "moves",
-        **kwargs: Any,
+        refused: Refused = "stop",
+        **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         team = agents == "team"
         super().__init__(roles=("tool", "planner") if team else ("planner",), **kwargs)
         self.tool = arguments.one_of("tool", tool, get_args(Tool))
+        self.refused = arguments.one_of("refused", refused, get_args(Refused))
         self._team = team
 
     # ------------------------------------------------------------- what a game writes
 
-    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Any, Any]:
-        """Level and first position of task `seed`; immutable and picklable."""
+    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Any, Any, str | None]:
+        """Level, first position and the data set's id of task `seed`; immutable and picklable."""
         raise NotImplementedError
 
     def _read(self, level: Any, text: str) -> Any | ParseError:
@@ -149,7 +234,7 @@ class BoardEnv(TeamEnv):
         """The board as an image of height x width x 3."""
         raise NotImplementedError
 
-    def _local(self, played: Played, gain: float) -> float:
+    def _local(self, role: str, played: Played, gain: float) -> float:
         """The local reward of a readable answer, under a scheme of the game's own."""
         raise NotImplementedError
 
@@ -160,7 +245,8 @@ class BoardEnv(TeamEnv):
     # ------------------------------------------------------------- what they share
 
     def _start(self, seed: int, options: dict[str, Any]) -> Play:
-        return Play(*self._deal(seed, options))
+        level, position, name = self._deal(seed, options)
+        return Play(level, position, id=name)
 
     def _act(self, state: Play, agent: str, text: str) -> Outcome:
         if agent == "planner_0":
@@ -175,65 +261,86 @@ class BoardEnv(TeamEnv):
     def _propose(self, state: Play, text: str | ParseError) -> Outcome:
         answer = text if isinstance(text, ParseError) else self._read(state.level, text)
         if isinstance(answer, ParseError):
-            return self._unread(state, answer)
+            # As good as an empty proposal: otherwise it would keep what an earlier one was paid.
+            after = replace(state, proposed=state.nearness)
+            return self._unread(after, answer, gain=self._proposed(state, state.nearness))
         played = self._play(state.level, state.position, answer)
         nearness = self._nearness(state, played)
         written = self._written(state.level, state.position, answer)
-        following = Play(
+        after = Play(
             level=state.level,
             position=state.position,
             nearness=state.nearness,
-            best=max(state.best, nearness),
+            proposed=nearness,
             solved=state.solved,
+            id=state.id,
             proposal=written,
             history=state.history,
         )
-        first = played.solved and state.best < 1.0
-        gain = max(0.0, nearness - state.best)
-        return self._outcome(following, played, team=float(first), gain=gain)
+        return self._outcome(after, "tool", played, gain=self._proposed(state, nearness))
 
-    def _decide(self, state: Play, text: str) -> Outcome:
-        answer = self._read(state.level, text)
+    def _decide(self, state: Play, text: str | ParseError) -> Outcome:
+        answer = text if isinstance(text, ParseError) else self._read(state.level, text)
         if isinstance(answer, ParseError):
             turn = Turn(state.proposal, None, f"not readable: {answer.why}")
             after = replace(state, proposal=None, history=(*state.history, turn))
             return self._unread(after, answer)
         played = self._play(state.level, state.position, answer)
-        nearness = self._nearness(state, played)
         written = self._written(state.level, state.position, answer)
         turn = Turn(state.proposal, written, played.note)
-        following = Play(
+        after = Play(
             level=state.level,
             position=played.position,
-            nearness=nearness,
-            best=max(state.best, nearness),
+            nearness=self._nearness(state, played),
+            proposed=state.proposed,
             solved=played.solved,
+            id=state.id,
             history=(*state.history, turn),
         )
-        gain = nearness - state.nearness
-        done = played.solved or played.lost
-        return self._outcome(following, played, team=float(played.solved), gain=gain, done=done)
+        gain = 0.0 if self.rewards_scheme == "sparse" else after.nearness - state.nearness
+        team, done = float(played.solved), played.solved or played.lost
+        return self._outcome(after, "planner", played, team=team, gain=gain, done=done)
+
+    def _too_long(self, state: Play, agent: str, reason: str) -> Outcome:
+        play = self._propose if agent == "tool_0" else self._decide
+        return play(state, ParseError(reason))
 
     def _nearness(self, state: Play, played: Played) -> float:
-        return 1.0 if played.solved else 0.5 * self._progress(state.level, played.position)
+        if played.solved:
+            return 1.0
+        return 0.5 * max(WORST, self._progress(state.level, played.position))
+
+    def _proposed(self, state: Play, nearness: float) -> float:
+        """What the tool gains with a proposal that leads to a board of this nearness."""
+        if self.rewards_scheme == "sparse":
+            return float(nearness == 1.0) - float(state.proposed == 1.0)
+        return nearness - state.proposed
 
     def _outcome(
-        self, state: Play, played: Played, *, team: float, gain: float, done: bool = False
+        self,
+        state: Play,
+        role: str,
+        played: Played,
+        *,
+        gain: float,
+        team: float = 0.0,
+        done: bool = False,
     ) -> Outcome:
-        if self.rewards_scheme == "paper":
-            local = gain - ILLEGAL_COST * played.illegal / max(1, played.parts)
-        elif self.rewards_scheme == "sparse":
-            local = 0.0
-        else:
-            local = self._local(played, gain)
+        own = self.rewards_scheme not in ("paper", "sparse")
+        local = self._local(role, played, gain) if own else gain
         info = {"answer_solves": played.solved, "illegal": played.illegal, **played.info}
+        if state.id is not None:
+            info["id"] = state.id
         return Outcome(state, team, local, success=state.solved, done=done, info=info)
 
-    def _unread(self, state: Play, error: ParseError) -> Outcome:
-        local = 0.0 if self.rewards_scheme == "sparse" else -FORMAT_PENALTY
-        # Said of every reply, or games that begin with an unreadable one would count nowhere.
+    def _unread(self, state: Play, error: ParseError, gain: float = 0.0) -> Outcome:
+        local = gain if self.rewards_scheme == "sparse" else gain - FORMAT_PENALTY
+        # Always included; otherwise episodes whose first reply is unreadable drop out of the
+        # scores by difficulty.
         grade = getattr(state.level, "difficulty", None)
         info = {} if grade is None else {"difficulty": grade}
+        if state.id is not None:
+            info["id"] = state.id
         return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why, info=info)
 
     def _printed(self, state: Play, texts: Sequence[str]) -> Sequence[str | ParseError]:
@@ -248,7 +355,7 @@ class BoardEnv(TeamEnv):
         ]
 
     def _run(self, program: str, board: str) -> str | ParseError:
-        ((result,),) = self.sandbox.run([program], [Case(stdin=board)], limits=LIMITS)
+        ((result,),) = self.sandbox.run([program], [Case(stdin=board)], limits=self._limits(LIMITS))
         if result.status != "ok":
             last = result.stderr.strip().splitlines()[-1:] or [""]
             return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
@@ -264,10 +371,13 @@ class BoardEnv(TeamEnv):
                 parts.append(f"proposal {state.proposal or 'none'}")
             return " ".join(parts)
         shown = None if role == "tool" or not self._team else state.proposal or NOTHING
-        task = board_text.task(role, team=self._team, program=self.tool == "python")
+        task = task_of(role, team=self._team, program=self.tool == "python")
         board = self._board(state.level, state.position)
-        return board_text.full_prompt(task, self.rules, state.history, board, shown)
+        rules = f"{self.rules}\n{REFUSED[self.refused]}"
+        return full_prompt(task, rules, state.history, board, shown)
 
     def _view(self, state: Play) -> str:
-        board = self._board(state.level, state.position)
-        return self._paint(board) if sys.stdout.isatty() else board
+        return self._board(state.level, state.position)
+
+    def _colored_view(self, state: Play) -> str:
+        return self._paint(self._view(state))

@@ -1,35 +1,66 @@
 """`check_env`: does an environment keep the promises that training on it needs?
 
 PettingZoo's `api_test` and `seed_test` check the interface. They cannot see what tree rollouts
-and reinforcement learning on model text rely on: copies that play on exactly like the original,
-observing that changes nothing, rewards that add up, hostile replies, other processes, other
-splits. Those are checked here: what must hold at any moment in `check_moments`, what must hold
-between two runs in `check_replays`.
+and reinforcement learning on model text rely on: copies that continue exactly like the original,
+observations without side effects, rewards that add up, hostile replies, other processes, other
+splits. Each part below checks one of these and returns None, or why it does not apply.
 """
 
 from __future__ import annotations
 
 import inspect
+import itertools
+import json
 import logging
+import math
+import os
+import pickle
+import random
+import subprocess
 import sys
+import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import Any
 
-from pettingllms.envs import check_moments, check_replays
-from pettingllms.envs.base import TextEnv
-from pettingllms.envs.foreign import AnyEnv, clone_env, load_env
-from pettingllms.envs.trace import Subject
+import numpy as np
+from gymnasium.spaces import Dict
+
+from pettingllms.envs import trace
+from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv
+from pettingllms.envs.foreign import AnyEnv, clone_env, load_env, next_agent, observe_text
+from pettingllms.envs.trace import Subject, agree, require
+from pettingllms.errors import ConformanceError, SandboxUnavailable
 
 logger = logging.getLogger(__name__)
 
-PARTS = (
-    check_moments.spaces,
-    check_moments.episodes,
-    check_moments.hostile_replies,
-    check_replays.copies,
-    check_replays.seeds,
-    check_replays.splits,
-    check_replays.processes,
+HOSTILE = {
+    "nothing": "",
+    "a million brackets": "[" * 1_000_000,
+    "a hundred thousand digits": "7" * 100_000,
+    "fifty thousand signs": "-" * 50_000,
+    "a NUL character": "\0",
+    "lone surrogates": "\ud800 \udfff",
+    "characters beyond the first plane": "\U0001f600\U0010ffff",
+    "digits that are not ASCII": "\u0661\u0662\u0663 \u00b2",
+    "numbers that JSON lacks": "[NaN, Infinity, -1e999]",
+    "unclosed markup": '```python\n<answer>{"a": [' + "<answer>" * 1000,
+    "line ends of all kinds": "\r\n\x85\u2028\v\f" * 1000,
+}
+"""Texts that a model can write and that parsers fall over."""
+
+HOSTILE_CPU_S = 5.0
+"""CPU seconds of this process that one hostile reply may cost."""
+
+POINTS = 6
+"""Steps after which an episode is copied: none, one, ... and POINTS - 1."""
+
+SPLIT_SEEDS = 8
+
+_IN_CHILD = (
+    "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
+    "from pettingllms.envs import trace; sys.stdout.write(trace.digest(*given['arguments']))"
 )
 
 
@@ -78,13 +109,13 @@ def _subject(
     make: Callable[..., AnyEnv]
     path: str | None
     if isinstance(given, str):
-        make, path, splits = partial(load_env, given), given, True
+        make, path, has_splits = partial(load_env, given), given, True
     elif callable(given):
-        make, path, splits = given, _import_path(given), _takes(given, "split")
+        make, path, has_splits = given, _import_path(given), _takes(given, "split")
     else:
-        make, path, splits = partial(clone_env, given), None, False
-    splits = splits and isinstance(make(), TextEnv)
-    return Subject(make, path, splits, episodes, seed, replies)
+        make, path, has_splits = partial(clone_env, given), None, False
+    has_splits = has_splits and isinstance(make(), TextEnv)
+    return Subject(make, path, has_splits, episodes, seed, replies)
 
 
 def _import_path(function: Callable[..., AnyEnv]) -> str | None:
@@ -100,3 +131,249 @@ def _import_path(function: Callable[..., AnyEnv]) -> str | None:
 def _takes(function: Callable[..., AnyEnv], keyword: str) -> bool:
     parameters = inspect.signature(function).parameters.values()
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
+
+
+# What can be seen at one moment of one episode.
+
+
+def spaces(subject: Subject) -> str | None:
+    """Checks that every agent has its spaces, and that a `TextEnv` takes any text as an action."""
+    env = subject.make()
+    agents = env.possible_agents
+    named = bool(agents) and all(isinstance(agent, str) for agent in agents)
+    require("agents have names", named, f"possible_agents is {agents!r}; list their names")
+    for agent in agents:
+        observations, actions = env.observation_space(agent), env.action_space(agent)
+        same = observations is env.observation_space(agent) and actions is env.action_space(agent)
+        require("spaces stay the same objects", same, f"{agent} gets new ones; make them once")
+        if not isinstance(env, TextEnv):
+            continue
+        keys = set(observations.spaces) if isinstance(observations, Dict) else set()
+        allowed = {"text", "turn"} == keys & RESERVED_KEYS
+        reserved = (
+            f"{agent} sees {sorted(keys)}; have text and turn, rename {sorted(RESERVED_KEYS)}"
+        )
+        require("observations have text and turn", allowed, reserved)
+        for label, text in HOSTILE.items():
+            require("any text is an action", text in actions, f"{label} is not; use FreeText")
+    return None
+
+
+def episodes(subject: Subject) -> str | None:
+    """Plays whole episodes and looks at every moment of them."""
+    env, script = subject.make(), subject.script()
+    reset: Callable[..., object] = env.reset
+    for episode in range(subject.episodes):
+        returned = reset(seed=subject.seed + episode)
+        require("reset returns None", returned is None, f"got {returned!r}; return nothing")
+        acts = Counter(dict.fromkeys(env.agents, 0))
+        _moment(env)
+        while (agent := next_agent(env)) is not None and acts.total() < trace.MAX_STEPS:
+            text = next(script)
+            returned = _say(env, agent, repr(text), text)
+            require("step returns None", returned is None, f"got {returned!r}; return nothing")
+            acts[agent] += 1
+            _moment(env)
+            if isinstance(env, TextEnv):
+                _kernel(env, agent, acts)
+    return None
+
+
+def _moment(env: AnyEnv) -> None:
+    """Checks what must hold of any PettingZoo environment at any time."""
+    agents = list(env.agents)
+    for name in ("rewards", "terminations", "truncations", "infos", "_cumulative_rewards"):
+        keys = list(getattr(env, name))
+        same = sorted(keys) == sorted(agents)
+        require(f"{name} has the keys of agents", same, f"{keys} is not {agents}")
+    for agent in agents:
+        for name in ("terminations", "truncations"):
+            flag = getattr(env, name)[agent]
+            require(f"{name} are bool", type(flag) is bool, f"{agent} has {flag!r}; use bool(...)")
+        reward, info = env.rewards[agent], env.infos[agent]
+        finite = math.isfinite(float(reward))
+        require("rewards are finite", finite, f"{agent} has {reward!r}; divide with care")
+        require("infos are dicts", isinstance(info, dict), f"{agent} has {info!r}; make it a dict")
+    before = trace.view(env)
+    for agent in agents:
+        observation = env.observe(agent)
+        observe_text(env, agent)
+        inside = observation in env.observation_space(agent)
+        require("observations lie in their space", inside, f"{agent} sees {observation!r:.300}")
+    cure = "observe() must be a pure function of the state, for every agent at any time"
+    agree("observing changes nothing", [before], [trace.view(env)], cure)
+
+
+def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
+    """Checks what a `TextEnv` promises after a step of `agent`."""
+    info, reward = env.infos[agent], env.rewards[agent]
+    parts = ("team_reward", "local_reward", "success", "parse_error", "turn")
+    missing = [key for key in parts if key not in info]
+    require("infos name what was earned", not missing, f"{agent} lacks {missing}")
+    expected = env.alpha * info["team_reward"] + info["local_reward"]
+    adds_up = math.isclose(reward, expected, abs_tol=1e-12)
+    require("reward = alpha * team + local", adds_up, f"{agent} has {reward}, not {expected}")
+    others = {other: env.rewards[other] for other in env.agents if other != agent}
+    require("only who acted is rewarded", not any(others.values()), f"also {others}")
+    solved = [env.infos[other]["success"] for other in env.agents]
+    one = all(type(flag) is bool and flag is solved[0] for flag in solved)
+    require("success is one bool for all agents", one, f"they have {solved}")
+    error = info["parse_error"]
+    readable = error is None or isinstance(error, str)
+    require("parse_error is a str or None", readable, f"{agent} has {error!r}")
+    recorded = len(env.transcript) == acts.total()
+    require("every step is in the transcript", recorded, f"{len(env.transcript)} of {acts}")
+    ended, cut = set(env.terminations.values()), set(env.truncations.values())
+    require("agents finish together", len(ended) == len(cut) == 1, f"{ended}, {cut}")
+    following = env.agent_selection
+    counted = env.turn == acts[following] or ended == {True}
+    require("turn counts the next agent's replies", counted, f"{env.turn}, not {acts[following]}")
+    due = acts[following] == env.max_turns and ended == {False}
+    otherwise = f"truncated {cut}, terminated {ended} after {dict(acts)} of {env.max_turns} turns"
+    require("truncation comes exactly at max_turns", cut == {due}, otherwise)
+    inside = env.state() in env.state_space
+    require("the state lies in its space", inside, f"{env.state()!r:.300}; return a str")
+
+
+def hostile_replies(subject: Subject) -> str | None:
+    """Checks that no text raises or takes long, of any agent, in the first two turns."""
+    env, script = subject.make(), subject.script()
+    env.reset(seed=subject.seed)
+    texts = dict(HOSTILE)
+    if isinstance(env, TextEnv):
+        limit = env.action_space(env.agent_selection).max_length
+        texts["a text over the limit"] = "x" * (limit + 1)
+    for _ in range(2 * len(env.possible_agents)):
+        agent = next_agent(env)
+        if agent is None:
+            break
+        for label, text in texts.items():
+            twin = clone_env(env)
+            start = time.process_time()
+            _say(twin, agent, label, text)
+            trace.view(twin)
+            spent = time.process_time() - start
+            otherwise = f"{label}, said by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
+            require("replies take bounded time", spent <= HOSTILE_CPU_S, otherwise)
+            if label not in HOSTILE:
+                counted = isinstance(twin.infos[agent]["parse_error"], str)
+                require("over-long replies are parse errors", counted, f"not of {agent}")
+        env.step(next(script))
+    return None
+
+
+def _say(env: AnyEnv, agent: str, label: str, text: str) -> object:
+    """Returns what `step` returned; raises ConformanceError where it raised."""
+    step: Callable[..., object] = env.step
+    try:
+        return step(text)
+    except SandboxUnavailable:
+        raise
+    except Exception as error:
+        raise ConformanceError(
+            f"no reply raises: {label}, said by {agent}, raised {error!r:.300}; count it as a reply "
+            "that cannot be read"
+        ) from error
+
+
+# What shows only where two runs are compared.
+
+
+def copies(subject: Subject) -> str | None:
+    """Checks that copies continue like the original, and apart from it, at several points."""
+    cure = "all that changes must be in what is copied, and none of it shared"
+    for episode in range(subject.episodes):
+        env, script = subject.make(), subject.script(episode)
+        env.reset(seed=subject.seed + episode)
+        for point in range(POINTS):
+            before = trace.view(env)
+            futures = [
+                trace.play_on(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
+            ]
+            for future in futures:
+                agree("copies are where the original is", [before], future[:1], cure)
+                agree("copies play on alike", futures[0], future, cure)
+            agree("copies leave the original alone", [before], [trace.view(env)], cure)
+            if point == POINTS - 1 or len(futures[0]) == 1:
+                rest = trace.play_on(env, subject.script(POINTS + point))
+                agree("the original plays on like its copies", futures[0], rest, cure)
+                break
+            agent = env.agent_selection
+            finished = env.terminations[agent] or env.truncations[agent]
+            env.step(None if finished else next(script))
+    return None
+
+
+def _twins(subject: Subject, env: AnyEnv) -> list[AnyEnv]:
+    """Two copies, made in different ways where the environment has them."""
+    if not isinstance(env, TextEnv):
+        return [clone_env(env), clone_env(env)]
+    restored: Any = subject.make()
+    require("its factory makes the same kind", type(restored) is type(env), f"{restored}")
+    restored.restore(pickle.loads(pickle.dumps(env.snapshot())))
+    return [env.clone(), restored]
+
+
+def seeds(subject: Subject) -> str | None:
+    """Checks that `reset(seed)` decides all episodes, without the global generators."""
+    runs = []
+    before = _global_generators()
+    for _ in range(2):
+        env, script = subject.make(), subject.script()
+        run = []
+        for episode in range(subject.episodes):
+            env.reset(seed=subject.seed if episode == 0 else None)
+            run += trace.play_on(env, script)
+        runs.append(run)
+    untouched = _global_generators() == before
+    cure = "draw from a generator made from the seed that reset() was given"
+    require("global random generators are left alone", untouched, f"they moved; {cure}")
+    agree("reset(seed) decides everything", runs[0], runs[1], cure)
+    return None
+
+
+def _global_generators() -> str:
+    return trace.canonical((random.getstate(), np.random.get_state()))  # noqa: NPY002 - its state
+
+
+def splits(subject: Subject) -> str | None:
+    """Checks that equal seeds play different tasks for training, validation and test."""
+    if not subject.has_splits:
+        return "this takes a TextEnv's factory, or name, with an argument `split`"
+    shown: dict[str, list[list[str]]] = {}
+    for split in SPLITS:
+        env = subject.make(split=split)
+        shown[split] = []
+        for seed in range(subject.seed, subject.seed + SPLIT_SEEDS):
+            env.reset(seed=seed)
+            shown[split].append([trace.canonical(env.observe(agent)) for agent in env.agents])
+    for one, other in itertools.combinations(SPLITS, 2):
+        otherwise = f"{one} and {other} play the same {SPLIT_SEEDS} tasks; use self.split in _start"
+        require("splits are distinct", shown[one] != shown[other], otherwise)
+    return None
+
+
+def processes(subject: Subject) -> str | None:
+    """Checks that fresh processes, where strings have other hashes, play the same episodes."""
+    if subject.path is None:
+        return "another process cannot import it; pass a registered name or `module:attribute`"
+    arguments = (subject.path, subject.seed, subject.episodes, subject.replies)
+    here = trace.digest(*arguments)
+    for hash_seed in ("1", "2"):
+        child = subprocess.run(
+            [sys.executable, "-c", _IN_CHILD],
+            input=json.dumps({"path": sys.path, "arguments": arguments}),
+            # Passed on whole: what the environment needs of it is not ours to know.
+            env={**os.environ, "PYTHONHASHSEED": hash_seed},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        ran = child.returncode == 0
+        require("other processes can play it", ran, f"the process said {child.stderr[-500:]}")
+        otherwise = "equal seeds gave different episodes; use neither hash() nor the order of a set"
+        require("all processes play the same", child.stdout == here, otherwise)
+    return None
+
+
+PARTS = (spaces, episodes, hostile_replies, copies, seeds, splits, processes)

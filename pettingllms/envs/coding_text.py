@@ -15,8 +15,14 @@ from pettingllms.envs.lists import ParseError
 from pettingllms.sandbox import RunResult
 
 MAX_TESTS = 8
+"""Tests of a reply that are read; later ones are left out."""
+MAX_TESTS_BYTES = 64 << 10
+"""All inputs and outputs of these tests together."""
 MAX_BLOCK_CHARS = 64_000
+"""Of a program."""
 SHOWN_CHARS = 400
+NOT_RUN = "nothing: the input is not valid, or too large"
+"""What agents read instead of the output for an input that the reference cannot handle."""
 PYTHON_TAGS = ("", "python", "py", "python3")
 
 # Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
@@ -59,7 +65,7 @@ def parse_program(text: str) -> str | ParseError:
 
 
 def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseError:
-    """All pairs of an `input` block and the `output` block after it, at most `MAX_TESTS`.
+    """The first `MAX_TESTS` pairs of an `input` block and the `output` block after it.
 
     With `function`, an input must be a JSON list of arguments and an output a JSON value.
     """
@@ -73,14 +79,17 @@ def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseErro
             pending = None
     if not tests:
         return ParseError("no ```input block followed by an ```output block")
-    for test in tests[:MAX_TESTS]:
-        if max(len(test.input), len(test.output)) > MAX_BLOCK_CHARS:
-            return ParseError(f"a test is longer than {MAX_BLOCK_CHARS} characters")
-        if function is not None and not _is_call(test):
-            return ParseError(
-                "a test of a function needs a JSON list of arguments and a JSON value"
-            )
-    return tuple(tests[:MAX_TESTS])
+    read = tests[:MAX_TESTS]
+    size = sum(
+        len(text.encode("utf-8", "surrogatepass"))
+        for test in read
+        for text in (test.input, test.output)
+    )
+    if size > MAX_TESTS_BYTES:
+        return ParseError(f"the tests have {size} bytes; at most {MAX_TESTS_BYTES} are allowed")
+    if function is not None and not all(map(_is_call, read)):
+        return ParseError("a test of a function needs a JSON list of arguments and a JSON value")
+    return tuple(read)
 
 
 def _is_call(test: Test) -> bool:
@@ -92,7 +101,7 @@ def _is_call(test: Test) -> bool:
 
 
 class Disagreement(NamedTuple):
-    """A generated test that the program fails."""
+    """A generated test that the program fails, or whose input no program is run on."""
 
     input: str
     expected: str
@@ -120,12 +129,15 @@ def shown_result(result: RunResult, function: str | None) -> str:
 def disagreements_of(
     tests: Sequence[Test], results: Mapping[str, RunResult], function: str | None
 ) -> tuple[Disagreement, ...]:
-    """The tests that a program fails; `results` are what it did with each input."""
-    return tuple(
-        Disagreement(test.input, test.output, shown_result(results[test.input], function))
-        for test in tests
-        if not passes(test, results[test.input], function)
-    )
+    """The tests that a program fails; `results` are what it did with each input that it was run on."""
+    found = []
+    for test in tests:
+        result = results.get(test.input)
+        if result is None:
+            found.append(Disagreement(test.input, test.output, NOT_RUN))
+        elif not passes(test, result, function):
+            found.append(Disagreement(test.input, test.output, shown_result(result, function)))
+    return tuple(found)
 
 
 def shown_attempt(turn: int, attempt: Attempt) -> str:
@@ -167,7 +179,7 @@ Think first if you like, then end your reply with exactly one fenced block:
 ```"""
 _TESTER = """You are the tester of a team of two. Write one to {most} test cases for the problem below, to find out whether a \
 program solves it. Work out each expected output with care: a wrong one is worse than none, and a case on which wrong \
-programs fail is worth most. {form}
+programs fail is worth most. Examples of the problem and repetitions do not count. {form}
 Think first if you like, then give each test case as two fenced blocks:
 ```input
 {input}

@@ -12,38 +12,69 @@ A coder writes a program and a tester writes tests for it; both really run, in a
 
 Turn 0 shows both roles the problem. Later turns add, for every earlier turn, the program and the
 generated tests on which program and tester disagree. The hidden tests are never shown. The coder
-answers with one fenced Python program; the tester with one or more pairs of fenced blocks,
+answers with one fenced Python program; the tester with one to eight pairs of fenced blocks,
 `input` and `output` (for a function: a JSON list of arguments and the JSON return value). Text
-around the blocks is free. What cannot be parsed leaves the program as it is, costs `FORMAT_PENALTY`, and says why in
-`infos[agent]["parse_error"]`.
+around the blocks is free. A reply that cannot be parsed, or is too long, leaves the program as it is, is scored
+`-FORMAT_PENALTY`, and says why in `infos[agent]["parse_error"]`.
 
 The episode ends when the program passes all of the tester's tests: agreement, which is not success.
-A coder alone is shown its earlier programs, and the episode ends when it writes the one before again. Success is
+A coder alone is shown its earlier programs, and the episode ends when it writes the same program again. Success is
 that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known.
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`.
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.scores`): the team's
+score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
+return of an episode therefore holds the team's last score once and each agent's last score once, however
+long it takes. Candidates for one decision compare as their scores do.
 
-| scheme | team | local of the coder | local of the tester |
+| scheme | score of the team | score of a coder's reply | score of a tester's reply |
 |---|---|---|---|
-| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes | half the share of its tests that the reference passes, plus half the share of mutants that the valid ones catch |
+| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes | `precision**2 * power - WRONG_COST * (1 - precision)` |
 | `"sparse"` | the same | 0 | 0 |
 
-The paper scores a tester by the reference alone, so that a trivial test is worth as much as a good one. Here half
-of the score asks that tests tell right from wrong: a mutant is a known-wrong program, the reference with one part
-changed, made for each task. Only tests that the reference passes can catch one, so a wrong test earns nothing. In the
-sparse scheme the candidates of a tester share one program and so one reward: it teaches the coder only.
+The paper scores a tester by the reference alone, so that a trivial test is worth as much as a good one. Here
+`power` is the share of known-wrong programs (mutants: the reference with one part changed, made for each task) that
+the tester's right tests catch, of those that the examples in the problem statement do not catch, and `precision`
+the share of its tests that are right (`pettingllms.envs.coding_judge` has the rules). What strategies earn, as
+measured on 30 generated problems with an example in their statement (`tests/test_coding_judge.py` plays eight):
+
+| reply of the tester | earns |
+|---|---|
+| eight right tests | 1.00 |
+| one right test; the same fifty times; the same and the example | 0.75 |
+| an example of the statement | 0.00 |
+| a constant test (`1 2` gives `0`) | 0.11 |
+| one right test and seven wrong ones | -0.03 |
+| eight inputs, always `0` | -0.04 |
+| eight outputs for one input, one of them right; a wrong test; a wrong output for an example | -0.05 |
+| no readable test | -0.10 |
+
+Where the examples catch every mutant, there is nothing to tell apart and no reply earns more than 0. In the
+sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the coder only.
+
+# Cost and determinism
+
+A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and far less as a rule: it has at most 8
+tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
+end, the test is wrong and nothing else runs. Six mutants and the coder's program have 1/4 of the limit each
+on the other tests, and a program that uses a limit up is not run on the rest.
+
+A step is a function of state and reply alone, as far as the programs are: the sandbox decides what a program sees of
+randomness. A program that asks for the time or the system's entropy, or that needs about as much CPU time as it may
+use, can differ from one run to the next.
 
 # Arguments
 
 `dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
 (`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
-a hub id (`org/name`), or a folder (`pettingllms.data.tasks`). Where a set has no solution of a task, as in
-LiveCodeBench, nobody can say which generated tests are right: the local reward of the tester is 0 there.
+a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
+LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
 `agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `split`: `train`, `val` or `test`.
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
-embedded one. `sandbox`: `"embedded"` or `"docker"`, shared by all environments of the process, or a `Sandbox` of your own.
+embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
+(`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
+the settings say otherwise.
 
 # Version History
 
@@ -52,18 +83,18 @@ embedded one. `sandbox`: `"embedded"` or `"docker"`, shared by all environments 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast, get_args
+from typing import Any, ClassVar, Unpack, cast, get_args
 
-from pettingllms.data import coding, mutation
+from pettingllms.data import coding
 from pettingllms.data.coding import CodingTask, Test, passes
-from pettingllms.data.grammar import Split
-from pettingllms.data.tasks import load_tasks
+from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
+from pettingllms.envs.coding_judge import Verdict, judged, score
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -75,42 +106,40 @@ from pettingllms.envs.coding_text import (
     shown_episode,
 )
 from pettingllms.envs.lists import ParseError
-from pettingllms.envs.team_env import Agents, TeamEnv
+from pettingllms.envs.scores import Scores
+from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
 from pettingllms.sandbox import Case, Limits, RunResult
 
 FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
-INTERPRETS = re.compile(r"\b(eval|exec|compile|pickle|marshal|shelve|import_module|__import__)\b")
-"""Words of programs that may run what they read."""
+REFERENCE_SHARE, PROGRAM_SHARE = 1 / 8, 1 / 4
+"""Parts of a program's CPU limit that a run on a generated test may take. A mutant has twice the time of
+the reference, so that it is not caught for being as slow."""
 
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All that an episode knows: the task, the current program and how it fares, the past."""
+    """All that an episode knows: the task, the current program, the past, and what has been paid."""
 
     task: CodingTask
     program: str | None = None
     passed: float = 0.0
     """Share of hidden tests that the current program passes."""
     history: tuple[Attempt, ...] = ()
+    scores: Scores = field(default_factory=Scores)
 
     def turned(self, disagreements: tuple[Disagreement, ...] = ()) -> State:
         """At the end of the turn: the program, as it now is, is in the history."""
         return replace(self, history=(*self.history, Attempt(self.program, disagreements)))
 
 
-class Ran(NamedTuple):
-    """What each program did with the inputs of the tests: input -> result."""
-
-    reference: Mapping[str, RunResult] | None
-    """None where the task has no reference."""
-    mutants: Sequence[Mapping[str, RunResult]]
-    program: Mapping[str, RunResult] | None
-    """None where the coder has not written any."""
-
-
 class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
+
+    Args:
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        agents: "team", or "single" for the coder alone.
+        kwargs: as in `TeamEnv`.
 
     Raises:
         ConfigError: an unknown `agents`, `rewards` or `prompt`.
@@ -130,7 +159,7 @@ class raw_env(TeamEnv):
         *,
         dataset: str | Path | None = None,
         agents: Agents = "team",
-        **kwargs: Any,
+        **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         self._team = agents == "team"
@@ -146,8 +175,23 @@ class raw_env(TeamEnv):
         row = seed % len(self.tasks)
         task = self.tasks[row]
         if row not in self._mutants:
-            self._mutants[row] = mutation.known_wrong(task, self._outputs, coding.MUTANTS)
+            self._mutants[row] = self._unexposed(task)
         return State(replace(task, mutants=self._mutants[row]))
+
+    def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
+        """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
+        mutants = list(coding.known_wrong(task, self._outputs, coding.CANDIDATES))
+        shown = [t for t in task.tests if coding.is_example(task.question, t, task.function)]
+        if shown and mutants:
+            results = self._outputs(task, mutants, [test.input for test in shown])
+            mutants = [
+                mutant
+                for mutant, row in zip(mutants, results, strict=True)
+                if all(passes(t, r, task.function) for t, r in zip(shown, row, strict=True))
+            ]
+        # Spread over the program: neighbors in the list change neighboring places.
+        stride = max(1, len(mutants) // coding.MUTANTS)
+        return tuple(mutants[::stride][: coding.MUTANTS])
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
@@ -159,11 +203,23 @@ class raw_env(TeamEnv):
         (outcome,) = self._act_all(state, agent, [text])
         return outcome
 
+    def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
+        if agent == "coder_0":
+            return [self._code(state, text) for text in texts]
+        replies = [parse_tests(text, state.task.function) for text in texts]
+        tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
+        reference = self._reference(state.task, list(dict.fromkeys(test.input for test in tests)))
+        return [
+            self._unread(state, agent, reply.why)
+            if isinstance(reply, ParseError)
+            else self._test(state, reply, reference)
+            for reply in replies
+        ]
+
     def _code(self, state: State, text: str) -> Outcome:
         program = parse_program(text)
         if isinstance(program, ParseError):
-            unread = state if self._team else state.turned()
-            return self._outcome(unread, -FORMAT_PENALTY, parse_error=program.why)
+            return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
         (results,) = self._outputs(state.task, [program], [test.input for test in tests])
         passed = sum(
@@ -173,86 +229,103 @@ class raw_env(TeamEnv):
         info = {"passed": share, "statuses": [result.status for result in results]}
         after = replace(state, program=program, passed=share)
         if self._team:
-            return self._outcome(after, share, info=info)
+            return self._outcome(after, "coder_0", share, info=info)
         again = state.program is not None and program.strip() == state.program.strip()
-        return self._outcome(after.turned(), share, done=again, info=info)
+        return self._outcome(after.turned(), "coder_0", share, done=again, info=info)
 
-    def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
-        if agent == "coder_0":
-            return [self._code(state, text) for text in texts]
-        replies = [parse_tests(text, state.task.function) for text in texts]
-        tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
-        ran = self._ran(state, list(dict.fromkeys(test.input for test in tests)))
-        return [self._test(state, reply, ran) for reply in replies]
+    def _reference(self, task: CodingTask, inputs: list[str]) -> dict[str, RunResult]:
+        """What the reference does with the inputs of all replies to one prompt; empty if there is none."""
+        if not task.reference or not inputs:
+            return {}
+        # Another reply's input must not bear on this one's, so that none ends the list.
+        (results,) = self._outputs(
+            task, [task.reference], inputs, share=REFERENCE_SHARE, end_at_limit=False
+        )
+        return dict(zip(inputs, results, strict=True))
 
-    def _ran(self, state: State, inputs: list[str]) -> Ran:
-        """Run reference, mutants and program on the inputs of all replies to one prompt."""
-        if not inputs:
-            return Ran({}, [], None)
+    def _test(
+        self, state: State, tests: tuple[Test, ...], reference: Mapping[str, RunResult]
+    ) -> Outcome:
         task = state.task
-        reference, mutants = None, []
         if task.reference:
-            programs = [task.reference, *task.mutants]
-            # The inputs are of several replies: one on which a program hangs must not spoil the rest.
-            known = self._outputs(task, programs, inputs, end_at_limit=False)
-            reference, *mutants = [dict(zip(inputs, row, strict=True)) for row in known]
-        if state.program is None:
-            return Ran(reference, mutants, None)
-        if reference is not None and state.program.strip() == task.reference.strip():
-            return Ran(reference, mutants, reference)  # the same program has just run
-        # A model wrote it: it must not share a process with the reference.
-        (own,) = self._outputs(task, [state.program], inputs, end_at_limit=False)
-        return Ran(reference, mutants, dict(zip(inputs, own, strict=True)))
-
-    def _test(self, state: State, tests: tuple[Test, ...] | ParseError, ran: Ran) -> Outcome:
-        if isinstance(tests, ParseError):
-            return self._outcome(state.turned(), -FORMAT_PENALTY, parse_error=tests.why)
-        function = state.task.function
-
-        def failed(results: Mapping[str, RunResult], among: Sequence[Test]) -> list[Test]:
-            return [test for test in among if not passes(test, results[test.input], function)]
-
-        # Without a reference no test is known to be right.
-        wrong = list(tests) if ran.reference is None else failed(ran.reference, tests)
-        valid = [test for test in tests if test not in wrong]
-        # Only a valid test can catch a mutant: a wrong one fails every program.
-        caught = sum(bool(failed(mutant, valid)) for mutant in ran.mutants)
-        power = caught / len(ran.mutants) if ran.mutants else 0.0
-        validity = len(valid) / len(tests)
-        disagreements = disagreements_of(tests, ran.program, function) if ran.program else ()
+            verdict = judged(tests, reference, task.question, task.function)
+            power = self._power(task, verdict)
+        else:  # no test is known to be right
+            verdict, power = Verdict((), 0, 0), 0.0
+        disagreements = self._disagreements(state, tests, reference)
         return self._outcome(
             state.turned(disagreements),
-            0.5 * validity + 0.5 * power,
-            done=bool(ran.program) and not disagreements,
-            info={"tests": len(tests), "valid": validity, "caught": power},
+            "tester_0",
+            score(verdict, power),
+            done=state.program is not None and not disagreements,
+            info={"tests": len(tests), "valid": verdict.precision, "caught": power},
         )
+
+    def _power(self, task: CodingTask, verdict: Verdict) -> float:
+        """The share of mutants that fail one of the tests that tell."""
+        tests = verdict.telling
+        if not tests or not task.mutants:
+            return 0.0
+        inputs = [test.input for test in tests]
+        rows = self._outputs(task, list(task.mutants), inputs, share=PROGRAM_SHARE)
+        caught = sum(
+            not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
+            for row in rows
+        )
+        return caught / len(task.mutants)
+
+    def _disagreements(
+        self, state: State, tests: tuple[Test, ...], reference: Mapping[str, RunResult]
+    ) -> tuple[Disagreement, ...]:
+        """The tests that the coder's program fails; it is run on inputs that the reference handles."""
+        task = state.task
+        if state.program is None:
+            return ()
+        inputs = list(dict.fromkeys(test.input for test in tests))
+        if task.reference:
+            inputs = [text for text in inputs if reference[text].status == "ok"]
+        if state.program.strip() == task.reference.strip():
+            results = dict(reference)  # the same program has just run
+        else:
+            (row,) = self._outputs(task, [state.program], inputs, share=PROGRAM_SHARE)
+            results = dict(zip(inputs, row, strict=True))
+        ran = {text: results[text] for text in inputs}
+        return disagreements_of(tests, ran, task.function)
 
     def _outputs(
         self,
         task: CodingTask,
         programs: list[str],
         inputs: list[str],
+        *,
+        share: float = 1.0,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
-        """Run every program on every input, in one process where that is safe.
-
-        That is one fork instead of many. Programs of one request cannot gain from each other (a
-        model's program never shares a request with another's or with the reference), and no expected
-        output is ever in the sandbox. But where a program runs its input as code, a tester could
-        reach the mutants through the reference: there every run has a process of its own.
-        """
-        fresh = any(INTERPRETS.search(program) for program in programs)
+        """Run every program on every input, each in a process of its own, with `share` of the CPU limit."""
+        if not inputs:
+            return [[] for _ in programs]
         if task.function is None:
             cases = [Case(stdin=text) for text in inputs]
         else:
             cases = [Case(function=task.function, args=text) for text in inputs]
-        return self.sandbox.run(
-            programs, cases, limits=LIMITS, fresh_process=fresh, end_at_limit=end_at_limit
-        )
+        # Not of the clock, which says how busy the machine is: a right test would count as wrong.
+        whole = self._limits(LIMITS, task.limits)
+        limits = replace(whole, cpu_s=share * whole.cpu_s)
+        return self.sandbox.run(programs, cases, limits=limits, end_at_limit=end_at_limit)
+
+    def _unread(self, state: State, agent: str, why: str) -> Outcome:
+        """A reply that cannot be read leaves the program as it is; it may end a turn."""
+        ends_turn = agent == "tester_0" or not self._team
+        after = state.turned() if ends_turn else state
+        return self._outcome(after, agent, -FORMAT_PENALTY, parse_error=why)
+
+    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
+        return self._unread(state, agent, reason)
 
     def _outcome(
         self,
         state: State,
+        agent: str,
         local: float,
         *,
         done: bool = False,
@@ -260,18 +333,17 @@ class raw_env(TeamEnv):
         info: dict[str, Any] | None = None,
     ) -> Outcome:
         success = state.program is not None and state.passed == 1.0
+        scored = local if self.rewards_scheme == "paper" else 0.0
+        paid = state.scores.after(agent, team=float(success), local=scored)
         return Outcome(
-            state=state,
-            team=float(success),
-            local=local if self.rewards_scheme == "paper" else 0.0,
+            state=replace(state, scores=paid.scores),
+            team=paid.team,
+            local=paid.local,
             success=success,
             done=done,
             parse_error=parse_error,
             info=_difficulty(state.task) | (info or {}),
         )
-
-    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
-        return replace(super()._too_long(state, agent, reason), info=_difficulty(state.task))
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)
@@ -281,6 +353,5 @@ def _difficulty(task: CodingTask) -> dict[str, Any]:
     return {} if task.difficulty is None else {"difficulty": task.difficulty}
 
 
-def env(**kwargs: Any) -> raw_env:
-    """The environment as PettingZoo users make it; see the module's docstring."""
-    return raw_env(**kwargs)
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -6,38 +6,48 @@ AEC environment, observations that are text or a dict with a `text` key, actions
 and an exact copy by `copy.deepcopy`. `check_env` finds out whether one qualifies.
 
 Rewards. A foreign environment has no team reward; what `env.rewards` pays an agent at its own
-step is its local reward. One that pays only at the end of a cycle therefore gives everybody but
-the last to move the same reward for every reply: zero advantage, and nothing to learn from.
+step is its local reward. What it pays an agent at another one's step (the loser of a game, or
+everyone at the end of a round) is the late reward of that agent's latest decision: part of its
+return, which the estimators over whole episodes compare. A tree compares what a completion earns
+at once, because only one of its candidates has a future; with rewards that come late, use an
+estimator over episodes.
 """
 
 from __future__ import annotations
 
 import copy
-import importlib
-import pickle
+import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import pettingzoo
+from gymnasium.utils import EzPickle
 from pettingzoo import AECEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
+from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
+from pettingllms.envs.files import importable
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
+from pettingllms.registry import resolve
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"
 
 
-class Scores(NamedTuple):
-    """What the last step earned the agent that took it."""
+class StepResult(NamedTuple):
+    """What a step earned the agent that took it, and what it paid the others."""
 
     team: float
     local: float
     reward: float
     """`alpha * team + local` in environments of this package."""
     info: dict[str, Any]
+    others: dict[str, float]
+    """Other agent -> what this step paid it, where that is not 0."""
+    cooperative: bool
+    """Whether the environment reports a team reward, so that the agents share one return."""
 
 
 def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
@@ -45,16 +55,26 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
 
     Args:
         name: a registered name (`coding`, `coding_v0`, `pettingllms/coding-v0`, or any other id
-            of PettingZoo's registry), or `module:attribute`, where the attribute is called with
-            `kwargs` and returns an AEC environment.
+            of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
+            the attribute is called with `kwargs` and returns an AEC environment.
         kwargs: arguments of the environment.
 
     Raises:
         UnknownNameError: nothing has this name; the text suggests what does.
-        ConfigError: the path leads to something that makes no AEC environment.
+        ConfigError: the path leads to something that makes no AEC environment, or an argument
+            that it does not have.
     """
-    entry_point = name if ":" in name else _registered(name)
-    creator = _resolve(entry_point) if isinstance(entry_point, str) else entry_point
+    return made_by(creator_of(name), name, **kwargs)
+
+
+def made_by(creator: Callable[..., Any], name: str, /, **kwargs: Any) -> AnyEnv:
+    """Makes an environment; `name` is what error messages call it.
+
+    Raises:
+        ConfigError: `creator` does not make an AEC environment, or does not take an argument.
+    """
+    if not takes_anything(creator):
+        arguments.check_names(creator, name, kwargs)
     env = creator(**kwargs)
     if isinstance(env, pettingzoo.ParallelEnv):
         raise ConfigError(
@@ -66,6 +86,33 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
             f"{name!r} made a {type(env).__name__}; it must return a PettingZoo AECEnv"
         )
     return env
+
+
+def creator_of(name: str) -> Any:
+    """Returns what makes the environment `name`, which is as `load_env` takes it.
+
+    Raises:
+        UnknownNameError: nothing has this name; the text suggests what does.
+        ConfigError: the path leads to something that cannot be called.
+    """
+    if name.startswith("{"):
+        raise ConfigError(
+            f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
+            "in --env-args.size 8"
+        )
+    entry_point = name if ":" in name else _registered(name)
+    if not isinstance(entry_point, str):
+        return entry_point
+    return _resolve(importable(entry_point))
+
+
+def takes_anything(creator: Callable[..., Any]) -> bool:
+    """Returns whether the arguments of a function or class cannot be seen from outside."""
+    try:
+        parameters = inspect.signature(creator).parameters.values()
+    except ValueError:  # some classes that are written in C
+        return True
+    return any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters)
 
 
 def short_name(name: str) -> str:
@@ -83,41 +130,25 @@ def _registered(name: str) -> Any:
         known += [env_id.rpartition("-v")[0] for env_id in known]
         raise UnknownNameError(
             f"unknown environment {name!r}; {did_you_mean(name, known)} "
-            "An environment of your own is given as `module:attribute`"
+            "An environment of your own is given as `module:attribute` or `./file.py:attribute`"
         ) from None
 
 
 def _resolve(path: str) -> Callable[..., Any]:
-    module_name, _, attribute = path.partition(":")
-    if not module_name or not attribute:
-        raise ConfigError(f"{path!r} is no `module:attribute` path, such as my_package.my_env:env")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        # A module that is there but fails to import something else keeps its own error.
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise UnknownNameError(
-            f"there is no module {error.name!r} for the environment {path!r}; install it, or add "
-            "its folder to PYTHONPATH"
-        ) from None
-    creator: Callable[..., Any] | None = getattr(module, attribute, None)
-    if creator is None:
-        public = [name for name in vars(module) if not name.startswith("_")]
-        raise UnknownNameError(
-            f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, public)}"
-        )
+    creator = resolve(path, "environment")
     if not callable(creator):
         raise ConfigError(
             f"{path!r} is a {type(creator).__name__}; it must be callable and return an AECEnv"
         )
-    return creator
+    made: Callable[..., Any] = creator
+    return made
 
 
 def clone_env(env: AnyEnv) -> AnyEnv:
     """An independent copy of `env` at the same point of the same episode.
 
-    A `TextEnv` copies itself. Anything else is deep-copied, and the copy is compared with it.
+    A `TextEnv` copies itself. Anything else is deep-copied, and the copy is compared with it: what
+    it shows to every agent, and who acts next.
 
     Raises:
         CloneError: the environment cannot be copied, or the copy lost its place; the text says
@@ -127,15 +158,34 @@ def clone_env(env: AnyEnv) -> AnyEnv:
         return env.clone()
     cure = (
         "implement __deepcopy__ (or __getstate__ and __setstate__) so that copy.deepcopy keeps the "
-        "state of the episode; do not inherit gymnasium's EzPickle, which forgets it"
+        "state of the episode"
     )
     try:
-        twin = copy.deepcopy(env)
-    except (TypeError, copy.Error, pickle.PickleError, NotImplementedError) as error:
-        raise CloneError(f"{env} cannot be copied ({error}); {cure}") from error
-    if hasattr(env, "agent_selection") and _position(twin) != _position(env):
+        twin = _deepcopy(env)
+        moved = hasattr(env, "agent_selection") and _position(twin) != _position(env)
+    except ConfigError:
+        raise
+    except Exception as error:
+        raise CloneError(f"{env} cannot be copied ({error!r:.300}); {cure}") from error
+    if moved:
         raise CloneError(f"a copy of {env} is not where the original is; {cure}")
     return twin
+
+
+def _deepcopy(env: AnyEnv) -> AnyEnv:
+    """`copy.deepcopy`, also of environments that inherit gymnasium's EzPickle.
+
+    EzPickle copies an environment by making a new one from the constructor's arguments, which
+    forgets the episode. Most of PettingZoo's own environments inherit it; their attributes are
+    copied instead.
+    """
+    memo: dict[int, Any] = {}
+    inner = env.unwrapped
+    own = hasattr(inner, "__deepcopy__") or type(inner).__getstate__ is not EzPickle.__getstate__
+    if isinstance(inner, EzPickle) and not own:
+        memo[id(inner)] = twin = object.__new__(type(inner))
+        twin.__dict__.update(copy.deepcopy(vars(inner), memo))
+    return copy.deepcopy(env, memo)
 
 
 def branch_env(env: AnyEnv, replies: Sequence[str]) -> list[AnyEnv]:
@@ -182,15 +232,19 @@ def role_of(agent: str) -> str:
     return match[1] if match else agent
 
 
-def step_scores(env: AnyEnv, agent: str) -> Scores:
-    """What `agent` earned by the step it just took; read it before the next step.
+def step_result(env: AnyEnv, agent: str) -> StepResult:
+    """What the step that `agent` just took earned it and paid others; read it before the next step.
 
     The parts come from `infos[agent]` where it has `team_reward` and `local_reward`, as in every
     `TextEnv`. Elsewhere the whole reward is local.
     """
     reward, info = float(env.rewards[agent]), dict(env.infos[agent])
     team = float(info.get("team_reward", 0.0))
-    return Scores(team, float(info.get("local_reward", reward)), reward, info)
+    local = float(info.get("local_reward", reward))
+    others = {
+        str(other): float(paid) for other, paid in env.rewards.items() if other != agent and paid
+    }
+    return StepResult(team, local, reward, info, others, cooperative="team_reward" in info)
 
 
 def next_agent(env: AnyEnv) -> str | None:

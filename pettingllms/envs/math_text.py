@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pettingllms.data.problems import MathProblem
+from pettingllms.data.math import MathProblem
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.lists import ParseError
 from pettingllms.grading import boxed

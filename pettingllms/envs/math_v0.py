@@ -21,15 +21,22 @@ is that the team's final answer, the judge's or else the last reasoner's, equals
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`.
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.scores`): the team's
+score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
+return of an episode therefore holds the team's last score once and each agent's last score once: a team
+that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the final
+answer by the reply that gives it; a tool's reply does not move it, whatever the tool proposes.
 
-| scheme | team | local of reasoner and judge | local of a tool |
+| scheme | score of the team | score of a reasoner's or judge's reply | score of a tool's reply |
 |---|---|---|---|
-| `"paper"` (default) | 1 if the final answer now is right, else 0 | 1 if its own answer is right, else 0 | 1 right, 0 wrong, -1 if its program fails or prints nothing |
+| `"paper"` (default) | 1 if the final answer is right, else 0 | 1 if its own answer is right, else 0 | 1 right, 0 wrong, -1 if its program fails or prints nothing |
 | `"sparse"` | the same | 0 | 0 |
 
-Without a readable answer, reasoner and judge get `-FORMAT_PENALTY` as local reward in the paper's scheme. A tool
-without a program gets -1, or writing none would pay more than one that fails.
+Without a readable answer, or with a reply that is too long, reasoner and judge score `-FORMAT_PENALTY` in the paper's
+scheme. A tool without a program scores -1, or writing none would pay more than one that fails.
+
+A step is a function of state and reply alone, as far as programs are: one that asks for the time or the system's entropy,
+or that needs about as much CPU time as it may use, can differ from one run to the next.
 
 `infos[agent]` of a reply: `right`, `statuses` of its program, `difficulty` of the problem. Of reasoner
 and judge, about the last program of this turn that they were shown: `tool_right`, `follows_right` (it is right and
@@ -39,7 +46,7 @@ trusted when it should be.
 # Arguments
 
 `dataset`: `None` for the seeded word problems of `pettingllms.data.arithmetic` (with `depth` and
-`largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.problems`).
+`largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.math`).
 `reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
 all, others themselves), `"chain"`, or a mapping from an agent to those it sees. `agents="single"`:
 one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
@@ -54,15 +61,14 @@ one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, cast, get_args
+from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import arithmetic
-from pettingllms.data.grammar import Split
-from pettingllms.data.problems import MathProblem, load_problems
-from pettingllms.data.reasoning import PREFIX, ReasoningGym
+from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_problems
+from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, math_team
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.lists import ParseError
@@ -78,7 +84,8 @@ from pettingllms.envs.math_text import (
     role_of,
     shown_message,
 )
-from pettingllms.envs.team_env import Agents, TeamEnv
+from pettingllms.envs.scores import Scores
+from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
@@ -93,6 +100,7 @@ class State:
 
     problem: MathProblem
     messages: tuple[Message, ...] = ()
+    scores: Scores = field(default_factory=Scores)
 
     @property
     def current(self) -> dict[str, Message]:
@@ -102,6 +110,19 @@ class State:
 
 class raw_env(TeamEnv):
     """The math environment; the module's docstring is its manual.
+
+    Args:
+        dataset: None for generated word problems, "reasoning_gym:NAME", or a data set's name, hub
+            id or path.
+        depth: fewest and most steps of a generated problem.
+        largest: largest number of a generated problem.
+        agents: "team", or "single" for one `solver_0`.
+        reasoners: members of the team that work in words.
+        tools: members of the team that write programs.
+        judge: whether the team has a judge.
+        topology: who sees whom: "mesh", "star", "chain", or a mapping from an agent to those it
+            sees.
+        kwargs: as in `TeamEnv`.
 
     Raises:
         ConfigError: an unknown word, a team or topology that is impossible, sizes out of range.
@@ -115,6 +136,12 @@ class raw_env(TeamEnv):
         "render_fps": 1,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    # The embedded model reasons in a long working-out, which larger steps destroy.
+    embedded_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 5e-4,
+        "num_generations": 16,
+        "tasks_per_step": 8,
+    }
 
     def __init__(
         self,
@@ -127,7 +154,7 @@ class raw_env(TeamEnv):
         tools: int = 1,
         judge: bool = False,
         topology: str | Mapping[str, Sequence[str]] = "mesh",
-        **kwargs: Any,
+        **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         if agents == "single":
@@ -165,7 +192,7 @@ class raw_env(TeamEnv):
         """Run all programs in one request, each in a process of its own: a model wrote them all."""
         if not programs:
             return {}
-        rows = self.sandbox.run(programs, [Case()], limits=LIMITS)
+        rows = self.sandbox.run(programs, [Case()], limits=self._limits(LIMITS))
         return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
     def _play(
@@ -176,7 +203,7 @@ class raw_env(TeamEnv):
             info["difficulty"] = state.problem.difficulty
         if isinstance(reply, ParseError):
             local = -1.0 if role_of(agent) == "tool" else -FORMAT_PENALTY
-            return self._outcome(state, local, parse_error=reply.why, info=info)
+            return self._outcome(state, agent, local, parse_error=reply.why, info=info)
         printed, failed = None, ""
         if reply.program is not None:
             result = ran[reply.program]
@@ -188,7 +215,11 @@ class raw_env(TeamEnv):
         after = replace(state, messages=(*state.messages, message))
         info |= {"right": right, **self._trust(state, agent, message)}
         local = -1.0 if answer is None else float(right)
-        return self._outcome(after, local, done=self._agree(after, agent, reply), info=info)
+        done = self._agree(after, agent, reply)
+        return self._outcome(after, agent, local, done=done, info=info)
+
+    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
+        return self._play(state, agent, ParseError(reason), {})
 
     def _trust(self, state: State, agent: str, message: Message) -> dict[str, float]:
         """How an answer compares with that of the last tool of this turn that its author sees."""
@@ -229,6 +260,7 @@ class raw_env(TeamEnv):
     def _outcome(
         self,
         state: State,
+        agent: str,
         local: float,
         *,
         done: bool = False,
@@ -237,10 +269,12 @@ class raw_env(TeamEnv):
     ) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
+        scored = local if self.rewards_scheme == "paper" else 0.0
+        paid = state.scores.after(agent, team=float(success), local=scored)
         return Outcome(
-            state=state,
-            team=float(success),
-            local=local if self.rewards_scheme == "paper" else 0.0,
+            state=replace(state, scores=paid.scores),
+            team=paid.team,
+            local=paid.local,
             success=success,
             done=done,
             parse_error=parse_error,
@@ -285,6 +319,5 @@ def _row(records: Sequence[MathProblem], seed: int) -> MathProblem:
     return records[seed % len(records)]
 
 
-def env(**kwargs: Any) -> raw_env:
-    """The environment as PettingZoo users make it; see the module's docstring."""
-    return raw_env(**kwargs)
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -13,19 +13,24 @@ A tool proposes a path through a grid with walls, a planner decides which path i
 The prompt shows the grid with the agent where it now is, never where it began; what was proposed and answered in
 each earlier turn; and to the planner the tool's proposal of this turn. A reply may reason before its list: the last list counts,
 `[R, R, U]`, in any case, as words, with commas or without. A move off the grid or into a wall is
-refused and counted; what follows the goal is dropped. The episode ends when the planner stands on the
+refused and ends the answer (`refused="skip"`: is skipped); what follows the goal is dropped. The episode ends when the planner stands on the
 goal, which is success.
+
+Grids are generated, or come from a `dataset`: a file or folder of text files, or a text, with grids of `#`
+(wall), `.` (free), `@` (start) and `G` (goal) between blank lines or lines `; name`. A file with a split in its name is that
+split; other grids are divided by the rule of the generated ones, which puts no layout, turned or
+mirrored, into two splits. `reset(seed)` picks a grid and wraps around at `num_tasks`.
 
 # Rewards
 
 `reward = alpha * team + local`, as `pettingllms.envs.boards` says: schemes `"paper"` and `"sparse"`.
 The progress of a cell is 1 - d / d0, where d is the length of a shortest path from it to the goal and d0 that from the start.
-`infos[agent]` adds `answer_solves`, `illegal`, `distance` and `optimum`.
+`infos[agent]` adds `answer_solves`, `illegal`, `distance`, `optimum` and, from a data set, `id`.
 
 # Arguments
 
-`height`, `width` (2 to 26), `walls` (share of cells, 0 to 0.6), `moves` (least and greatest length of a shortest path, or None),
-`agents`, `tool`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
+`dataset`; of generated grids `height`, `width` (2 to 26), `walls` (share of cells, 0 to 0.6) and `moves` (least and greatest
+length of a shortest path, or None); `agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
 
 # Version History
 
@@ -36,17 +41,19 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Mapping
-from typing import Any, ClassVar, cast
+from pathlib import Path
+from typing import Any, ClassVar, Unpack, cast
 
-from pettingllms.data import grids
-from pettingllms.data.grids import Grid
+from pettingllms.data import board_files, plan_path
+from pettingllms.data.board_files import TextBoard
+from pettingllms.data.plan_path import Grid
+from pettingllms.data.splits import Split
 from pettingllms.envs import tiles
-from pettingllms.envs.boards import BoardEnv, Picture, Play, Played
+from pettingllms.envs.boards import BoardArguments, BoardEnv, Picture, Play, Played
 from pettingllms.envs.lists import ParseError, cell_name, parse_moves
 from pettingllms.envs.tiles import Mark, Tile
 from pettingllms.errors import ConfigError
 
-SMALLEST, LARGEST = 2, 26
 MOST_WALLS = 0.6
 
 _COLOURS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
@@ -56,6 +63,14 @@ Moves = tuple[str, ...]
 
 class raw_env(BoardEnv):
     """The Plan-Path environment; the module's docstring is its manual.
+
+    Args:
+        height: rows of the grid; 2 to 26.
+        width: columns of the grid; 2 to 26.
+        walls: share of the cells that are walls; 0 to 0.6.
+        moves: least and greatest length of a shortest path, or None.
+        dataset: grids to play in place of generated ones: text, a file, or a folder.
+        kwargs: as in `BoardEnv`.
 
     Raises:
         ConfigError: an argument that cannot be used.
@@ -83,11 +98,12 @@ class raw_env(BoardEnv):
     def __init__(
         self,
         *,
+        dataset: str | Path | None = None,
         height: int = 10,
         width: int = 10,
         walls: float = 0.22,
         moves: tuple[int, int] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[BoardArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.height = _between("height", height)
@@ -98,36 +114,57 @@ class raw_env(BoardEnv):
             raise ConfigError(f"moves must be a range such as (3, 8), got {moves}")
         self.walls = float(walls)
         self.moves = None if moves is None else (moves[0], moves[1])
+        self._boards: tuple[TextBoard, ...] | None = None
+        if dataset is not None:
+            self._boards = board_files.boards(
+                board_files.GRID_FILES, dataset, cast(Split, self.split)
+            )
+        else:
+            self._generated(0)  # settings for which there is no grid are refused here
+        self.num_tasks = None if self._boards is None else len(self._boards)
+        """Grids of the data set: task seeds wrap around here. None for the endless generator."""
 
-    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Grid, int]:  # noqa: ARG002 - has none
-        grid = grids.generate(
+    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Grid, int, str | None]:  # noqa: ARG002 - has none
+        if self._boards is None:
+            grid = self._generated(seed)
+            return grid, grid.start, None
+        board = self._boards[seed % len(self._boards)]
+        grid = board_files.grid(board)
+        return grid, grid.start, board.id
+
+    def _generated(self, seed: int) -> Grid:
+        return plan_path.generate(
             self._random(seed),
-            cast(grids.Split, self.split),
+            cast(Split, self.split),
             height=self.height,
             width=self.width,
             walls=self.walls,
             moves=self.moves,
         )
-        return grid, grid.start
 
     def _read(self, level: Grid, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
         return parse_moves(text)
 
     def _play(self, level: Grid, position: int, answer: Moves) -> Played:
-        table = grids.neighbours(level.height, level.width)
+        table = plan_path.neighbours(level.height, level.width)
         cell, walked, refused = position, 0, 0
         for move in answer:
             if cell == level.goal:
                 break
             near = table[cell].get(move)
-            if near is None or near in level.walls:
-                refused += 1
-            else:
+            if near is not None and near not in level.walls:
                 cell, walked = near, walked + 1
+                continue
+            refused += 1
+            if self.refused == "stop":
+                break
         solved = cell == level.goal
-        note = f"{walked} moves made, {refused} refused; the agent is at {self._name(cell)}"
+        note = f"{walked} moves made, {refused} refused"
+        if refused and self.refused == "stop":
+            note += f" (number {walked + 1}, {answer[walked]})"
+        note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
-        return Played(cell, solved, note, walked + refused, refused, info=info)
+        return Played(cell, solved, note, refused, info=info)
 
     def _progress(self, level: Grid, position: int) -> float:
         return 1.0 - level.distances[position] / level.optimum
@@ -135,11 +172,11 @@ class raw_env(BoardEnv):
     def _written(self, level: Grid, position: int, answer: Moves) -> str:
         if self.prompt == "full":
             return f"[{', '.join(answer)}]"
-        table = grids.neighbours(level.height, level.width)
+        table = plan_path.neighbours(level.height, level.width)
         words, cell = [], position
         for move in answer:
             cell = table[cell].get(move, cell)
-            words.append(f"{move} {self._name(cell)} ")
+            words.append(f"{move} {_name(level, cell)} ")
         return f"[ {''.join(words)}]"
 
     def _board(self, level: Grid, position: int) -> str:
@@ -151,9 +188,9 @@ class raw_env(BoardEnv):
         return "\n".join(rows)
 
     def _coordinates(self, level: Grid, position: int) -> str:
-        walls = " ".join(self._name(cell) for cell in sorted(level.walls))
+        walls = " ".join(_name(level, cell) for cell in sorted(level.walls))
         size = f"{level.height}x{level.width}"
-        return f"{size} at {self._name(position)} goal {self._name(level.goal)} walls {walls}"
+        return f"{size} at {_name(level, position)} goal {_name(level, level.goal)} walls {walls}"
 
     def _picture(self, state: Play) -> Picture:
         shown = {
@@ -168,17 +205,18 @@ class raw_env(BoardEnv):
     def _paint(self, board: str) -> str:
         return "".join(_COLOURS.get(mark, mark) for mark in board)
 
-    def _name(self, cell: int) -> str:
-        return cell_name(*divmod(cell, self.width))
+
+def _name(level: Grid, cell: int) -> str:
+    return cell_name(*divmod(cell, level.width))
 
 
 def _between(name: str, value: int) -> int:
     number = operator.index(value)
-    if not SMALLEST <= number <= LARGEST:
-        raise ConfigError(f"{name} must be between {SMALLEST} and {LARGEST}, got {number}")
+    least, most = plan_path.SIDES
+    if not least <= number <= most:
+        raise ConfigError(f"{name} must be between {least} and {most}, got {number}")
     return number
 
 
-def env(**kwargs: Any) -> raw_env:
-    """The environment as PettingZoo users make it; see the module's docstring."""
-    return raw_env(**kwargs)
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -13,8 +13,8 @@ A tool proposes moves, a planner decides which moves push the boxes.
 The prompt shows the board as it now is, never as it began; what was proposed and answered in each
 earlier turn; and to the planner the tool's proposal of this turn. A reply may reason before its list: the last list
 counts, `[R, R, U]`, in any case, as words, with commas or without. A move into a wall, or one that would
-push a box into a wall or another box, is refused and counted. What follows the solution is
-dropped. The episode ends with success when a box stands on every goal, and without it when a box
+push a box into a wall or another box, is refused and ends the answer (`refused="skip"`: is skipped). What
+follows the solution is dropped. The episode ends with success when a box stands on every goal, and without it when a box
 stands on a dead square, from which it can never get to a goal. Other ways to spoil a level are not looked for.
 
 # Levels
@@ -23,10 +23,10 @@ Generated ones have a certified optimum (`pettingllms.data.sokoban`) of at least
 `pushes` says otherwise. The default, 6x6 with one box, is the paper's setting (arXiv 2510.11062) and has a low
 ceiling: half of them need two pushes, one in seven four or more, and of all 6x6 rooms with one box only one
 needs six. For harder ones take two boxes (to about 8 pushes), 7x7 (12) or 8x8 (20); 10x10 with four boxes take
-a tenth of a second a level. With `levels` a file is played instead (XSB, for
-instance Boxoban's; `pettingllms.data.xsb`): a path, of which each split gets the rooms that
-are its own by the same rule as for generated ones; or a mapping from split to path, of which each is
-played whole. The seed picks a level and wraps around at `num_tasks`. `reset(options={"level": text})` plays one XSB level.
+a tenth of a second a level. With `dataset` levels from outside are played instead (XSB, `pettingllms.data.sokoban`):
+`boxoban` and its kin, a text file, a folder of them, or a text. A file with a split in its name is that split; of others each
+split gets the rooms that are its own by the rule for generated ones. The seed picks a level and wraps around at
+`num_tasks`. `reset(options={"level": text})` plays one XSB level.
 
 # Rewards
 
@@ -34,16 +34,16 @@ played whole. The seed picks a level and wraps around at `num_tasks`. `reset(opt
 The progress of a board is 1 - h / h0, where h is the sum over the boxes of the fewest pushes to a nearest goal
 for a box that is alone, and h0 that of the level's start; with a box on a dead square it is -0.5. The scheme `"gym"` is
 gym-sokoban's for the planner: local is -0.1 a move, +1 for each box put on a goal, -1 for each
-taken off, +10 for the solution. The tool pays -0.1 a move and earns (10 + boxes) times what its
-proposal has over the best progress before, so that proposing the same again earns nothing.
-`infos[agent]` adds `answer_solves`, `moves`, `illegal`, `optimal_pushes` (of the level; None for one from outside,
-see `pettingllms.data.sokoban_rules.solve`), `boxes_on_goal`, `deadlock` and `gym` (gym-sokoban's score of the answer).
+taken off, +10 for the solution. The tool pays -0.1 a move and earns (10 + boxes) times what it
+earns under "paper", so that proposing the same again earns nothing.
+`infos[agent]` adds, from a data set, `id`, and `answer_solves`, `moves`, `illegal`, `optimal_pushes` (of the level; None for one from outside,
+see `pettingllms.data.sokoban.solve`), `boxes_on_goal`, `deadlock` and `gym` (gym-sokoban's score of the answer).
 
 # Arguments
 
-`size` (5 to 10, the frame of walls included), `boxes` (1 to 4), `pushes` (fewest and most optimal
-pushes, such as (3, 8)), `levels`, `symbols` of full prompts: `"xsb"`, `"ragen"` or `"words"`.
-`agents`, `tool`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
+`dataset`; of generated levels `size` (5 to 10, the frame of walls included), `boxes` (1 to 4) and `pushes` (fewest and most
+optimal pushes, such as (3, 8)); `symbols` of full prompts: `"xsb"`, `"ragen"` or `"words"`.
+`agents`, `tool`, `refused`, `rewards`, `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias `max_cycles`), `render_mode`.
 
 # Version History
 
@@ -53,14 +53,12 @@ pushes, such as (3, 8)), `levels`, `symbols` of full prompts: `"xsb"`, `"ragen"`
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
-from pettingllms.data import sokoban, xsb
-from pettingllms.data.sokoban import Split
-from pettingllms.data.sokoban_rules import (
+from pettingllms.data import board_files, sokoban
+from pettingllms.data.board_files import TextBoard
+from pettingllms.data.sokoban import (
     Level,
     Position,
     cells,
@@ -69,18 +67,15 @@ from pettingllms.data.sokoban_rules import (
     moved,
     pull_distances,
 )
+from pettingllms.data.splits import Split
 from pettingllms.envs import arguments, tiles
-from pettingllms.envs.base import Outcome
-from pettingllms.envs.boards import BoardEnv, Picture, Play, Played
+from pettingllms.envs.boards import WORST, BoardArguments, BoardEnv, Picture, Play, Played
 from pettingllms.envs.lists import ParseError, cell_name, parse_moves
 from pettingllms.envs.tiles import Mark, Tile
-from pettingllms.errors import DatasetError
 
 MOVE_COST, SOLVED_BONUS = 0.1, 10.0
-LOST_PROGRESS = -0.5
 
 Moves = tuple[str, ...]
-Levels = str | Path | Mapping[str, str | Path]
 
 
 class Symbols(NamedTuple):
@@ -92,7 +87,7 @@ class Symbols(NamedTuple):
 
 NAMES = ("wall", "floor", "goal", "box", "box on goal", "player", "player on goal")
 SYMBOLS = {
-    "xsb": Symbols(tuple(xsb.SYMBOLS)),
+    "xsb": Symbols(tuple(sokoban.SYMBOLS)),
     "ragen": Symbols(("#", "_", "O", "X", "√", "P", "S")),
     "words": Symbols(tuple(name.replace(" ", "_") for name in NAMES), gap=" "),
 }
@@ -112,9 +107,20 @@ _MARKS = ((), (), (_GOAL,), (_BOX,), (_BOX, _DONE), (_DISC,), (_DISC, _GOAL))
 class raw_env(BoardEnv):
     """The Sokoban environment; the module's docstring is its manual.
 
+    Args:
+        size: height and width in cells, the frame of walls included; 5 to 10.
+        boxes: boxes of a level; 1 to 4.
+        pushes: fewest and most pushes of the shortest solution, such as (3, 8); None for at least
+            two.
+        dataset: levels to play in place of generated ones: text, a file or folder (XSB, Boxoban),
+            or a named set.
+        symbols: signs of full prompts: "xsb", "ragen" or "words".
+        kwargs: as in `BoardEnv`.
+
     Raises:
         ConfigError: an argument that cannot be used.
-        DatasetError: `levels` cannot be read, has a bad level, or none of `split`.
+        DatasetError: `dataset` cannot be read, has a bad level, or none of `split`.
+        UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
@@ -130,12 +136,12 @@ class raw_env(BoardEnv):
     def __init__(
         self,
         *,
+        dataset: str | Path | None = None,
         size: int = 6,
         boxes: int = 1,
         pushes: tuple[int, int | None] | None = None,
-        levels: Levels | None = None,
         symbols: str = "xsb",
-        **kwargs: Any,
+        **kwargs: Unpack[BoardArguments],
     ) -> None:
         super().__init__(**kwargs)
         self.settings = sokoban.checked(size, boxes, pushes)
@@ -146,18 +152,30 @@ class raw_env(BoardEnv):
                 for sign, name in zip(self.symbols.signs, NAMES, strict=True)
             )
         )
-        self.levels = None if levels is None else _loaded(levels, cast(Split, self.split))
-        self.num_tasks = None if self.levels is None else len(self.levels)
-        """Levels of the file: task seeds wrap around here. None for the endless generator."""
+        self._boards: tuple[TextBoard, ...] | None = None
+        if dataset is not None:
+            self._boards = board_files.boards(
+                board_files.LEVEL_FILES, dataset, cast(Split, self.split)
+            )
+        elif pushes is not None or size == sokoban.SIZES[0]:
+            # Only these can be impossible; they are refused here, not at the first reset.
+            self._generated(0)
+        self.num_tasks = None if self._boards is None else len(self._boards)
+        """Levels of the data set: task seeds wrap around here. None for the endless generator."""
 
-    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Level, Position]:
+    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Level, Position, str | None]:
+        name = None
         if "level" in options:
-            level = xsb.parse(str(options["level"]), "reset(options)")
-        elif self.levels is not None:
-            level = self.levels[seed % len(self.levels)]
+            level = sokoban.parse(str(options["level"]), "reset(options)")
+        elif self._boards is not None:
+            board = self._boards[seed % len(self._boards)]
+            level, name = board_files.level(board), board.id
         else:
-            level = sokoban.generate(seed, cast(Split, self.split), self.settings)
-        return level, level.start
+            level = self._generated(seed)
+        return level, level.start, name
+
+    def _generated(self, seed: int) -> Level:
+        return sokoban.generate(seed, cast(Split, self.split), self.settings)
 
     def _read(self, level: Level, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
         return parse_moves(text)
@@ -172,10 +190,12 @@ class raw_env(BoardEnv):
                 break
             parts += 1
             after = moved(room, position, steps[move])
-            if after is None:
-                refused.append(parts)
-            else:
+            if after is not None:
                 position = after
+                continue
+            refused.append(parts)
+            if self.refused == "stop":
+                break
         solved, lost = position.boxes == room.goals, bool(position.boxes & dead_cells(room))
         on_goal = (position.boxes & room.goals).bit_count()
         note = f"{parts - len(refused)} moves made, {len(refused)} refused"
@@ -191,25 +211,26 @@ class raw_env(BoardEnv):
             "deadlock": lost,
             "gym": on_goal - before + SOLVED_BONUS * solved - MOVE_COST * parts,
         }
-        return Played(position, solved, note, parts, len(refused), lost, info)
+        return Played(position, solved, note, len(refused), lost, info)
 
     def _progress(self, level: Level, position: Position) -> float:
         if position.boxes & dead_cells(level.room):
-            return LOST_PROGRESS
+            return WORST
         distances = pull_distances(level.room)
         left = sum([distances[box] for box in cells(position.boxes)])
         return 1.0 - left / sum([distances[box] for box in cells(level.start.boxes)])
 
-    def _local(self, played: Played, gain: float) -> float:  # noqa: ARG002 - the tool's is below
-        return float(played.info["gym"])
+    def _local(self, role: str, played: Played, gain: float) -> float:
+        if role == "planner":
+            return float(played.info["gym"])
+        return gain - MOVE_COST * float(played.info["moves"])
 
-    def _propose(self, state: Play, text: str | ParseError) -> Outcome:
-        outcome = super()._propose(state, text)
-        if self.rewards_scheme != "gym" or outcome.parse_error is not None:
-            return outcome
-        gain, boxes = outcome.state.best - state.best, state.level.room.goals.bit_count()
-        local = gain * (SOLVED_BONUS + boxes) - MOVE_COST * outcome.info["moves"]
-        return replace(outcome, local=local)
+    def _proposed(self, state: Play, nearness: float) -> float:
+        gain = super()._proposed(state, nearness)
+        if self.rewards_scheme != "gym":
+            return gain
+        level: Level = state.level
+        return gain * (SOLVED_BONUS + level.room.goals.bit_count())
 
     def _written(self, level: Level, position: Position, answer: Moves) -> str:
         if self.prompt == "full":
@@ -221,11 +242,13 @@ class raw_env(BoardEnv):
         return " ".join([*words, "]"])
 
     def _board(self, level: Level, position: Position) -> str:
-        rows = "\n".join(xsb.rows(level.room, position))
+        rows = "\n".join(sokoban.rows(level.room, position))
         signs, gap = self.symbols
         if signs == SYMBOLS["xsb"].signs:
             return rows
-        shown = {ord(letter): sign + gap for letter, sign in zip(xsb.SYMBOLS, signs, strict=True)}
+        shown = {
+            ord(letter): sign + gap for letter, sign in zip(sokoban.SYMBOLS, signs, strict=True)
+        }
         return "\n".join(row.removesuffix(gap) for row in rows.translate(shown).split("\n"))
 
     def _coordinates(self, level: Level, position: Position) -> str:
@@ -247,11 +270,11 @@ class raw_env(BoardEnv):
         return " ".join(words)
 
     def _picture(self, state: Play) -> Picture:
-        kinds = dict(zip(xsb.SYMBOLS, _MARKS, strict=True))
+        kinds = dict(zip(sokoban.SYMBOLS, _MARKS, strict=True))
         return tiles.draw(
             [
                 [Tile(tiles.WALL if sign == "#" else tiles.GROUND, kinds[sign]) for sign in row]
-                for row in xsb.rows(state.level.room, state.position)
+                for row in sokoban.rows(state.level.room, state.position)
             ]
         )
 
@@ -266,25 +289,5 @@ class raw_env(BoardEnv):
         return cell_name(*divmod(cell, level.room.width))
 
 
-def _loaded(levels: Levels, split: Split) -> tuple[Level, ...]:
-    """The levels of a split.
-
-    Raises:
-        DatasetError: there is none.
-    """
-    if isinstance(levels, Mapping):
-        if split not in levels:
-            raise DatasetError(f"levels has no file for the split {split!r}, only {list(levels)}")
-        return xsb.load(levels[split])
-    own = tuple(level for level in xsb.load(levels) if sokoban.split_of(level.room) == split)
-    if not own:
-        raise DatasetError(
-            f"{levels} has no level of the split {split!r}, which gets the rooms that are its own "
-            f'by a hash; give more levels, or a file for each split: levels={{"{split}": ...}}'
-        )
-    return own
-
-
-def env(**kwargs: Any) -> raw_env:
-    """The environment as PettingZoo users make it; see the module's docstring."""
-    return raw_env(**kwargs)
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -13,10 +13,17 @@ A tool proposes numbers for the empty cells, a planner decides which are written
 Every puzzle has exactly one solution. The prompt shows the grid as it now is; what was proposed
 and answered in each earlier turn; and to the planner the tool's proposal of this turn. A reply may
 reason before its list: the last list counts, fills `[[row, column, number], ...]`, counted from 1,
-or all rows of the grid (`pettingllms.envs.sudoku_text` has all forms).
+or all rows of the grid.
+
+# Answers
+
+An answer is fills of single cells, or a whole grid. All of these are read:
+`[[1, 2, 4], [2, 2, 1]]` and `[a2=4 b2=1]`, which are the same two fills;
+`[[1, 2, 3, 4], [3, 4, 1, 2], ...]`, `["1234", "3412", ...]` and `[1234341221434321]`, which are
+whole grids. A 0 empties a cell; a grid may also have `.` or `_` there.
 
 Fills are played one after the other. One that changes a clue is refused, and so is one whose
-number is already in its row, column or box. An agent may overwrite what was written before, and 0
+number is already in its row, column or box; a refused fill ends the answer (`refused="skip"`: is skipped). An agent may overwrite what was written before, and 0
 empties such a cell; a wrong number that breaks no rule stays until then. A whole grid replaces all
 that was written, fill by fill; where it contradicts a clue it is refused as a whole. The episode
 ends with the grid complete and valid, which is success.
@@ -30,15 +37,15 @@ solution.
 `reward = alpha * team + local`, as `pettingllms.envs.boards` says: schemes `"paper"`, `"sparse"`.
 Progress is (right - wrong) / blanks: numbers written, held against the only solution, over the
 empty cells of the puzzle as dealt. `infos[agent]` adds `answer_solves`, `illegal`, `right`,
-`wrong`, `blanks`, `clues` (a count) and `difficulty`.
+`wrong`, `blanks`, `clues` (a count), `difficulty` and, from a data set, `id`.
 
 # Arguments
 
 `size`: 4 (default), 6, 9 or 16. `clues`: (fewest, most); by default as in
 `pettingllms.data.sudoku.CLUES`. `difficulty`: "naked", "singles", "more" or "search", what a
-solver needs (`pettingllms.data.sudoku_grading`); None for any. Every 4x4 puzzle is "naked".
-`puzzles`, instead of these three: one puzzle of 16, 36, 81 or 256 characters, or a CSV file
-(`pettingllms.data.sudoku_files`), of which the split is played. `agents`, `tool`, `rewards`,
+solver needs (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
+`dataset`, instead of these three: one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a CSV file or
+folder (`pettingllms.data.sudoku_files`), of which the split is played. `agents`, `tool`, `refused`, `rewards`,
 `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias
 `max_cycles`), `render_mode`.
 
@@ -49,32 +56,177 @@ solver needs (`pettingllms.data.sudoku_grading`); None for any. Every 4x4 puzzle
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 from pettingllms.data import sudoku, sudoku_files
-from pettingllms.data.grammar import Split
-from pettingllms.data.sudoku import Puzzle
-from pettingllms.data.sudoku_files import Row
-from pettingllms.data.sudoku_grading import GRADES
-from pettingllms.data.sudoku_search import BOXES, Grid, shape
+from pettingllms.data.splits import Split
+from pettingllms.data.sudoku import DIGITS, Puzzle
+from pettingllms.data.sudoku_files import PuzzleRow
+from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
 from pettingllms.envs import arguments, tiles
-from pettingllms.envs.boards import BoardEnv, Picture, Play, Played
-from pettingllms.envs.lists import ParseError
-from pettingllms.envs.sudoku_text import (
-    Answer,
-    Fill,
-    Whole,
-    compact,
-    coordinates,
-    listed,
-    parse_answer,
-    ruled,
-)
+from pettingllms.envs.boards import BoardArguments, BoardEnv, Picture, Play, Played
+from pettingllms.envs.lists import ParseError, cell_name, last_list
 from pettingllms.envs.tiles import Tile
-from pettingllms.errors import ConfigError, DatasetError
+from pettingllms.errors import ConfigError, UnknownNameError
+
+_FORMS = "give fills [[row, column, number], ...] or the whole grid, row by row"
+_FILL = re.compile(r"([a-z])([0-9]{1,2})=([0-9]{1,2})", re.IGNORECASE)
+_INNER = re.compile(r"\[([^\[\]]*)\]")
+_SAME_BRACKETS = str.maketrans("(){}", "[][]", "\"'`")
+_BLANKS = frozenset("._")
+
+
+class Fill(NamedTuple):
+    """A number for a cell, which may be outside the grid; rows and columns count from 0."""
+
+    row: int
+    column: int
+    value: int
+    """0 empties the cell."""
+
+
+class Whole(NamedTuple):
+    """All cells of the grid at once; 0 is an empty one."""
+
+    values: Grid
+
+
+Answer = tuple[Fill, ...] | Whole
+
+
+class _Unreadable(Exception):
+    pass
+
+
+def parse_answer(text: str, size: int) -> Answer | ParseError:
+    """The answer in the last list of a reply to a `size` x `size` puzzle."""
+    inside = last_list(text)
+    if isinstance(inside, ParseError):
+        return ParseError(f"{inside.why.partition(', such as')[0]}; {_FORMS}")
+    inside = inside.translate(_SAME_BRACKETS)
+    try:
+        if "=" in inside:
+            close = "=".join(part.strip() for part in inside.split("="))
+            return tuple(map(_fill, _words(close)))
+        groups = [_words(group) for group in _INNER.findall(inside)]
+        if not groups:
+            return _flat(_words(inside), size)
+        for word in _words(_INNER.sub(" ", inside)):
+            raise _Unreadable(f"{word[:40]!r} is not a list of numbers")
+        return _nested(groups, size)
+    except _Unreadable as error:
+        return ParseError(f"{error}; {_FORMS}")
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in re.split(r"[\s,;\[\]]+", text) if word]
+
+
+def _nested(groups: list[list[str]], size: int) -> Answer:
+    if all(len(group) == 3 for group in groups):
+        return tuple(_triple(group) for group in groups)
+    rows = [_row(group, size) for group in groups]
+    if len(rows) != size:
+        raise _Unreadable(f"the grid has {len(rows)} rows, not {size}")
+    return Whole(tuple(value for row in rows for value in row))
+
+
+def _flat(words: list[str], size: int) -> Answer:
+    if not words:
+        return ()
+    if len(words) == 3:
+        return (_triple(words),)
+    if len(words) == 1 and len(words[0]) == size * size:
+        words = [words[0][start : start + size] for start in range(0, size * size, size)]
+    if len(words) == size:
+        return Whole(tuple(value for word in words for value in _row([word], size)))
+    if len(words) == size * size:
+        return Whole(tuple(_number(word) for word in words))
+    raise _Unreadable(f"a list of {len(words)} numbers is neither")
+
+
+def _row(words: list[str], size: int) -> Grid:
+    """A row of a grid: its numbers one by one, or as one word of digits."""
+    if len(words) == 1 and len(words[0]) == size:
+        return tuple(_digit(character) for character in words[0].lower())
+    if len(words) != size:
+        raise _Unreadable(f"a row has {len(words)} numbers, not {size}")
+    return tuple(_number(word) for word in words)
+
+
+def _triple(words: list[str]) -> Fill:
+    row, column, value = (_number(word) for word in words)
+    return Fill(row - 1, column - 1, value)
+
+
+def _fill(word: str) -> Fill:
+    match = _FILL.fullmatch(word)
+    if match is None:
+        raise _Unreadable(f"{word[:40]!r} is no fill such as b3=4")
+    return Fill(ord(match[1].lower()) - ord("a"), int(match[2]) - 1, int(match[3]))
+
+
+def _number(word: str) -> int:
+    # Three digits are more than any puzzle has; of a long word no number is made.
+    if len(word) <= 3 and word.isascii() and word.isdigit():
+        return int(word)
+    if word in _BLANKS:
+        return 0
+    raise _Unreadable(f"{word[:40]!r} is not a number of the puzzle")
+
+
+def _digit(character: str) -> int:
+    if character in _BLANKS:
+        return 0
+    value = DIGITS.find(character)
+    if value < 0:
+        raise _Unreadable(f"{character!r} is not a number of the puzzle")
+    return value
+
+
+def compact(answer: Answer, position: Grid, size: int) -> str:
+    """The answer as fills such as ` b3=4`, of a grid only where it changes the position."""
+    if isinstance(answer, Whole):
+        answer = tuple(
+            Fill(*divmod(cell, size), value)
+            for cell, value in enumerate(answer.values)
+            if value != position[cell]
+        )
+    named = [fill for fill in answer if 0 <= fill.row < size and 0 <= fill.column < size]
+    return f"[ {''.join(f'{cell_name(r, c)}={value} ' for r, c, value in named)}]"
+
+
+def listed(answer: Answer, size: int) -> str:
+    """The answer as lists of numbers."""
+    if isinstance(answer, Whole):
+        rows = (answer.values[start : start + size] for start in range(0, size * size, size))
+        return f"[{', '.join(str(list(row)) for row in rows)}]"
+    return f"[{', '.join(f'[{r + 1}, {c + 1}, {value}]' for r, c, value in answer)}]"
+
+
+def coordinates(puzzle: Puzzle, position: Grid) -> str:
+    """The board in one line: size, clues, and after the word `filled` what was written."""
+    size = puzzle.size
+    shown = [f"{cell_name(*divmod(c, size))}={value}" for c, value in enumerate(position)]
+    given = [shown[cell] for cell, clue in enumerate(puzzle.clues) if clue]
+    own = [shown[c] for c, clue in enumerate(puzzle.clues) if position[c] and not clue]
+    return " ".join([f"{size}x{size}", *given, *(["filled", *own] if own else [])])
+
+
+def ruled(cells: list[str], size: int, width: int) -> str:
+    """Cells, each `width` characters wide on the screen, with lines between the boxes."""
+    high, wide = BOXES[size]
+    lines = []
+    for row in range(size):
+        if row and not row % high:
+            lines.append("-+-".join(["-" * (wide * (width + 1) - 1)] * (size // wide)))
+        own = cells[row * size : (row + 1) * size]
+        lines.append(" | ".join(" ".join(own[at : at + wide]) for at in range(0, size, wide)))
+    return "\n".join(lines)
+
 
 REASONS_SHOWN = 3
 
@@ -82,9 +234,18 @@ REASONS_SHOWN = 3
 class raw_env(BoardEnv):
     """The Sudoku environment; the module's docstring is its manual.
 
+    Args:
+        size: rows of the grid: 4 (default), 6, 9 or 16.
+        clues: fewest and most numbers given; None for the size's default.
+        difficulty: what a solver needs: "naked", "singles", "more" or "search"; None for any.
+        dataset: in place of these three, a puzzle, a file or folder of puzzles, or a named set, of
+            which the split is played.
+        kwargs: as in `BoardEnv`.
+
     Raises:
         ConfigError: an argument that cannot be used.
-        DatasetError: `puzzles` is no puzzle with one solution, and no file of them.
+        DatasetError: `dataset` is no puzzle with one solution, or has none of `split`.
+        UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
@@ -92,6 +253,10 @@ class raw_env(BoardEnv):
         "render_modes": ["ansi", "human", "rgb_array"],
         "is_parallelizable": False,
         "render_fps": 1,
+    }
+    embedded_training: ClassVar[Mapping[str, Any]] = {
+        **BoardEnv.embedded_training,
+        "max_steps": 160,
     }
     word: ClassVar[str] = "sudoku"
     rules: str = (
@@ -107,19 +272,18 @@ class raw_env(BoardEnv):
     def __init__(
         self,
         *,
+        dataset: str | Path | None = None,
         size: int | None = None,
         clues: Sequence[int] | None = None,
         difficulty: str | None = None,
-        puzzles: str | Path | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[BoardArguments],
     ) -> None:
         super().__init__(**kwargs)
-        self.puzzles: Sequence[Row | Puzzle] | None = None
-        if puzzles is not None:
+        self.puzzles: Sequence[PuzzleRow | Puzzle] | None = None
+        if dataset is not None:
             if (size, clues, difficulty) != (None, None, None):
-                raise ConfigError("puzzles are as they are: leave out size, clues and difficulty")
-            self.puzzles = _given(puzzles, cast(Split, self.split))
-        self._file = puzzles
+                raise ConfigError("a dataset is as it is: leave out size, clues and difficulty")
+            self.puzzles = _given(dataset, cast(Split, self.split))
         self.num_tasks = None if self.puzzles is None else len(self.puzzles)
         """Puzzles of the split: task seeds wrap around here. None for the endless generator."""
         self.size = 4 if size is None else size
@@ -130,27 +294,31 @@ class raw_env(BoardEnv):
             arguments.one_of("difficulty", difficulty, grades)
         self.difficulty = difficulty
         self.clues = sudoku.clue_range(self.size, clues)
+        if (clues, difficulty) != (None, None):
+            self._generated(0)  # settings for which there is no puzzle are refused here
 
     # ------------------------------------------------------------- the game
 
-    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Puzzle, Grid]:  # noqa: ARG002 - has none
-        puzzle = self._puzzle(seed)
-        return puzzle, puzzle.clues
-
-    def _puzzle(self, seed: int) -> Puzzle:
-        split = cast(Split, self.split)
+    def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Puzzle, Grid, str | None]:  # noqa: ARG002 - has none
+        name = None
         if self.puzzles is None:
-            return sudoku.generate(
-                self._random(seed),
-                split,
-                size=self.size,
-                clues=self.clues,
-                difficulty=self.difficulty,
-            )
-        found = self.puzzles[seed % len(self.puzzles)]
-        if isinstance(found, Puzzle):
-            return found
-        return sudoku_files.solve(cast(Path, self._file), found, split)
+            puzzle = self._generated(seed)
+        else:
+            found = self.puzzles[seed % len(self.puzzles)]
+            if isinstance(found, Puzzle):
+                puzzle = found
+            else:
+                puzzle, name = sudoku_files.solve(found), found.id
+        return puzzle, puzzle.clues, name
+
+    def _generated(self, seed: int) -> Puzzle:
+        return sudoku.generate(
+            self._random(seed),
+            cast(Split, self.split),
+            size=self.size,
+            clues=self.clues,
+            difficulty=self.difficulty,
+        )
 
     def _read(self, level: Puzzle, text: str) -> Answer | ParseError:
         return parse_answer(text, level.size)
@@ -159,16 +327,19 @@ class raw_env(BoardEnv):
         if isinstance(answer, Whole):
             contradiction = _contradiction(level, answer)
             if contradiction:
-                return _played(level, position, 1, [contradiction])
+                return _played(level, position, 1, [contradiction], 1)
             position, answer = level.clues, _fills_of(level, answer)
-        values, reasons = list(position), []
+        values, reasons, looked = list(position), list[str](), 0
         for fill in answer:
+            looked += 1
             why = _refusal(level, values, fill)
-            if why:
-                reasons.append(f"[{fill.row + 1}, {fill.column + 1}, {fill.value}] {why}")
-            else:
+            if not why:
                 values[fill.row * level.size + fill.column] = fill.value
-        return _played(level, tuple(values), len(answer), reasons)
+                continue
+            reasons.append(f"[{fill.row + 1}, {fill.column + 1}, {fill.value}] {why}")
+            if self.refused == "stop":
+                break
+        return _played(level, tuple(values), len(answer), reasons, looked)
 
     def _progress(self, level: Puzzle, position: Grid) -> float:
         right, wrong = _score(level, position)
@@ -189,9 +360,7 @@ class raw_env(BoardEnv):
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
         return coordinates(level, position)
 
-    def _view(self, state: Play) -> str:
-        if not sys.stdout.isatty():
-            return self._board(state.level, state.position)
+    def _colored_view(self, state: Play) -> str:
         width = len(str(state.level.size))
         cells = [
             f"{value or '.':>{width}}" if value == clue else f"\x1b[34m{value:>{width}}\x1b[0m"
@@ -209,23 +378,19 @@ class raw_env(BoardEnv):
         return tiles.draw(rows, blocks=BOXES[size])
 
 
-def _given(puzzles: str | Path, split: Split) -> Sequence[Row | Puzzle]:
-    text = str(puzzles)
+def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
+    text = str(dataset)
     if sudoku_files.is_puzzle(text):
         return (sudoku_files.parse(text),)
     try:
-        return sudoku_files.load(puzzles, split)
-    except DatasetError:
-        raise
-    except (OSError, ValueError) as error:
-        no_file = error
-    try:
-        return (sudoku_files.parse(text),)
-    except DatasetError as error:
-        raise DatasetError(f"puzzles is no file that can be read ({no_file}); {error}") from None
+        return sudoku_files.load(dataset, split)
+    except UnknownNameError:
+        if len(text) not in sudoku.SIZES:
+            raise
+        return (sudoku_files.parse(text),)  # raises, and says what is wrong with it
 
 
-def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str]) -> Played:
+def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str], looked: int) -> Played:
     right, wrong = _score(level, position)
     info = {
         "right": right,
@@ -234,8 +399,8 @@ def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str]) -> Pl
         "clues": len(level.clues) - level.blanks,
         "difficulty": level.difficulty,
     }
-    note = _note(parts, reasons, position.count(0))
-    return Played(position, position == level.solution, note, parts, len(reasons), info=info)
+    note = _note(looked, reasons, parts - looked, position.count(0))
+    return Played(position, position == level.solution, note, len(reasons), info=info)
 
 
 def _contradiction(level: Puzzle, whole: Whole) -> str:
@@ -278,11 +443,13 @@ def _score(level: Puzzle, position: Grid) -> tuple[int, int]:
     return right, len(position) - clues - position.count(0) - right
 
 
-def _note(parts: int, reasons: list[str], empty: int) -> str:
+def _note(parts: int, reasons: list[str], dropped: int, empty: int) -> str:
     shown = "; ".join(reasons[:REASONS_SHOWN])
     if len(reasons) > REASONS_SHOWN:
         shown += f"; and {len(reasons) - REASONS_SHOWN} more"
     refused = f"{len(reasons)} of {parts} refused: {shown}" if reasons else f"{parts} accepted"
+    if dropped:
+        refused += f"; {dropped} after it dropped"
     return f"{refused}. {empty} cells are empty."
 
 
@@ -290,6 +457,5 @@ def _ink(clue: int) -> str:
     return tiles.INK if clue else tiles.PLAYER
 
 
-def env(**kwargs: Any) -> raw_env:
-    """The environment as PettingZoo users make it; see the module's docstring."""
-    return raw_env(**kwargs)
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, get_args
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
-from pettingllms.sandbox import BACKENDS, Sandbox, shared_sandbox
+from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
 Prompt = Literal["full", "compact"]
+
+
+class TeamArguments(arguments.TextArguments, total=False):
+    """The arguments that every subclass of `TeamEnv` passes on, as `TextArguments`."""
+
+    rewards: str
+    prompt: Prompt
+    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
 class TeamEnv(TextEnv):
     """A `TextEnv` with schemes of rewards, two kinds of prompts, and programs that run.
 
     Args:
+        roles: as in `TextEnv`.
         rewards: one of `schemes`.
         prompt: "full" for real language models, "compact" for the embedded one.
-        sandbox: where programs of agents run: "embedded" or "docker", shared by all
-            environments of the process, or a `Sandbox` of your own.
+        sandbox: where programs of agents run: a back end such as "embedded" or "docker", or
+            `SandboxSettings`, whose sandbox all environments of the process share; or an open
+            `Sandbox`. Limits of the settings replace those of the environment and the data set.
         kwargs: as in `TextEnv`.
 
     Raises:
@@ -27,24 +38,32 @@ class TeamEnv(TextEnv):
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse")
+    interchangeable: ClassVar[frozenset[str]] = TextEnv.interchangeable | {"sandbox"}
 
     def __init__(
         self,
         *,
+        roles: Sequence[str],
         rewards: str = "paper",
         prompt: Prompt = "full",
-        sandbox: Sandbox | str = "embedded",
-        **kwargs: Any,
+        sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str = "embedded",
+        **kwargs: Unpack[arguments.TextArguments],
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(roles=roles, **kwargs)
         self.rewards_scheme = arguments.one_of("rewards", rewards, self.schemes)
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
-        if isinstance(sandbox, str):
-            arguments.one_of("sandbox", sandbox, BACKENDS)
-        self._sandbox = sandbox
+        self._settings = SandboxSettings()
+        self._sandbox: Sandbox | None = None
+        if isinstance(sandbox, SandboxSettings | Mapping | str):
+            self._settings = SandboxSettings.of(sandbox)
+        else:
+            self._sandbox = sandbox
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of that back end."""
-        given = self._sandbox
-        return shared_sandbox(given) if isinstance(given, str) else given
+        """Where programs run: the given sandbox, or the process's shared one of the settings."""
+        return shared_sandbox(self._settings) if self._sandbox is None else self._sandbox
+
+    def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
+        """Limits of a run: the user's over those of the data set (`own`) over `default`."""
+        return self._settings.limits_over(default, own)

@@ -1,210 +1,282 @@
-r"""Numbers as people and programs write them: plain text and LaTeX to `Number`.
+r"""Reads an answer as people and programs write it: LaTeX or plain text.
 
-Read are integers, decimals, fractions, mixed numbers, percentages, thousands commas, powers, square
-roots and multiples of pi, with a unit after them. Sums and letters are not; `math-verify` is for
-those. Sizes are bounded, so that no text costs more than a few milliseconds.
+`plain` removes what only changes its looks. What is left may have a name before it (`split_name`) or
+a unit after it (`split_unit`), be a rational number (`read_number`), or a list or a matrix of other
+answers (`split_list`). Everything is linear in the text, and numbers are bounded in size.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
-
-from pettingllms.grading.number import Number, Unreadable, over, power, square_root, times
+from itertools import pairwise
+from typing import NamedTuple
 
 MAX_CHARS = 2000
+"""Longer texts are equal only if they are the same text."""
 MAX_DIGITS = 400
-"""Longer numbers are not read; equal as texts they are still equal."""
-MAX_NESTING = 20
-
-SHORT_UNITS = frozenset(
+FUNCTIONS = frozenset(
     """
-    m cm mm km g kg mg s ms h hr hrs min l L ml mL dL ft in yd mi lb lbs oz N J W V A K C F Hz
-    kHz kW mph kph km/h m/s rad deg
+    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp sqrt max min gcd lcm mod and
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )
-NO_UNITS = frozenset(
-    """
-    sin cos tan cot sec csc arcsin arccos arctan log exp sqrt and max min gcd lcm mod inf nan
-    infinity true false for all error
-    """.split()  # noqa: SIM905
-)
 
-_NUMBER = re.compile(
-    r"(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?(?:[eE][+-]?[0-9]++)?"
-    r"|\.[0-9]++(?:[eE][+-]?[0-9]++)?"
+_SIMPLER = tuple(
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:left|right|[bB]igg?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
+        (r"\\!\s*", ""),
+        (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
+        (r"(?<=[0-9])\\[,;: ](?=[0-9]{3}(?![0-9]))", ""),
+        (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "),
+        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
+        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{])", r"\1{\2}"),
+        (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"),
+        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "),
+        (r"\\%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", "%"),
+        (r"\\\$|\$|[€£¥₹₩₽]|\\[()\[\]]", ""),
+        (r"\\langle(?![a-zA-Z])", "("), (r"\\rangle(?![a-zA-Z])", ")"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"),
+        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\\degree(?![a-zA-Z])|\^ *\{ *\\circ *\}", r"^\\circ"),
+    )
+)  # fmt: skip
+_SIGNS = str.maketrans(
+    {
+        "²": "^2", "³": "^3", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ",
+        "π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "°": r"^\circ", "−": "-", "–": "-",
+    }
+)  # fmt: skip
+_SQUARE_METERS = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
+# `12 000`, where no other digits are beside them; not the `1 100/3` of a mixed number.
+_THOUSANDS = re.compile(r"(?<![0-9.,])(?<![0-9.,] )[1-9][0-9]{0,2}(?: [0-9]{3})++(?! ?[0-9/])")
+_NAME = re.compile(r"\s*([a-zA-Z](?:_(?:\w|\{\w*\}))?)\s*(?:=(?!=)|\\in(?![a-zA-Z]))\s*(?=\S)")
+_CHOICE = re.compile(r"\(([a-zA-Z])\)")
+_BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
+
+
+def plain(text: str) -> str:
+    r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`."""
+    if "\\\\" in text:
+        # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
+        row = r"\\cr " if r"\begin" in text else r"\\"
+        text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", row, text)
+    text = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
+    text = _SQUARE_METERS.sub(r" \1", text).translate(_SIGNS)
+    for pattern, replacement in _SIMPLER:
+        text = pattern.sub(replacement, text)
+    text = text.strip().rstrip(".").strip()
+    choice = _CHOICE.fullmatch(text)
+    return choice[1] if choice else text
+
+
+def split_name(text: str) -> tuple[str, str]:
+    r"""The name and the value of `x = 5` or `x \in (0, 1)`; an empty name for any other text."""
+    found = _NAME.match(text)
+    # Not `x = y = 5` or `x = 1, x = 2`.
+    if found is None or "=" in text[found.end() :]:
+        return "", text
+    return found[1], text[found.end() :]
+
+
+def squashed(text: str) -> str:
+    """Folds `text` for comparison as text: one case, no blanks but those between digits."""
+    return _BLANKS.sub("", text).casefold()
+
+
+# ------------------------------------------------------------------------------- numbers
+
+
+class Number(NamedTuple):
+    """A rational number and how it was written."""
+
+    value: Fraction
+    decimal: bool = False
+    percent: bool = False
+    unit: str = ""
+
+
+_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++)"
+_POWER = r"\s*(?:\^|\*\*)\s*\{?\s*([-+]?[0-9]{1,4})\s*\}?"
+_SCIENTIFIC = re.compile(
+    rf"({_DECIMAL})(?:[eE]([-+]?[0-9]{{1,4}})|\s*(?:\\times|\\cdot|\*)\s*10{_POWER})?"
 )
-_COMMA_NUMBER = re.compile(r"[^(){},]*+,")
-_MIXED = re.compile(
-    r"([+-]?)\s*([0-9]++)\s*+"
-    r"(?:\\frac\s*\{([0-9]++)\}\s*\{([0-9]++)\}|(?<=\s)([0-9]++)/([0-9]++))"
+_RAISED = re.compile(rf"({_DECIMAL}){_POWER}")
+_RATIO = re.compile(
+    rf"(?:([0-9]++)\s*)?\\frac\s*\{{\s*([-+]?\s*{_DECIMAL})\s*\}}\s*\{{\s*([-+]?\s*{_DECIMAL})\s*\}}"
+    rf"|(?:([0-9]++)\s+)?({_DECIMAL})\s*/\s*([-+]?\s*{_DECIMAL})"
 )
-_DIGIT = re.compile(r"[0-9]")
-_SIGN = re.compile(r"[+-]")
-_TIMES = re.compile(r"\\times\b|\\cdot\b|\*(?!\*)")
-_OVER = re.compile(r"/|\\div\b")
-_POWER = re.compile(r"\^|\*\*")
-_ROOT = re.compile(r"\\sqrt(?![a-zA-Z\[])|sqrt(?=\s*\()")
-_PI = re.compile(r"\\pi(?![a-zA-Z])|pi(?![a-zA-Z])")
-_NEXT_FACTOR = re.compile(r"\\sqrt|\\frac|\\pi(?![a-zA-Z])|sqrt\(|pi(?![a-zA-Z])|\(")
-_DEGREE = re.compile(r"\^\s*(?:\{\s*\\circ\s*\}|\\circ)|\\degree(?![a-zA-Z])")
-_UNIT = re.compile(r"[A-Za-z]+(?:[ /][A-Za-z]+){0,3}\s*(?:\^?\{?[23]\}?)?\.?")
+_SIGN = re.compile(r"[-+\s]*+")
 
 
 def read_number(text: str) -> Number | None:
-    """The number that `text` is; None where it is none of this form, or too large."""
+    """Reads a rational number, perhaps with a percent sign and a unit; None for anything else."""
     if len(text) > MAX_CHARS:
         return None
-    try:
-        return _Reader(text.strip()).whole()
-    except Unreadable:
+    value, unit = split_unit(text)
+    percent = value.endswith("%")
+    value = value.removesuffix("%").strip()
+    negative = False
+    for _ in range(3):
+        sign = _SIGN.match(value)
+        assert sign is not None  # it matches the empty text
+        negative ^= sign[0].count("-") % 2 == 1
+        value = value[sign.end() :]
+        if not (
+            value.startswith("(") and value.endswith(")") and _encloses(value) and "," not in value
+        ):
+            break
+        value = value[1:-1]
+    found = _fraction(value)
+    if found is None:
         return None
+    found = (-found if negative else found) / (100 if percent else 1)
+    return Number(found, "." in value or "e" in value.lower(), percent, unit)
 
 
-class _Reader:
-    """Recursive descent over a text; every method reads on from `at`."""
-
-    def __init__(self, text: str) -> None:
-        self.text = text
-        self.at = 0
-        self.depth = 0
-
-    def take(self, mark: re.Pattern[str] | str) -> str | None:
-        """Read `mark` if it comes next, after blanks."""
-        at = self.at
-        while self.text[at : at + 1].isspace():
-            at += 1
-        if isinstance(mark, str):
-            found = mark if self.text.startswith(mark, at) else ""
-        else:
-            match = mark.match(self.text, at)
-            found = match[0] if match else ""
-        if not found:
-            return None
-        self.at = at + len(found)
-        return found
-
-    def whole(self) -> Number:
-        """The whole text: a number, perhaps a percent sign, perhaps a unit."""
-        number = self.mixed() or self.product()
-        if self.take("%"):
-            number = number._replace(coefficient=number.coefficient / 100, percent=True)
-        return number._replace(unit=self.unit())
-
-    def mixed(self) -> Number | None:
-        """An integer and a fraction beside it, which means their sum."""
-        found = _MIXED.match(self.text)
-        if not found:
-            return None
-        self.at = found.end()
-        sign, whole, *fraction = (group for group in found.groups() if group is not None)
-        up, down = (_integer(digits) for digits in fraction)
-        if not down:
-            raise Unreadable
-        value = _integer(whole) + Fraction(up, down)
-        return Number(-value if sign == "-" else value)
-
-    def unit(self) -> str:
-        """What follows the number, for comparison only: nothing, degrees, or a unit."""
-        rest = self.text[self.at :]
-        glued = not rest[:1].isspace() and self.text[self.at - 1] != "%"
-        rest = rest.strip()
-        if not rest:
-            return ""
-        if _DEGREE.fullmatch(rest):
-            return "degree"
-        words = re.findall("[a-z]+", rest.lower())
-        short = rest.rstrip(".^{}23 ")
-        known = short in SHORT_UNITS and not (glued and len(short) == 1)
-        # A word is a unit, letters beside a number are a product: `5 apples` but not `5xyz`.
-        spoken = not glued and all(len(word) > 2 for word in words) and not NO_UNITS & {*words}
-        if not _UNIT.fullmatch(rest) or not (known or spoken):
-            raise Unreadable
-        return rest if known else rest.lower().rstrip(".").removesuffix("s")
-
-    def product(self) -> Number:
-        """Factors side by side, or with signs of multiplication and division between them."""
-        negative = False
-        while sign := self.take(_SIGN):
-            negative ^= sign == "-"
-        number = self.factor()
-        while True:
-            if self.take(_TIMES):
-                number = times(number, self.factor())
-            elif self.take(_OVER):
-                number = over(number, self.factor())
-            elif self.next_is(_NEXT_FACTOR):
-                number = times(number, self.factor())
-            else:
-                break
-        return number._replace(coefficient=-number.coefficient) if negative else number
-
-    def next_is(self, mark: re.Pattern[str]) -> bool:
-        """Whether `mark` comes next; reads nothing."""
-        before, found = self.at, self.take(mark)
-        self.at = before
-        return found is not None
-
-    def factor(self) -> Number:
-        """An atom, perhaps with an exponent."""
-        base = self.atom()
-        if self.next_is(_DEGREE) or not self.take(_POWER):
-            return base
-        negative = self.take("-")
-        exponent = self.atom()
-        if negative:
-            exponent = exponent._replace(coefficient=-exponent.coefficient)
-        return power(base, exponent)
-
-    def atom(self) -> Number:
-        """A number, a fraction, a root, pi or a product in brackets."""
-        self.depth += 1
-        if self.depth > MAX_NESTING:
-            raise Unreadable
-        if digits := self.take(_NUMBER):
-            found = _decimal(digits)
-        elif self.take("\\frac"):
-            up = self.argument()
-            found = over(up, self.argument())
-        elif self.take(_ROOT):
-            found = square_root(self.argument())
-        elif self.take(_PI):
-            found = Number(Fraction(1), pi=1)
-        else:
-            found = self.bracketed()
-        self.depth -= 1
-        return found
-
-    def bracketed(self) -> Number:
-        """A product in round brackets or braces."""
-        closing = ")" if self.take("(") else "}" if self.take("{") else ""
-        # `(1,234)` is a pair.
-        if not closing or (closing == ")" and self.next_is(_COMMA_NUMBER)):
-            raise Unreadable
-        inner = self.product()
-        if not self.take(closing):
-            raise Unreadable
-        return inner
-
-    def argument(self) -> Number:
-        r"""What a LaTeX command takes: a group or the next digit, so that `\frac12` is a half."""
-        digit = self.take(_DIGIT)
-        return _decimal(digit) if digit else self.atom()
+def _fraction(text: str) -> Fraction | None:
+    """The value of a decimal, a power, a fraction or a mixed number; None where it is too large."""
+    try:
+        if found := _SCIENTIFIC.fullmatch(text):
+            return _decimal(found[1]) * _power(Fraction(10), int(found[2] or found[3] or 0))
+        if found := _RAISED.fullmatch(text):
+            return _power(_decimal(found[1]), int(found[2]))
+        if found := _RATIO.fullmatch(text):
+            whole, up, down = found.groups()[:3] if found[2] else found.groups()[3:]
+            if whole and not (up.isdecimal() and down.isdecimal()):
+                return None
+            return _decimal(whole or "0") + _decimal(up) / _decimal(down)
+    except (OverflowError, ZeroDivisionError):
+        pass
+    return None
 
 
-def _integer(digits: str) -> int:
+def _decimal(digits: str) -> Fraction:
     if len(digits) > MAX_DIGITS:
-        raise Unreadable
-    return int(digits)
+        raise OverflowError
+    return Fraction(re.sub(r"[,\s]", "", digits))
 
 
-def _decimal(text: str) -> Number:
-    mantissa, _, exponent = text.lower().partition("e")
-    whole, point, places = mantissa.replace(",", "").partition(".")
-    if len(exponent) > 4:
-        raise Unreadable
-    shift = int(exponent or "0") - len(places)
-    if abs(shift) > MAX_DIGITS:
-        raise Unreadable
-    value = _integer(whole + places) * Fraction(10) ** shift
-    return Number(value, decimal=bool(point or exponent))
+def _power(base: Fraction, exponent: int) -> Fraction:
+    # Tested before, because the result itself might not fit into any memory.
+    if abs(exponent) * max(base.numerator, base.denominator).bit_length() > 4 * MAX_DIGITS:
+        raise OverflowError
+    if base == 0 and exponent <= 0:
+        raise ZeroDivisionError
+    return base**exponent
+
+
+_SHORT_UNITS = frozenset(
+    """
+    m cm mm km g kg mg s ms h hr hrs min l L ml mL dL ft in yd mi lb lbs oz N J W V A K C F Hz
+    kHz kW mph kph km/h m/s rad deg
+    """.split()  # noqa: SIM905
+)
+_NO_UNITS = FUNCTIONS | {"inf", "nan", "infinity", "true", "false", "for", "all", "error"}
+_VALUE = re.compile(
+    r"(?:[-+*/(){}0-9.,%\s]|\^(?!\\circ)|(?<=[0-9.])[eE](?=[-+]?[0-9])"
+    r"|\\(?:frac|sqrt|pi|times|cdot)(?![a-zA-Z])|pi(?![a-zA-Z])|sqrt(?=\s*\())*+"
+)
+_UNIT = re.compile(r"[A-Za-z]+(?:[ /][A-Za-z]+){0,3}\s*(?:\^\s*\{?[23]\}?)?\.?")
+
+
+def split_unit(text: str) -> tuple[str, str]:
+    """A number without the unit after it, and the unit; an empty unit for any other text.
+
+    A unit is only compared with another: it is degrees, a short sign, or words.
+    """
+    found = _VALUE.match(text)
+    assert found is not None  # it matches the empty text
+    value, rest = found[0].strip(), text[found.end() :].strip()
+    if not rest or not value or not (value[-1] in "0123456789.)}%" or value.endswith("pi")):
+        return text, ""
+    if rest == r"^\circ":
+        return value, "degree"
+    glued = not found[0][-1].isspace() and value[-1] != "%"
+    short = rest.rstrip(".^{}23 ")
+    known = short in _SHORT_UNITS and not (glued and len(short) == 1)
+    # A word is a unit, letters beside a number are a product: `5 apples` but not `5xyz`.
+    words = re.findall("[a-z]+", rest.lower())
+    spoken = not glued and all(len(word) > 2 for word in words) and not _NO_UNITS & {*words}
+    if not _UNIT.fullmatch(rest) or not (known or spoken):
+        return text, ""
+    return value, re.sub(r"[ {}.]", "", rest) if known else rest.lower().rstrip(".").removesuffix(
+        "s"
+    )
+
+
+# ------------------------------------------------------------------------------- lists and matrices
+
+
+class Items(NamedTuple):
+    """Several answers in one: in `()`, `[)`, `{}`, ..., without brackets, or entries of a matrix.
+
+    Of a vector, `brackets` is `row` or `column`, of any other matrix its size, such as `2x3`.
+    """
+
+    brackets: str
+    items: tuple[str, ...]
+
+
+_MATRIX = re.compile(
+    r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}\s*[)\]]?",
+    re.DOTALL,
+)
+_AND = re.compile(r",?(?:\s+|(?<=\)))(?:and|or)(?:\s+|(?=\())")
+_THREE_DIGITS = re.compile(r"[0-9]{3}(?![0-9])")
+
+
+def split_list(text: str) -> Items | None:
+    """Takes a plain text that is a list or a matrix apart; None for any other text."""
+    inner, brackets = text.strip(), ""
+    if matrix := _MATRIX.fullmatch(inner):
+        return _matrix(matrix[2])
+    if inner.startswith("\\{") and inner.endswith("\\}"):
+        inner, brackets = inner[2:-2], "{}"
+    elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and _encloses(inner):
+        inner, brackets = inner[1:-1], inner[0] + inner[-1]
+    items = _items(inner)
+    if items is None or (len(items) < 2 and brackets in ("", "()")):
+        return None
+    if any(not item for item in items) and len(items) > 1:
+        return None
+    return Items(brackets, items)
+
+
+def _matrix(body: str) -> Items | None:
+    rows = [row.split("&") for row in body.strip().removesuffix(r"\cr").split(r"\cr")]
+    if "\\begin" in body or len({len(row) for row in rows}) > 1:
+        return None
+    height, width = len(rows), len(rows[0])
+    kind = "row" if height == 1 else "column" if width == 1 else f"{height}x{width}"
+    return Items(kind, tuple(cell.strip() for row in rows for cell in row))
+
+
+def _encloses(text: str) -> bool:
+    """Whether the first bracket of `text` is closed by its last one; intervals may mix them."""
+    depth = 0
+    for at, mark in enumerate(text):
+        depth += (mark in "([{") - (mark in ")]}")
+        if depth == 0:
+            return at == len(text) - 1
+    return False
+
+
+def _items(text: str) -> tuple[str, ...] | None:
+    r"""Cuts `text` outside of brackets at commas, `and` and `or`, or at semicolons; `\pm` is two."""
+    if text.count(r"\pm") == 1 and "," not in text:
+        return (text.replace(r"\pm", "+").strip(), text.replace(r"\pm", "-").strip())
+    text = _AND.sub(", ", text)
+    # With a blank after some comma, the others may be in numbers: `1,234, 5`.
+    spaced = ", " in text
+    cuts: dict[str, list[int]] = {",": [], ";": []}
+    depth = 0
+    for at, mark in enumerate(text):
+        depth += (mark in "([{") - (mark in ")]}")
+        if depth < 0:
+            return None
+        in_number = spaced and mark == "," and _THREE_DIGITS.match(text, at + 1)
+        if mark in cuts and depth == 0 and not in_number:
+            cuts[mark].append(at)
+    places = [-1, *(cuts[";"] or cuts[","]), len(text)]
+    items = (text[begin + 1 : end].strip() for begin, end in pairwise(places))
+    return tuple(items) if depth == 0 else None

@@ -18,18 +18,27 @@ import threading
 import time
 import weakref
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
+CPU_S = 1.0
+MEMORY_BYTES = 2 << 30
 START_S = 120.0
 """Wall time for the process to import math-verify, on a busy machine."""
 WALL_S = 30.0
-"""Wall time for one pair; the limit of CPU time in `worker` is much smaller."""
+"""Wall time for one pair; its limit of CPU time is much smaller."""
 MISSING = "math-verify cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "math-verify took too long or too much memory"
 
-Answered = tuple[bool, Literal["math-verify", "nobody"], str]
+
+class Answered(NamedTuple):
+    """The verdict on a pair, what it came from, why there is none, and what it cost."""
+
+    equal: bool
+    by: Literal["math-verify", "undecided"]
+    note: str = ""
+    cpu_s: float = 0.0
 
 
 class Lost(Exception):
@@ -37,7 +46,7 @@ class Lost(Exception):
 
 
 class Missing(Exception):
-    """math-verify cannot be imported; the text says why."""
+    """math-verify cannot be imported."""
 
 
 class _Process:
@@ -49,8 +58,9 @@ class _Process:
     """
 
     def __init__(self) -> None:
+        worker = str(Path(__file__).with_name("worker.py"))
         self.popen = subprocess.Popen(
-            [sys.executable, "-P", str(Path(__file__).with_name("worker.py"))],
+            [sys.executable, "-P", worker, str(CPU_S), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -59,26 +69,27 @@ class _Process:
         assert self.popen.stdout is not None
         self.requests, self.answers = self.popen.stdin, self.popen.stdout
         self.close = weakref.finalize(self, _end, self.popen, os.getpid())
-        greeting = self.read(START_S)
-        if greeting != b"ready\n":
+        if not self.read(START_S):
+            code = self.popen.wait()
             self.close()
-            raise Missing(greeting.decode("ascii", "replace").strip())
+            raise Missing if code == 1 else Lost  # 1: Python could not import it
 
-    def ask(self, gold: str, answer: str) -> bool:
+    def ask(self, gold: str, answer: str, places: int) -> Answered:
         """The verdict on a pair.
 
         Raises:
             Lost: there will be none.
         """
         try:
-            self.requests.write(json.dumps([gold, answer]).encode() + b"\n")
+            self.requests.write(json.dumps([gold, answer, places]).encode() + b"\n")
             self.requests.flush()
-        except OSError as error:
+            equal, cpu_s = json.loads(self.read(WALL_S))
+        except (OSError, ValueError) as error:
             raise Lost from error
-        return self.read(WALL_S) == b"true\n"
+        return Answered(equal, "math-verify", "", cpu_s)
 
     def read(self, within_s: float) -> bytes:
-        """The next line."""
+        """The next line, or less where the process has ended."""
         line, end = b"", time.monotonic() + within_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
@@ -86,9 +97,9 @@ class _Process:
                 if not selector.select(max(0.0, end - time.monotonic())):
                     raise Lost
                 part = os.read(self.answers.fileno(), 1024)
-                if not part:
-                    raise Lost
                 line += part
+                if not part:
+                    break
         return line
 
 
@@ -115,22 +126,22 @@ class _Grader:
         self.process: _Process | None = None
         self.missing = False
 
-    def ask(self, gold: str, answer: str) -> Answered:
+    def ask(self, gold: str, answer: str, places: int) -> Answered:
         """The verdict on a pair, by a worker that belongs to this process."""
         with self.lock:
             if self.missing:
-                return False, "nobody", MISSING
+                return Answered(False, "undecided", MISSING)
             try:
                 self.process = self.process or _Process()
-                return self.process.ask(gold, answer), "math-verify", ""
+                return self.process.ask(gold, answer, places)
             except Lost:
                 logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
                 self.end()
-                return False, "nobody", TOO_LONG
-            except Missing as error:
+                return Answered(False, "undecided", TOO_LONG, CPU_S)
+            except Missing:
                 self.missing = True
-                logger.warning("answers are compared exactly only: %s (%s)", MISSING, error)
-                return False, "nobody", MISSING
+                logger.warning("answers are compared exactly only: %s", MISSING)
+                return Answered(False, "undecided", MISSING)
 
     def end(self) -> None:
         """Kill the worker; the next question starts another."""
@@ -149,6 +160,6 @@ os.register_at_fork(after_in_child=lambda: _GRADER.forget())
 
 
 @functools.lru_cache(maxsize=4096)
-def symbolic_equal(gold: str, answer: str) -> Answered:
-    """Whether math-verify holds `answer` equal to `gold`; by whom that was decided, and a note."""
-    return _GRADER.ask(gold, answer)
+def symbolic_equal(gold: str, answer: str, places: int) -> Answered:
+    """Asks math-verify whether `answer` equals `gold`, decimals to `places` places."""
+    return _GRADER.ask(gold, answer, places)

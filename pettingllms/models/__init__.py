@@ -1,6 +1,6 @@
 """The embedded tiny base model: the default of `--model`, so that a first run needs no download.
 
-`pettingllms.models.prime` makes it.
+The repository makes it with `python -m benchmarks.priming.prime`, which is not part of the package.
 """
 
 from __future__ import annotations

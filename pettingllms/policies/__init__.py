@@ -1,1 +1,1 @@
-"""What plays the roles: policies on one base model, their sampler, and their update's forward."""
+"""Policies (LoRA adapters or full models), their prompts, and the forward pass of the update."""

@@ -1,7 +1,7 @@
-"""The chat template, in one place: an observation's text to prompt tokens, and reply tokens back.
+"""Renders observations with the chat template into prompt tokens, and decodes completions.
 
-Nothing else in the package formats a conversation. Replies are decoded for the environment only;
-training uses the sampled token ids.
+All formatting of conversations is here. Completions are decoded for the environment only; training
+uses the sampled token ids.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pettingllms.errors import ConfigError
 
 
 class Chat:
-    """One tokenizer with its chat template and the settings it is rendered with.
+    """A tokenizer with its chat template and the template's settings.
 
     Args:
-        tokenizer: a tokenizer that carries a chat template.
+        tokenizer: has a chat template.
         end_ids: token ids that end the model's turn.
         template_kwargs: passed on to the template (`enable_thinking=False`, ...).
 
@@ -48,8 +48,8 @@ class Chat:
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of one user turn followed by the opening of the model's turn.
 
-        Spelled-out control tokens in `text` are broken up by a space: what one role wrote must
-        not open or close a turn in the prompt of another. Lone surrogates become `?`.
+        Control tokens spelled out in `text` are broken up by a space, so that text written by one
+        role cannot open or close a turn in the prompt of another. Lone surrogates become `?`.
         """
         text = text.encode("utf-8", "replace").decode("utf-8")
         text = self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
@@ -63,7 +63,7 @@ class Chat:
         return tuple(ids)
 
     def decode(self, token_ids: Sequence[int]) -> str:
-        """A reply's text without its end of turn and without special tokens."""
+        """The text of a completion, without its end of turn and without special tokens."""
         ids = list(token_ids)
         if ids and ids[-1] in self.end_ids:
             del ids[-1]
@@ -74,10 +74,10 @@ class Chat:
 
 
 def end_of_turn_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
-    """Every token id that ends the model's turn: its generation config's and the tokenizer's.
+    """Collects the token ids that end the model's turn: its generation config's and the tokenizer's.
 
     Raises:
-        ConfigError: neither names one; sampling would never stop by itself.
+        ConfigError: neither has one; sampling would never stop by itself.
     """
     config = model.generation_config
     listed = config.eos_token_id if config is not None else None

@@ -18,18 +18,17 @@ from transformers import (
 from trl.trainer.utils import disable_dropout_in_model
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.policies.adapters import read_config
 from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.engine import Engine
-from pettingllms.policies.fit import share_prompts
-from pettingllms.policies.full import FullWeights
-from pettingllms.policies.lora import MERGE_LIMIT_BYTES, LoraWeights
-from pettingllms.policies.mapping import BASE
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.sampler import DEFAULT_TOKENS_PER_BATCH, TransformersSampler
-from pettingllms.policies.vllm_open import open_engine
-from pettingllms.policies.vllm_options import VllmSettings
-from pettingllms.policies.weights import Weights
+from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.policies.roles import BASE
+from pettingllms.policies.weights import (
+    MERGE_LIMIT_BYTES,
+    FullWeights,
+    LoraWeights,
+    read_config,
+)
+from pettingllms.samplers.base import SAMPLERS, SamplerSettings, ServedPolicies, Weights
 
 _DTYPES = {
     "float32": torch.float32,
@@ -51,12 +50,11 @@ def load_policies(
     device: str | torch.device | None = None,
     seed: int = 0,
     gradient_checkpointing: bool = False,
-    sample_tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH,
     shared_prompts: bool = True,
     merge: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     adapters: Path | None = None,
-    vllm: VllmSettings | None = None,
+    sampler: SamplerSettings | None = None,
 ) -> PolicySet:
     """Loads the base model and makes or loads a policy for every role.
 
@@ -66,37 +64,38 @@ def load_policies(
         lora_r: rank of the adapters.
         lora_alpha: adapters are scaled by `lora_alpha / lora_r`.
         lora_target_modules: "all-linear", or names of modules, as PEFT takes them.
-        full: a full model per policy in place of adapters, in memory as well.
+        full: train a full model per policy in place of adapters, each held in memory.
         reference: with `full`, keep the base, too, for a KL term. Adapters need no copy.
         dtype: of the computation; None: float32 on a CPU, else bfloat16. Trained in float32.
         device: None: cuda or mps where present, else the CPU.
         seed: of the adapters' first weights, together with each policy's name.
-        gradient_checkpointing: recompute activations in the backward pass, to save memory.
-        sample_tokens_per_batch: bound on the positions in the sampler's cache.
-        shared_prompts: compute a prompt once for all its replies where a trial allows it.
+        gradient_checkpointing: recompute activations in the backward pass.
+        shared_prompts: compute a prompt once for all its completions if a trial allows it.
         merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
         chat_template_kwargs: passed on to the chat template.
         adapters: folder with one saved policy a subfolder, which decides rank and targets.
-        vllm: sample with vLLM, under these settings; None samples with transformers.
+        sampler: the engine that samples; transformers by default.
 
     Raises:
-        ConfigError: a model, tokenizer, adapter or value that cannot be used.
+        ConfigError, UnknownNameError: a model, adapter, sampler or value that cannot be used.
+        SamplerUnavailable: the engine does not start.
     """
+    open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute = _dtype(dtype, place := _device(device))
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
     tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
+    rank: int | None = None
     if full:
         weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
     else:
-        fresh = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        configs = {name: read_config(saved[name]) if name in saved else fresh for name in names}
-        weights = _lora_weights(base, str(model), configs, seed, False if vllm else merge)
-    sampler = TransformersSampler(chat.end_ids, chat.pad_id, sample_tokens_per_batch)
-    engine = _engine(weights, names, chat, compute, vllm)
-    policies = PolicySet(weights, roles_to_policies, chat, sampler, engine)
+        lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
+        merged = merge if sampler.name == "transformers" else False  # others copy the adapters
+        weights, rank = _adapters(base, str(model), names, saved, lora, seed, merged)
+    served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
+    policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
     return _with_saved(policies, saved)
 
 
@@ -106,17 +105,19 @@ def _with_saved(policies: PolicySet, saved: Mapping[str, Path]) -> PolicySet:
     return policies
 
 
-def _engine(
-    weights: Weights,
+def _adapters(
+    base: Any,
+    model: str,
     names: Sequence[str],
-    chat: Chat,
-    dtype: torch.dtype,
-    vllm: VllmSettings | None,
-) -> Engine | None:
-    if vllm is None:
-        return None
-    ranks = weights.ranks if isinstance(weights, LoraWeights) else []
-    return open_engine(weights, names, chat.end_ids, max(ranks, default=None), dtype, vllm)
+    saved: Mapping[str, Path],
+    fresh: LoraConfig,
+    seed: int,
+    merge: bool | None,
+) -> tuple[LoraWeights, int]:
+    """An adapter for each policy, shaped like the saved one where there is one; the largest rank."""
+    configs = {name: read_config(saved[name]) if name in saved else fresh for name in names}
+    weights = _lora_weights(base, model, configs, seed, merge)
+    return weights, max(config.r for config in configs.values())
 
 
 def _load_base(
@@ -194,7 +195,7 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
 
 
 def _saved(adapters: Path | None, names: Sequence[str]) -> dict[str, Path]:
-    """The folder of every policy but `base`, or nothing where none was asked for.
+    """The folder of every policy but `base`; nothing if `adapters` is None.
 
     Raises:
         ConfigError: a policy has no folder there.

@@ -1,14 +1,14 @@
-"""The forward pass of the update: every prompt once, its replies behind it, nothing else.
+"""Micro-batches of the update and their forward pass, with every prompt computed once.
 
-The replies of a group answer the same prompt, so computing it once for all of them saves most of
-the work where prompts are long and replies short. A packed micro-batch is one flat list of
-tokens, prompt 1, its replies, prompt 2, its replies, and so on, without padding; which token sees
-which is left to `PackedLayout`. The numbers are those of separate rows. A model whose attention
-cannot be replaced gets separate ("flat") rows: prompt and reply each, padded, with an ordinary
-mask.
+The completions of a group share their prompt, so computing it once for all of them saves most of
+the work if prompts are long and completions short. A packed micro-batch is one flat list of
+tokens, prompt 1, its completions, prompt 2, its completions, and so on, without padding;
+`PackedLayout` decides which token sees which. The numbers are those of separate rows. A model whose
+attention cannot be replaced gets separate ("flat") rows: a prompt and a completion each, padded,
+with an ordinary mask.
 
-Shapes: `_B` replies, `_T` reply tokens, `_N` tokens of the flat list, `_M` reply tokens of all
-replies in a row, `_V` vocabulary.
+Shapes: `_B` completions, `_T` completion tokens, `_N` tokens of the flat list, `_M` completion
+tokens of all completions in a row, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -21,28 +21,29 @@ from transformers import PreTrainedModel
 from trl.trainer.utils import pad, selective_log_softmax, selective_log_softmax_and_entropy
 
 from pettingllms.errors import GroupError
-from pettingllms.policies.shared_prompts import PackedLayout, forward
+from pettingllms.models.shared_prompts import PackedLayout, forward
 from pettingllms.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch: replies of one policy and what the loss needs of them."""
+    """A micro-batch: completions of one policy as tensors for the loss."""
 
     samples: tuple[Sample, ...]
-    """Replies to the same prompt stand side by side."""
+    """Completions of the same prompt stand side by side."""
     index: tuple[int, ...]
-    """Position of each reply in the list that was cut into micro-batches."""
+    """Position of each completion in the list that was cut into micro-batches."""
     packed: bool
     tokens: int
     """Positions that the forward pass computes, padding included."""
     mask_BT: torch.Tensor
-    """True on reply tokens."""
+    """True on completion tokens."""
     token_ids_BT: torch.Tensor
     old_logprobs_BT: torch.Tensor
-    advantages_B: torch.Tensor
+    advantages_BT: torch.Tensor
+    """Of each token; 0 where `mask_BT` is False."""
     counts_B: torch.Tensor
-    """How many identical replies each one stands for, float32."""
+    """How many identical completions each one stands for, float32."""
 
 
 def microbatches(
@@ -54,22 +55,22 @@ def microbatches(
 ) -> list[Batch]:
     """Cuts samples into micro-batches of at most `tokens_per_batch` positions.
 
-    A group that does not fit into one is cut between replies. A reply that is too long even
-    alone, with its prompt, is a micro-batch of its own: nothing is ever left out.
+    A group that does not fit into one is cut between completions. A completion that is too long
+    even alone, with its prompt, is a micro-batch of its own: nothing is ever left out.
 
     Args:
-        samples: replies of one policy, each of at least one token; those with equal prompt ids
-            form a group, wherever they stand.
-        tokens_per_batch: counts padding where rows are flat.
+        samples: completions of one policy, each of at least one token; those with equal prompt
+            ids form a group, wherever they stand in the list.
+        tokens_per_batch: counts padding if rows are flat.
         packed: True for packed lists, False for flat rows.
-        device: where the tensors are put.
+        device: of the tensors.
 
     Raises:
-        GroupError: a sample without prompt or reply tokens.
+        GroupError: a sample without prompt or completion tokens.
     """
     for number, sample in enumerate(samples):
         if not sample.prompt_ids or not sample.token_ids:
-            raise GroupError(f"sample {number} has no prompt or no reply tokens")
+            raise GroupError(f"sample {number} has no prompt or no completion tokens")
     parts = (
         _packed_parts(samples, tokens_per_batch)
         if packed
@@ -84,19 +85,19 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
         groups.setdefault(sample.prompt_ids, []).append(index)
     parts: list[list[int]] = [[]]
     used = 0
-    # Attention pads prompts to the longest of a micro-batch: similar ones go together.
+    # Attention pads prompts to the longest of a micro-batch, so similar lengths go together.
     for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
         whole = len(prompt) + sum(len(samples[index].token_ids) for index in members)
         if used and used + whole > limit:
             parts.append([])
             used = 0
         for index in members:
-            reply = len(samples[index].token_ids)
+            completion = len(samples[index].token_ids)
             opened = bool(parts[-1]) and samples[parts[-1][-1]].prompt_ids == prompt
-            if used and used + reply > limit:
+            if used and used + completion > limit:
                 parts.append([])
                 used, opened = 0, False
-            used += reply if opened else reply + len(prompt)
+            used += completion if opened else completion + len(prompt)
             parts[-1].append(index)
     return [part for part in parts if part]
 
@@ -108,11 +109,11 @@ def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
     parts: list[list[int]] = [[]]
     left = right = 0
     for index in sorted(range(len(samples)), key=lambda index: (sum(lengths(index)), index)):
-        prompt, reply = lengths(index)
-        left, right = max(left, prompt), max(right, reply)
+        prompt, completion = lengths(index)
+        left, right = max(left, prompt), max(right, completion)
         if parts[-1] and (len(parts[-1]) + 1) * (left + right) > limit:
             parts.append([])
-            left, right = prompt, reply
+            left, right = prompt, completion
         parts[-1].append(index)
     return [part for part in parts if part]
 
@@ -135,9 +136,15 @@ def _batch(
         mask_BT=pad([torch.ones(len(sample.token_ids)) for sample in chosen]).bool().to(device),
         token_ids_BT=pad([torch.tensor(sample.token_ids) for sample in chosen]).to(device),
         old_logprobs_BT=pad([torch.tensor(sample.logprobs) for sample in chosen]).to(device),
-        advantages_B=torch.tensor([float(sample.advantage) for sample in chosen], device=device),
+        advantages_BT=pad([_by_token(sample) for sample in chosen]).to(device),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
     )
+
+
+def _by_token(sample: Sample) -> torch.Tensor:
+    if isinstance(sample.advantage, tuple):
+        return torch.tensor(sample.advantage)
+    return torch.full((len(sample.token_ids),), float(sample.advantage))
 
 
 def batch_logprobs(
@@ -148,12 +155,12 @@ def batch_logprobs(
     entropy: bool = False,
     entropy_grad: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probabilities of the batch's reply tokens, in float32, 0 where `mask_BT` is False.
+    """Computes log-probabilities of the completion tokens, in float32, 0 where `mask_BT` is False.
 
     Args:
         model: a causal model on the batch's device.
         batch: from `microbatches`.
-        temperature: divides the logits, as it did when the replies were sampled.
+        temperature: divides the logits, as it did in sampling.
         entropy: also return the entropy, in nats, of each token's distribution.
         entropy_grad: let gradients flow through the entropy.
 
@@ -164,48 +171,48 @@ def batch_logprobs(
     logits = logits.float()
     if temperature != 1.0:
         logits = logits / temperature
-    # Packed: one row of all reply tokens, `_1MV`; flat: a row per reply, `_BTV`.
+    # Packed: one row of all completion tokens, `_1MV`; flat: a row per completion, `_BTV`.
     ids = batch.token_ids_BT[batch.mask_BT][None] if batch.packed else batch.token_ids_BT
     if not entropy:
         logprobs = selective_log_softmax(logits, ids)
-        return _by_reply(batch, logprobs), None
+        return _by_completion(batch, logprobs), None
     logprobs, entropies = selective_log_softmax_and_entropy(
         logits, ids, entropy_requires_grad=entropy_grad
     )
-    return _by_reply(batch, logprobs), _by_reply(batch, entropies)
+    return _by_completion(batch, logprobs), _by_completion(batch, entropies)
 
 
-def _by_reply(batch: Batch, values: torch.Tensor) -> torch.Tensor:
+def _by_completion(batch: Batch, values: torch.Tensor) -> torch.Tensor:
     if not batch.packed:
         return values.masked_fill(~batch.mask_BT, 0.0)
     return values.new_zeros(batch.mask_BT.shape).masked_scatter(batch.mask_BT, values)
 
 
 def _packed_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Logits `_1MV` of every reply token, one reply after the other."""
+    """Logits `_1MV` of every completion token, one completion after the other."""
     prompts: list[int] = []
-    replies: list[list[int]] = []
+    completions: list[list[int]] = []
     ids: list[int] = []
     positions: list[int] = []
     predicting: list[int] = []
     last = -1
     current: tuple[int, ...] = ()
     for sample in batch.samples:
-        prompt, reply = sample.prompt_ids, sample.token_ids
+        prompt, completion = sample.prompt_ids, sample.token_ids
         if prompt != current:
             current = prompt
             prompts.append(len(prompt))
-            replies.append([])
+            completions.append([])
             ids += prompt
             positions += range(len(prompt))
             last = len(ids) - 1
-        # The prompt's last token predicts the first one of every reply.
-        predicting += [last, *range(len(ids), len(ids) + len(reply) - 1)]
-        replies[-1].append(len(reply))
-        ids += reply
-        positions += range(len(prompt), len(prompt) + len(reply))
+        # The prompt's last token predicts the first one of every completion.
+        predicting += [last, *range(len(ids), len(ids) + len(completion) - 1)]
+        completions[-1].append(len(completion))
+        ids += completion
+        positions += range(len(prompt), len(prompt) + len(completion))
     device = batch.mask_BT.device
-    layout = PackedLayout(prompts, replies, device)
+    layout = PackedLayout(prompts, completions, device)
     return forward(
         model,
         layout,
@@ -223,7 +230,7 @@ def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
 
 
 def _flat_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Logits `_BTV` of every reply token, one row per reply."""
+    """Logits `_BTV` of every completion token, one row per completion."""
     left, right = _flat_widths(batch.samples)
     ids: list[list[int]] = []
     mask: list[list[int]] = []

@@ -1,7 +1,7 @@
-"""All policies of a run: who plays which role, what they answer, what they learn, what is saved.
+"""All policies of a run: which role each plays, their sampling, log-probabilities and files.
 
-A policy is one LoRA adapter on a shared base or a full model; nothing outside this package knows
-which.
+A policy is one LoRA adapter on a shared base or a full model; code outside this package does not
+depend on which.
 """
 
 from __future__ import annotations
@@ -13,14 +13,18 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pettingllms.errors import ConfigError, StaleSamplerError, UnknownNameError, did_you_mean
+from pettingllms.errors import (
+    ConfigError,
+    SamplerUnavailable,
+    StaleSamplerError,
+    UnknownNameError,
+    did_you_mean,
+)
+from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.engine import Engine
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
-from pettingllms.policies.sampler import Draw, Drawn, TransformersSampler
-from pettingllms.policies.shared_prompts import enabled
-from pettingllms.policies.weights import Weights
-from pettingllms.types import Reply, Request, Sample
+from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights
+from pettingllms.types import Completion, Request, Sample
 
 
 class PolicySet:
@@ -30,8 +34,7 @@ class PolicySet:
         weights: the policies' tensors.
         roles_to_policies: role -> policy.
         chat: tokenizer and template.
-        sampler: samples from a model.
-        engine: samples in place of `sampler`, from weights that `publish` hands to it.
+        engine: samples, from weights that `publish` hands to it.
     """
 
     def __init__(
@@ -39,24 +42,24 @@ class PolicySet:
         weights: Weights,
         roles_to_policies: Mapping[str, str],
         chat: Chat,
-        sampler: TransformersSampler,
-        engine: Engine | None = None,
+        engine: InferenceEngine,
     ) -> None:
         self.roles_to_policies = dict(roles_to_policies)
         self.names = tuple(dict.fromkeys(self.roles_to_policies.values()))
         self.versions = dict.fromkeys(self.names, 0)
         self.chat = chat
-        self._weights, self._sampler, self._engine = weights, sampler, engine
+        self._weights = weights
+        self._engine: InferenceEngine | None = engine
         model = weights.module(self.names[0])
         self._packing, self._checkpointing = enabled(model), model.is_gradient_checkpointing
         text = model.config.get_text_config(decoder=True)
         self.context: int = getattr(
             text, "max_position_embeddings", chat.tokenizer.model_max_length
         )
-        """Tokens of a prompt and its reply that the model was made for."""
+        """Most tokens of a prompt and its completion together."""
         self._parameters = {name: list(weights.tensors(name).values()) for name in self.names}
         self._published = {name: self._counter(name) for name in self.names}
-        for name in self.names if engine is not None else ():
+        for name in self.names:
             self.publish(name, version=0)
 
     @property
@@ -66,8 +69,13 @@ class PolicySet:
 
     @property
     def device(self) -> torch.device:
-        """Where the models are."""
+        """The device of the models."""
         return self._parameters[self.names[0]][0].device
+
+    @property
+    def continuous(self) -> bool:
+        """Whether the engine batches requests as they come."""
+        return self._engine is not None and self._engine.continuous
 
     def policy_for(self, role: str) -> str:
         """The policy that plays `role`.
@@ -81,12 +89,12 @@ class PolicySet:
         return self.roles_to_policies[role]
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """The prompt tokens for what `role` is shown; the role is checked, the template common."""
+        """Renders an observation of `role` into prompt tokens; all roles share the template."""
         self.policy_for(role)
         return self.chat.prompt_ids(text)
 
     def parameters(self, policy: str) -> list[nn.Parameter]:
-        """Exactly the tensors that this policy trains, listed once when it was made."""
+        """The tensors that this policy trains, and no others; always the same list."""
         return self._parameters[self._known(policy)]
 
     def sample(
@@ -94,61 +102,48 @@ class PolicySet:
         requests: Sequence[Request],
         n: int,
         *,
-        generator: torch.Generator,
         max_new_tokens: int,
         temperature: float = 1.0,
         greedy: bool = False,
         top_p: float = 1.0,
-    ) -> list[list[Reply]]:
-        """Answers every request `n` times: result[request][candidate].
+    ) -> list[list[Completion]]:
+        """Completes every request `n` times: result[request][candidate].
 
-        One batch per policy; an engine takes all in one. The same requests and the same generator
-        state give the same replies, on one machine and one version of its libraries.
+        The same requests, seeds included, give the same completions on one machine and one version
+        of its libraries.
 
         Raises:
             ConfigError: a setting out of range, an empty prompt.
             StaleSamplerError: a policy was changed without `publish`.
-            SamplerUnavailable: the engine failed, also at a second try.
+            SamplerUnavailable: the engine failed, also at a second try, or has been closed.
         """
-        draw = _draw(n, max_new_tokens, temperature, greedy, top_p)
+        params = _sampling_params(n, max_new_tokens, temperature, greedy, top_p)
         for policy in dict.fromkeys(request.policy for request in requests):
             self._check_fresh(policy)
         if not all(request.prompt_ids for request in requests):
-            raise ConfigError("a prompt without tokens cannot be answered")
-        ask = self._sample_here if self._engine is None else self._engine.sample
+            raise ConfigError("a prompt without tokens cannot be completed")
+        if self._engine is None:
+            raise SamplerUnavailable("these policies have been closed; load them again to sample")
+        sampled = self._engine.sample(requests, n, params)
         return [
             [
-                Reply(
+                Completion(
                     prompt_ids=request.prompt_ids,
                     token_ids=one.token_ids,
                     logprobs=one.logprobs,
                     text=self.chat.decode(one.token_ids),
-                    finished=one.finished,
+                    truncated=one.truncated,
                     version=self.versions[request.policy],
                 )
-                for one in drawn
+                for one in candidates
             ]
-            for request, drawn in zip(requests, ask(requests, n, draw, generator), strict=True)
+            for request, candidates in zip(requests, sampled, strict=True)
         ]
-
-    def _sample_here(
-        self, requests: Sequence[Request], n: int, draw: Draw, generator: torch.Generator
-    ) -> list[list[Drawn]]:
-        answers: list[list[Drawn]] = [[] for _ in requests]
-        for policy in dict.fromkeys(request.policy for request in requests):
-            mine = [i for i, request in enumerate(requests) if request.policy == policy]
-            prompts = [requests[i].prompt_ids for i in mine]
-            module = self._weights.sampling_module(policy)
-            _set_training(module, False)
-            drawn = self._sampler.sample(module, prompts, n, draw, generator)
-            for i, each in zip(mine, drawn, strict=True):
-                answers[i] = each
-        return answers
 
     def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
         """Cuts one policy's samples into micro-batches on the model's device.
 
-        Prompts are computed once for all their replies where the model allows it.
+        Prompts are computed once for all their completions if the model allows it.
         """
         return microbatches(samples, tokens_per_batch, packed=self._packing, device=self.device)
 
@@ -161,13 +156,13 @@ class PolicySet:
         entropy: bool = False,
         entropy_grad: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Log-probabilities `_BT` of the batch under the policy as it is now, with gradients.
+        """Log-probabilities `_BT` of the batch under the policy's current weights, with gradients.
 
         Makes this policy's tensors the only trainable ones: call `backward` before another
         policy's turn. See `batch_logprobs` for the arguments.
         """
         module = self._weights.module(self._known(policy))
-        # Activations are recomputed in training mode only; without that, the mode means nothing,
+        # Activations are recomputed in training mode only; otherwise the mode has no effect,
         # because dropout is off.
         _set_training(module, self._checkpointing)
         with self._precision():
@@ -183,9 +178,8 @@ class PolicySet:
             return batch_logprobs(module, batch, temperature=temperature)[0]
 
     def publish(self, policy: str, *, version: int | None = None) -> int:
-        """Hands the policy's weights to what samples; returns their version, one more if None."""
-        self._weights.refresh(self._known(policy))
-        self._published[policy] = self._counter(policy)
+        """Hands the policy's weights to the engine; returns their version, one more if None."""
+        self._published[policy] = self._counter(self._known(policy))
         self.versions[policy] = self.versions[policy] + 1 if version is None else version
         if self._engine is not None:
             self._engine.publish(policy, self.versions[policy])
@@ -203,12 +197,12 @@ class PolicySet:
         """Overwrites the policy's tensors in place, then publishes them.
 
         Args:
-            policy: whose.
+            policy: a name of `names`.
             state: as from `state`.
-            version: of these weights; one more than the present if None.
+            version: of these weights; one more than the current if None.
 
         Raises:
-            ConfigError: names or shapes differ; nothing has been changed then.
+            ConfigError: names or shapes differ; nothing has been changed.
         """
         tensors = self._weights.tensors(self._known(policy))
         odd = sorted(
@@ -230,15 +224,15 @@ class PolicySet:
         self._weights.save(self._known(policy), directory)
 
     def load(self, policy: str, directory: Path) -> None:
-        """Replaces the policy's weights by those in `directory` and publishes them.
+        """Replaces the policy's weights with those in `directory` and publishes them.
 
         Raises:
-            ConfigError: nothing usable there, or of another base or shape.
+            ConfigError: nothing usable there, or weights of another base or shape.
         """
         self.load_state(policy, self._weights.read(directory))
 
     def close(self) -> None:
-        """Stops the engine, where there is one; replies come from the models here after that."""
+        """Closes the engine; the policies can still be read and written, but not sampled from."""
         if self._engine is not None:
             self._engine.close()
             self._engine = None
@@ -255,10 +249,10 @@ class PolicySet:
         return policy
 
     def _counter(self, policy: str) -> int:
-        """Changes whenever one of the policy's tensors is written to in place.
+        """Counts in-place writes to the policy's tensors.
 
-        PyTorch does not count what its fused optimizers (`fused=True`) write; after those,
-        forgetting to publish goes unnoticed.
+        PyTorch does not count what its fused optimizers (`fused=True`) write; after those, a
+        forgotten `publish` goes unnoticed.
         """
         return sum(parameter._version for parameter in self._parameters[policy])
 
@@ -280,7 +274,9 @@ def _set_training(model: PreTrainedModel, training: bool) -> None:
         model.train(training)
 
 
-def _draw(n: int, max_new_tokens: int, temperature: float, greedy: bool, top_p: float) -> Draw:
+def _sampling_params(
+    n: int, max_new_tokens: int, temperature: float, greedy: bool, top_p: float
+) -> SamplingParams:
     if n < 1:
         raise ConfigError(f"n must be at least 1, got {n}")
     if max_new_tokens < 1:
@@ -289,4 +285,4 @@ def _draw(n: int, max_new_tokens: int, temperature: float, greedy: bool, top_p: 
         raise ConfigError(f"temperature must be above 0, got {temperature}; use greedy instead")
     if not 0 < top_p <= 1:
         raise ConfigError(f"top_p must be above 0 and at most 1, got {top_p}")
-    return Draw(max_new_tokens, temperature, greedy, top_p)
+    return SamplingParams(max_new_tokens, temperature, greedy, top_p)

@@ -1,40 +1,406 @@
-"""What a policy set asks of the policies' tensors, be they adapters or full models."""
+"""The policies' tensors, as LoRA adapters on one frozen base or as full models, and their files.
+
+Adapters are laid out on disk exactly as PEFT does, so that plain PEFT and vLLM load them:
+
+    <directory>/adapter_config.json        PEFT's configuration, keys and lists sorted
+    <directory>/adapter_model.safetensors  PEFT's tensor names, without the adapter's name
+
+The safetensors header also holds a digest of the base model, which PEFT ignores and `read` checks.
+The same weights always give the same bytes.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager
+import copy
+import hashlib
+import json
+import shutil
+import tempfile
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 import torch
+from peft import LoraConfig, PeftModel, get_peft_model
+from peft.tuners.lora import Linear, LoraLayer
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
+from pettingllms.errors import ConfigError
 
-class Weights(Protocol):
-    """Where the policies' tensors live: `LoraWeights` or `FullWeights`."""
+MERGE_LIMIT_BYTES = 1 << 30
+"""Bases up to this size are sampled from merged copies; larger ones through their adapters."""
+_CONFIG = "adapter_config.json"
+_WEIGHTS = "adapter_model.safetensors"
+_DIGEST = "pettingllms_base_digest"
 
-    base: str
-    autocast: torch.dtype | None
-    """What the update is computed in, where the weights are kept in another dtype."""
+
+class LoraWeights:
+    """One adapter per policy on one frozen base, through PEFT.
+
+    Three things are not left to PEFT. Each adapter's tensors are listed once, at creation, because
+    `set_adapter` and `disable_adapter` change `requires_grad`, so lists made later can miss some.
+    Each adapter is seeded by its own name, so that its first weights do not depend on how many
+    others there are. Merged weights are computed beside the base, never in it, because merging in
+    place and back changes the base a little every time.
+
+    Args:
+        model: the base on its device; adapters are injected into it.
+        base: its name or path, as users know it.
+        configs: policy -> PEFT configuration.
+        seed: of the adapters' first weights.
+        merge: sample from merged copies of the adapted weights. Costs one copy of these per
+            policy. In bfloat16 a merged weight would round small updates away, so only float32
+            bases are worth merging.
+    """
+
+    autocast: torch.dtype | None = None
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base: str,
+        configs: Mapping[str, LoraConfig],
+        *,
+        seed: int,
+        merge: bool,
+    ) -> None:
+        self.base, self.digest = base, base_digest(model)
+        model.requires_grad_(False)
+        plain = _share(model) if merge else None
+        peft_model: PeftModel | None = None
+        for name, shape in configs.items():
+            # PEFT modifies the configuration it is given.
+            config = copy.deepcopy(shape)
+            config.base_model_name_or_path = None  # `read_tensors` checks the base
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+                if peft_model is None:
+                    peft_model = get_peft_model(model, config, adapter_name=_inside(name))
+                else:
+                    peft_model.add_adapter(_inside(name), config)
+        if peft_model is None:
+            raise ConfigError("at least one policy is needed, got none")
+        self._peft = peft_model
+        self._model = model
+        self._tensors = {name: self._adapter_tensors(name) for name in configs}
+        self._active: str | None = None
+        self._merged: dict[str, PreTrainedModel] = {}
+        self._pairs: dict[str, list[tuple[Linear, nn.Parameter]]] = {}
+        if plain is not None:
+            for name in configs:
+                self._merged[name] = _share(plain)
+                self._pairs[name] = self._own_weights(name)
+                self.refresh(name)
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
-        """What the policy trains, under the names it is saved by."""
+        """The adapter's own tensors under the names that PEFT saves them by."""
+        return self._tensors[policy]
 
     def module(self, policy: str) -> PreTrainedModel:
-        """The model that computes this policy, ready for training it alone."""
+        """The model with this policy's adapter active, and its tensors alone trainable."""
+        if self._active != policy:
+            self._peft.set_adapter(_inside(policy))
+            self._active = policy
+        return self._model
 
     def sampling_module(self, policy: str) -> PreTrainedModel:
-        """The model to sample this policy from, as of the last `refresh`."""
+        """The model to sample this policy from, with the weights of the last `refresh`."""
+        return self._merged[policy] if self._merged else self.module(policy)
 
-    def reference(self) -> AbstractContextManager[PreTrainedModel]:
-        """The base model."""
+    @contextmanager
+    def reference(self) -> Iterator[PreTrainedModel]:
+        """The base without adapters, for the length of a `with` block."""
+        self._active = None
+        with self._peft.disable_adapter():
+            yield self._model
 
+    @torch.no_grad()
     def refresh(self, policy: str) -> None:
-        """Brings the sampling module up to date."""
+        """Recomputes base + adapter into the policy's merged copy, if it has one."""
+        for layer, merged in self._pairs.get(policy, ()):
+            delta = layer.get_delta_weight(_inside(policy))
+            torch.add(layer.get_base_layer().get_parameter("weight"), delta, out=merged.data)
 
     def save(self, policy: str, directory: Path) -> None:
-        """Writes the policy, atomically."""
+        """Writes the adapter as PEFT does, atomically."""
+        config = self._peft.peft_config[_inside(policy)]
+        write_adapter(directory, config.to_dict(), self._tensors[policy], self.base, self.digest)
 
     def read(self, directory: Path) -> dict[str, torch.Tensor]:
-        """What `save` wrote, named as `tensors` is."""
+        """The adapter in `directory`, checked against the base and named as `tensors` is.
+
+        Raises:
+            ConfigError: no adapter there, another base, or another shape than this policy's.
+        """
+        return read_tensors(directory, self.base, self.digest)
+
+    def _adapter_tensors(self, policy: str) -> dict[str, nn.Parameter]:
+        return {
+            f"base_model.model.{path}.{part}.weight": getattr(layer, part)[_inside(policy)].weight
+            for path, layer in self._layers(policy)
+            for part in ("lora_A", "lora_B")
+        }
+
+    def _own_weights(self, policy: str) -> list[tuple[Linear, nn.Parameter]]:
+        """Allocates the merged copy's weights that this policy adapts; pairs them with their layers."""
+        pairs: list[tuple[Linear, nn.Parameter]] = []
+        for path, layer in self._layers(policy):
+            merged = nn.Parameter(
+                torch.empty_like(layer.get_base_layer().get_parameter("weight")), False
+            )
+            self._merged[policy].get_submodule(path).weight = merged
+            pairs.append((layer, merged))
+        return pairs
+
+    def _layers(self, policy: str) -> list[tuple[str, Linear]]:
+        """The layers that this policy adapts, with their paths.
+
+        Raises:
+            ConfigError: one of them is not a linear layer.
+        """
+        found: list[tuple[str, Linear]] = []
+        for path, layer in self._model.named_modules():
+            if isinstance(layer, LoraLayer) and _inside(policy) in layer.r:
+                if not isinstance(layer, Linear):
+                    raise ConfigError(
+                        f"target module {path} is of type {type(layer.get_base_layer()).__name__}; "
+                        "adapters are for linear layers only, choose others"
+                    )
+                found.append((path, layer))
+        return found
+
+
+class FullWeights:
+    """A full model per policy: every weight is the policy's own.
+
+    This costs one model per policy, one more as a frozen reference if a KL term needs it, and, if
+    weights are trained in float32 but computed in bfloat16, one more per policy to sample from.
+
+    Args:
+        model: the base on its device, in the dtype that is trained.
+        base: its name or path, as users know it.
+        names: the policies.
+        reference: keep the base itself, frozen, for `reference`.
+        sampling_dtype: dtype to sample in; a copy is kept if it differs from the trained one.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        base: str,
+        names: Sequence[str],
+        *,
+        reference: bool,
+        sampling_dtype: torch.dtype,
+    ) -> None:
+        self.base = base
+        model.requires_grad_(False)
+        kept = 0 if reference else 1
+        copies = [copy.deepcopy(model) for _ in range(len(names) - kept)]
+        models = copies if reference else [model, *copies]
+        self._models = dict(zip(names, models, strict=True))
+        self._reference = model if reference else None
+        self._tensors = {name: dict(own.named_parameters()) for name, own in self._models.items()}
+        for own in self._models.values():
+            own.requires_grad_(True)
+        self._copies: dict[str, PreTrainedModel] = {}
+        self.autocast = None if sampling_dtype == model.dtype else sampling_dtype
+        if self.autocast is not None:
+            self._copies = {name: _as(own, sampling_dtype) for name, own in self._models.items()}
+
+    def tensors(self, policy: str) -> dict[str, nn.Parameter]:
+        """The model's parameters by name, tied ones once."""
+        return self._tensors[policy]
+
+    def module(self, policy: str) -> PreTrainedModel:
+        """The policy's own model."""
+        return self._models[policy]
+
+    def sampling_module(self, policy: str) -> PreTrainedModel:
+        """The model to sample this policy from, with the weights of the last `refresh`."""
+        return self._copies.get(policy, self._models[policy])
+
+    @contextmanager
+    def reference(self) -> Iterator[PreTrainedModel]:
+        """The frozen base.
+
+        Raises:
+            ConfigError: it was not kept.
+        """
+        if self._reference is None:
+            raise ConfigError(
+                "no frozen base was kept beside the full models; load the policies with "
+                "reference=True for a KL term"
+            )
+        yield self._reference
+
+    @torch.no_grad()
+    def refresh(self, policy: str) -> None:
+        """Copies the trained weights to the sampling copy, if there is one."""
+        if policy in self._copies:
+            mine = dict(self._copies[policy].named_parameters())
+            for name, parameter in self._tensors[policy].items():
+                mine[name].copy_(parameter)
+
+    def save(self, policy: str, directory: Path) -> None:
+        """Writes a folder that `from_pretrained` loads, without the tokenizer, atomically."""
+        write_directory(directory, self._models[policy].save_pretrained)
+
+    def read(self, directory: Path) -> dict[str, torch.Tensor]:
+        """The parameters in `directory`, named as `tensors` is.
+
+        Raises:
+            ConfigError: there is no model there.
+        """
+        files = sorted(directory.glob("model*.safetensors"))
+        if not files:
+            raise ConfigError(f"no model in {directory}: no model*.safetensors there")
+        try:
+            return {name: tensor for file in files for name, tensor in load_file(file).items()}
+        except (OSError, SafetensorError) as error:
+            raise ConfigError(f"the model in {directory} cannot be read: {error}") from error
+
+
+def base_digest(model: nn.Module) -> str:
+    """Computes sixteen hex digits that tell base models apart, from a few numbers of every tensor.
+
+    Values are rounded to bfloat16 first, so the digest is the same for every loading dtype.
+    """
+    digest = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        few = tensor.detach().flatten()[:64].cpu().to(torch.bfloat16)
+        digest.update(f"{name} {tuple(tensor.shape)} ".encode())
+        digest.update(few.view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
+    """Fills a new folder beside `directory`, then renames it into place.
+
+    A reader sees the old folder or the new one, never a half-written one. A crash between the
+    two renames leaves the old folder under its `.old` name.
+    """
+    directory.parent.mkdir(parents=True, exist_ok=True)
+    fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
+    try:
+        write(fresh)
+        fresh.chmod(0o755)
+        old = directory.with_name(f".{directory.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if directory.exists():
+            directory.rename(old)
+        fresh.rename(directory)
+        shutil.rmtree(old, ignore_errors=True)
+    finally:
+        shutil.rmtree(fresh, ignore_errors=True)
+
+
+def write_adapter(
+    directory: Path,
+    config: Mapping[str, Any],
+    tensors: Mapping[str, torch.Tensor],
+    base: str,
+    digest: str,
+) -> None:
+    """Writes one adapter into `directory`, atomically.
+
+    Args:
+        directory: replaced if it exists.
+        config: the adapter's PEFT configuration, as a dictionary.
+        tensors: PEFT's names without the adapter's name.
+        base: name or path of the base model, for PEFT's `base_model_name_or_path`.
+        digest: `base_digest` of the base model.
+    """
+    values = {**config, "base_model_name_or_path": base, "inference_mode": True}
+    text = json.dumps(values, indent=2, sort_keys=True, default=_as_json) + "\n"
+
+    def write(folder: Path) -> None:
+        (folder / _CONFIG).write_text(text, encoding="utf-8")
+        cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        # One entry only: safetensors orders several differently in each process.
+        save_file(cpu, folder / _WEIGHTS, metadata={_DIGEST: digest})
+
+    write_directory(directory, write)
+
+
+def _as_json(value: object) -> Any:
+    if isinstance(value, set | frozenset):
+        return sorted(value)
+    return str(value)
+
+
+def read_config(directory: Path) -> LoraConfig:
+    """The PEFT configuration of the adapter in `directory`.
+
+    Raises:
+        ConfigError: there is no adapter, or it is not a plain LoRA adapter.
+    """
+    path = directory / _CONFIG
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ConfigError(
+            f"no adapter in {directory}: {path.name} cannot be read ({error}); give a folder "
+            "that holds adapter_config.json and adapter_model.safetensors"
+        ) from error
+    if values.get("peft_type") != "LORA":
+        raise ConfigError(
+            f"the adapter in {directory} is of type {values.get('peft_type')!r}; only LORA "
+            "adapters can be loaded"
+        )
+    if values.get("use_dora"):
+        raise ConfigError(f"the adapter in {directory} uses DoRA; only plain LoRA can be loaded")
+    config: LoraConfig = LoraConfig.from_pretrained(str(directory), inference_mode=False)
+    return config
+
+
+def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Tensor]:
+    """The tensors of the adapter in `directory`, after checking that it fits the base model.
+
+    An adapter that carries no digest (another program wrote it) is checked by the last part of
+    its base model's name.
+
+    Raises:
+        ConfigError: the weights are missing or damaged, or belong to another base model.
+    """
+    theirs = str(read_config(directory).base_model_name_or_path)
+    try:
+        with safe_open(directory / _WEIGHTS, framework="pt") as file:
+            found = (file.metadata() or {}).get(_DIGEST)
+            tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+    except (OSError, SafetensorError) as error:
+        raise ConfigError(f"{directory / _WEIGHTS} cannot be read: {error}") from error
+    same = found == digest if found else Path(theirs).name.lower() == Path(base).name.lower()
+    if not same:
+        raise ConfigError(
+            f"the adapter in {directory} was trained on the base model {theirs!r}, not on "
+            f"{base!r}; load it with --model {theirs}"
+            + ("" if found else ", or correct base_model_name_or_path in its adapter_config.json")
+        )
+    return tensors
+
+
+def _inside(policy: str) -> str:
+    """The adapter's name inside PEFT; no file contains it.
+
+    PEFT misreads names that are part of its own parameter names, such as `a` or `lora`.
+    """
+    return f"policy_{policy}"
+
+
+def _share(model: PreTrainedModel) -> PreTrainedModel:
+    """Copies the modules, but shares the tensors."""
+    memo: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
+    memo.update({id(tensor): tensor for tensor in model.buffers()})
+    return copy.deepcopy(model, memo)
+
+
+def _as(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    copied = copy.deepcopy(model).requires_grad_(False)
+    nn.Module.to(copied, dtype)  # transformers' own `to` is not typed
+    return copied

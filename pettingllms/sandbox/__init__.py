@@ -7,7 +7,8 @@ r"""Run programs that a model wrote, without trusting them.
     result.status, result.stdout  # "ok", "42\n"
 
 Two back ends, `embedded` (Linux, no daemon) and `docker`, start the same worker and pass the
-same self-check. What a program's status says is about the program; when the sandbox itself
+same self-check. `fusion:URL` is a client for a SandboxFusion service, and `module:factory` takes
+any object of the user's own. `SandboxSettings` says which one, and how it is set up. What a program's status says is about the program; when the sandbox itself
 fails, `SandboxUnavailable` is raised. Compare outputs here, outside: the expected one never
 enters the sandbox.
 """
@@ -15,65 +16,122 @@ enters the sandbox.
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from typing import Any, Literal, overload
 
-from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
+from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox.client import PooledSandbox
-from pettingllms.sandbox.types import Case, Limits, RunResult, Sandbox, Status
+from pettingllms.sandbox.isolation import held_by
+from pettingllms.sandbox.settings import FUSION, SandboxSettings
+from pettingllms.sandbox.types import Case, Limits, OpenSandbox, RunResult, Sandbox, Status
 
 __all__ = [
-    "BACKENDS",
     "Case",
     "Limits",
     "RunResult",
     "Sandbox",
+    "SandboxSettings",
     "SandboxUnavailable",
     "Status",
     "open_sandbox",
     "shared_sandbox",
 ]
 
-BACKENDS = ("embedded", "docker")
+
+@overload
+def open_sandbox(
+    sandbox: Literal["embedded", "docker"] = "embedded",
+    workers: int | None = None,
+    *,
+    allow_unsafe: bool = False,
+    require_isolation: str = "any",
+    **changes: Any,
+) -> PooledSandbox: ...
+
+
+@overload
+def open_sandbox(
+    sandbox: SandboxSettings | str,
+    workers: int | None = None,
+    *,
+    allow_unsafe: bool = False,
+    require_isolation: str = "any",
+    **changes: Any,
+) -> OpenSandbox: ...
 
 
 def open_sandbox(
-    backend: str = "embedded",
+    sandbox: SandboxSettings | str = "embedded",
     workers: int | None = None,
     *,
-    packages: Sequence[str] = (),
     allow_unsafe: bool = False,
-) -> PooledSandbox:
-    """A new sandbox. Workers start with the first programs; `close` it, or use `with`.
+    require_isolation: str = "any",
+    **changes: Any,
+) -> OpenSandbox:
+    """Open a new sandbox. Workers start with the first programs; `close` it, or use `with`.
 
     Args:
-        backend: `embedded` or `docker`.
-        workers: programs that run at the same time; the number of cores by default.
-        packages: third-party packages that programs may import, such as `("numpy",)`.
+        sandbox: settings, a back end (`embedded`, `docker`, `fusion:URL`, `module:factory`), or
+            the text of a JSON object of settings.
+        workers: programs that run at the same time.
         allow_unsafe: let `embedded` run programs where the kernel isolates nothing.
+        require_isolation: `full` refuses to run programs with less than namespaces, Landlock and
+            seccomp; `any` takes what the machine has, which `isolation` says.
+        changes: further keys of the settings, such as `packages=("numpy",)`. Limits size the
+            containers of docker; what a run may use is said to `run`.
 
     Raises:
-        ConfigError: there is no such back end.
-        SandboxUnavailable: the back end cannot work on this machine at all.
+        ConfigError: settings that cannot be used, a factory that makes no sandbox, or no such level
+            of isolation.
+        UnknownNameError: there is no such factory.
+        SandboxUnavailable: the back end cannot work on this machine, or isolates less than
+            required.
     """
+    settings = SandboxSettings.of(sandbox, workers=workers, **changes)
+    opened = _open(settings, allow_unsafe)
+    try:
+        if require_isolation != "any":
+            held_by(opened, require_isolation)
+    except BaseException:
+        opened.close()
+        raise
+    return opened
+
+
+def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
+    backend = settings.backend
     if backend == "embedded":
         from pettingllms.sandbox.embedded import EmbeddedSandbox
 
-        return EmbeddedSandbox(workers, packages=packages, allow_unsafe=allow_unsafe)
+        return EmbeddedSandbox(
+            settings.workers, packages=settings.packages, allow_unsafe=allow_unsafe
+        )
     if backend == "docker":
-        from pettingllms.sandbox.containers import DockerSandbox
+        from pettingllms.sandbox.docker import DockerSandbox, memory_for
 
-        return DockerSandbox(workers, packages=packages)
-    raise ConfigError(f"no sandbox back end {backend!r}; {did_you_mean(backend, BACKENDS)}")
+        return DockerSandbox(
+            settings.workers,
+            packages=settings.packages,
+            memory_mib=memory_for(settings.limits_over(Limits())),
+            runtime=settings.runtime,
+        )
+    if backend.startswith(FUSION):
+        from pettingllms.sandbox.fusion import FusionSandbox
+
+        return FusionSandbox(backend.removeprefix(FUSION), settings.workers)
+    from pettingllms.sandbox.own import OwnSandbox
+
+    return OwnSandbox(backend)
 
 
-def shared_sandbox(backend: str = "embedded") -> PooledSandbox:
-    """The process's own sandbox of that back end, opened by the first call and closed at exit.
+def shared_sandbox(sandbox: SandboxSettings | str = "embedded") -> Sandbox:
+    """The process's own sandbox of these settings, opened by the first call and closed at exit.
 
-    After a fork, the new process gets workers of its own.
+    Settings that differ in limits alone share one. After a fork, the new process gets workers of
+    its own.
     """
-    return _shared(backend)
+    return _shared(SandboxSettings.of(sandbox).pool)
 
 
 @functools.cache
-def _shared(backend: str) -> PooledSandbox:
-    return open_sandbox(backend)
+def _shared(settings: SandboxSettings) -> Sandbox:
+    return open_sandbox(settings)

@@ -1,10 +1,9 @@
-"""Is this output the expected one? Decided outside the sandbox; the program never sees it.
+"""Compares outputs with the expected ones, outside the sandbox; programs never see these.
 
 Printed text: equal line by line after trailing blanks and trailing empty lines are dropped, else
 token by token, where a token may differ by rounding only if the *expected* one is written as a
 float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
 nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
-`same_joined` is the rule of the paper's code, which joins all tokens by single blanks.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 
 
 def same_output(expected: str, actual: str) -> bool:
-    """Whether printed text `actual` counts as `expected`."""
+    """Tell whether printed text `actual` counts as `expected`."""
     expected_lines, actual_lines = _lines(expected), _lines(actual)
     if expected_lines == actual_lines:
         return True
@@ -33,16 +32,8 @@ def same_output(expected: str, actual: str) -> bool:
     )
 
 
-def same_joined(expected: str, actual: str) -> bool:
-    """Whether both texts have the same tokens in the same order, lines and rounding apart.
-
-    The rule of the paper's own code, for comparisons with its numbers.
-    """
-    return expected.split() == actual.split()
-
-
 def same_value(expected: str, actual: str | None) -> bool:
-    """Whether the JSON value `actual` equals the JSON value `expected`; never raises."""
+    """Tell whether the JSON value `actual` equals the JSON value `expected`; never raises."""
     if actual is None:
         return False
     try:
@@ -51,13 +42,13 @@ def same_value(expected: str, actual: str | None) -> bool:
         return False
 
 
-class _Digits(str):
-    """An integer that is too long for Python to read without being told to."""
+class _LongInteger(str):
+    """The digits of an integer that is too long for `int` to read by default."""
 
 
-def _whole(text: str) -> int | _Digits:
+def _whole(text: str) -> int | _LongInteger:
     # JSON writes each integer in one way only, so that equal digits are equal numbers.
-    return int(text) if len(text) <= _READABLE_DIGITS else _Digits(text)
+    return int(text) if len(text) <= _READABLE_DIGITS else _LongInteger(text)
 
 
 def _lines(text: str) -> list[str]:

@@ -8,25 +8,27 @@ prints the same on every worker.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
-import sysconfig
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox.channel import ProcessChannel
 from pettingllms.sandbox.client import PooledSandbox
-from pettingllms.sandbox.link import Link
+from pettingllms.sandbox.scratch import ScratchFolder, remove_leftovers
 from pettingllms.sandbox.worker import __file__ as _worker_file
+from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
+
+logger = logging.getLogger(__name__)
 
 WORKER_MAIN = Path(_worker_file).parent / "__main__.py"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 """`-I` without its refusal to read PYTHONHASHSEED."""
 _REQUESTS = 100_000
-"""After these a worker is replaced, whose memory may have become fragmented."""
+"""Requests after which a worker is replaced, because its memory may be fragmented."""
 
 
 class EmbeddedSandbox(PooledSandbox):
@@ -55,18 +57,37 @@ class EmbeddedSandbox(PooledSandbox):
             raise SandboxUnavailable(
                 f"the embedded sandbox needs Linux, this is {sys.platform}; use `--sandbox docker`"
             )
-        command = python_command(packages, allow_unsafe=allow_unsafe, without=list(without))
+        remove_leftovers()
+        options = {"allow_unsafe": allow_unsafe, "without": list(without)}
         super().__init__(
-            lambda: Link(ProcessChannel(command, ENVIRONMENT)),
-            workers or usable_cores(),
-            requests=_REQUESTS,
+            lambda: launch(packages, **options), workers or usable_cores(), requests=_REQUESTS
         )
+
+
+def launch(packages: Sequence[str] = (), **options: Any) -> WorkerConnection:
+    """Start a worker on this machine; for `options` see `worker.start`.
+
+    Raises:
+        WorkerLost: it does not start.
+    """
+    try:
+        folder = ScratchFolder()
+    except OSError as error:
+        raise WorkerLost(f"no scratch folder can be made: {error}; set TMPDIR") from error
+    command = python_command(packages, scratch=folder.path, parent=os.getpid(), **options)
+    channel = ProcessChannel(command, ENVIRONMENT, folder)
+    connection = WorkerConnection(channel)
+    if "namespaces" in connection.layers:
+        channel.drop_folder()  # programs have a mount of their own
+    for problem in connection.problems:
+        if problem.startswith("user: "):
+            logger.warning("%s", problem)
+    return connection
 
 
 def python_command(packages: Sequence[str] = (), **options: Any) -> tuple[str, ...]:
     """The command that starts a worker with this Python; for `options` see `worker.start`."""
-    paths = sorted({sysconfig.get_path(kind) for kind in ("purelib", "platlib")})
-    text = json.dumps({"packages": list(packages), "paths": paths, **options})
+    text = json.dumps({"packages": list(packages), **options})
     return (sys.executable, *FLAGS, str(WORKER_MAIN), text)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol, Self, get_args
 
 from pettingllms.errors import ConfigError
 
@@ -22,8 +22,10 @@ Status = Literal[
 ]
 STATUSES: tuple[str, ...] = get_args(Status)
 RUNAWAY: tuple[Status, ...] = ("cpu_limit", "wall_limit")
-"""What a program has cost its whole limit with, and would cost again on its next case."""
+"""Statuses of programs that used up a limit, and would use it up again on the next case."""
 
+MAX_OUTPUT_BYTES = 128 << 20
+"""Bytes of all results of one call to `Sandbox.run`, shared equally between its programs."""
 MAX_PROGRAM_BYTES = 1 << 20
 MAX_INPUT_BYTES = 16 << 20
 
@@ -40,7 +42,7 @@ _MOST = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What one run may use. Exceeding a limit has a status of its own where the kernel tells.
+    """Limits of one run. Exceeding a limit has a status of its own where the kernel tells.
 
     Raises:
         ConfigError: a limit is not positive, or larger than any machine's.
@@ -53,13 +55,14 @@ class Limits:
     memory_mib: int = 512
     """Address space beside the interpreter's own, thread stacks included: `memory_limit`."""
     output_kib: int = 1024
-    """Of standard output, standard error and a returned value, each: `output_limit`."""
+    """KiB of each of standard output, standard error and a returned value: `output_limit`."""
     processes: int = 64
-    """Threads. New processes are always refused; both give `process_limit`."""
+    """Threads. New processes are always refused; both give `process_limit`, where the error ends the
+    program."""
     tmp_mib: int = 16
     """Files in /tmp, the only folder that can be written; more fails with ENOSPC."""
     open_files: int = 64
-    """Descriptors; more fails with EMFILE."""
+    """Descriptors beside the standard three; more fails with EMFILE."""
 
     def __post_init__(self) -> None:
         for field in fields(self):
@@ -88,12 +91,15 @@ class Case:
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """How one program did on one case. Everything but the numbers was made by the program."""
+    """The result of one program on one case. Everything but the numbers was made by the program.
+
+    Outputs are kept as bytes and decoded when they are read: as `str`, one emoji makes each
+    character of a text take four bytes.
+    """
 
     status: Status
-    stdout: str
-    """Bytes that are not UTF-8 are replaced by U+FFFD."""
-    stderr: str
+    stdout_bytes: bytes
+    stderr_bytes: bytes
     exit_code: int
     """-N where signal N ended the process."""
     cpu_s: float
@@ -101,9 +107,34 @@ class RunResult:
     memory_mib: float
     """Peak resident memory of the process, the interpreter's own included."""
     isolation: str
-    """What held the program, as in `namespaces+landlock+seccomp`; `none` for an unsafe back end."""
-    value: str | None = None
-    """JSON text that the called function returned, as claimed by the program."""
+    """Layers around the program, as in `namespaces+landlock+seccomp`; `none` for an unsafe back end."""
+    value_bytes: bytes | None = None
+
+    @property
+    def stdout(self) -> str:
+        """Standard output. Bytes that are not UTF-8 are replaced by U+FFFD."""
+        return self.stdout_bytes.decode("utf-8", "replace")
+
+    @property
+    def stderr(self) -> str:
+        """Standard error, decoded in the same way."""
+        return self.stderr_bytes.decode("utf-8", "replace")
+
+    @property
+    def value(self) -> str | None:
+        """JSON text that the called function returned, as claimed by the program."""
+        return self.value_bytes.decode("utf-8", "replace") if self.value_bytes else None
+
+    @property
+    def output_bytes(self) -> int:
+        """Length of standard output, standard error and the value together."""
+        return len(self.stdout_bytes) + len(self.stderr_bytes) + len(self.value_bytes or b"")
+
+    def to_dict(self) -> dict[str, object]:
+        """The result with its outputs as text, for JSON."""
+        numbers = ("status", "exit_code", "cpu_s", "wall_s", "memory_mib", "isolation")
+        texts = {"stdout": self.stdout, "stderr": self.stderr, "value": self.value}
+        return {name: getattr(self, name) for name in numbers} | texts
 
 
 DEFAULT_LIMITS = Limits()
@@ -118,17 +149,13 @@ class Sandbox(Protocol):
         cases: Sequence[Case],
         *,
         limits: Limits = DEFAULT_LIMITS,
-        fresh_process: bool = True,
         stop_on_failure: bool = False,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
         """Run every program on every case; `result[p][c]`.
 
-        With `fresh_process`, every pair has a process of its own and nothing is left of it
-        afterwards. Without, the pairs share one process, in order, each with new globals and
-        new standard streams: as cheap as one run, for programs that need no protection from each
-        other, such as one program and its tests, or a reference and its mutants. Where a run
-        ends the process, the others go on in another.
+        Every pair has a process of its own, which inherits nothing of any other run, so that the
+        order and company of the pairs make no difference to what they do.
 
         With `stop_on_failure`, a program's first status other than `ok` ends its list.
 
@@ -136,8 +163,14 @@ class Sandbox(Protocol):
         cases: an endless loop costs its limit once, not once a case (where the runs are spread, at
         most once a worker). The results of these cases have the same status, no output, and a
         standard error that says so. What counts is the order of `cases`, not who was first, so
-        that programs that do the same get the same results; other programs go on. Turn it off
+        that programs that do the same get the same results; other programs continue. Turn it off
         where cases must not bear on each other, as where they come from different authors.
+
+        The outputs of a program on all cases together have at most its share of
+        `MAX_OUTPUT_BYTES`. The first result that exceeds the share, in the order of `cases`, and
+        all later ones of this program are `output_limit` without output (a broken CPU or wall
+        limit keeps its status), however the runs were spread over workers; other programs are not
+        affected.
 
         Raises:
             SandboxUnavailable: the sandbox failed, twice, and says nothing about any program.
@@ -147,3 +180,11 @@ class Sandbox(Protocol):
     def close(self) -> None:
         """End all workers. Afterwards `run` raises `SandboxUnavailable`."""
         ...
+
+
+class OpenSandbox(Sandbox, Protocol):
+    """A `Sandbox` that a `with` statement closes."""
+
+    def __enter__(self) -> Self: ...
+
+    def __exit__(self, *_: object) -> None: ...

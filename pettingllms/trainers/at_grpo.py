@@ -2,209 +2,210 @@
 
 Zhao et al. 2025, "Stronger-MAS", https://arxiv.org/abs/2510.11062, section 4.
 
-    rollout      at each turn of each role, K replies to ONE prompt; each is scored on its own
-                 copy of the environment; one of the copies goes on
-    samples      the replies of a policy's groups, with what each earned above its group
+    rollout      at each turn of each role, K completions of ONE prompt; each is scored on its own
+                 copy of the environment; the episode continues from one of the copies
+    credited     the same records with advantages: what each earned above its group
+    samples      for each policy the completions to train on
     policy_loss  PPO-clip on token ratios, with TRL's loss types
-    update       every policy on its own replies only, with its own optimizer
+    update       every policy on its own completions only, with its own optimizer
     train_step   all of these, then the new weights are published to the sampler
 
-The environment pays `alpha * team + local` right after a reply. Which replies are compared with
-which is a row of `pettingllms.trainers.advantages`. Everything random in step s follows from the
-pair (seed, s), so a resumed run needs no generator states.
+The environment pays `alpha * team + local` right after a completion. Which completions are compared
+with which is the estimator's: see `pettingllms.trainers.estimators`. Everything random about a decision follows from
+its key (seed, step, task, episode, depth): a resumed run needs no generator states, and the
+order in which decisions are made changes nothing.
 
 Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C candidates.
 """
 
 from __future__ import annotations
 
-import random
+import copy
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
+import numpy as np
 import torch
-from transformers import get_scheduler
 
-from pettingllms.policies.mapping import trained_policies
 from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.trainers.advantages import advantages, estimator_named
-from pettingllms.trainers.budget import advance
-from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.episodes import AnyEnv, Episode, Scored, score, tasks_of_step
+from pettingllms.policies.roles import trained_policies
+from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.episode import AnyEnv, tasks_of_step
+from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
+from pettingllms.trainers.callbacks import Callback, called
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.metrics import Clock, LossMeter, left_out_metrics, rollout_metrics
-from pettingllms.types import Candidate, Group, Reply, Request, Sample, Task
+from pettingllms.trainers.schedule import advance, last_step, optimization
+from pettingllms.types import Advantage, Group, Sample, Task
 
 
 class ATGRPOTrainer:
     """Trains the policies of a team on copies of one environment.
 
-    `config` must be resolved; `env` is a template, copied for every task and never stepped itself.
+    Args:
+        config: settings; those that follow from the model and the environment may be open.
+        env: a template, copied for every task and never stepped itself.
+        policies: of the roles; `load_policies` makes them.
+        estimator: a class, in place of the one that `config` names.
+        callbacks: called after every step of `train`.
     """
 
-    def __init__(self, config: ATGRPOConfig, env: AnyEnv, policies: PolicySet) -> None:
-        self.config, self.env, self.policies = config, env, policies
-        self.tree = estimator_named(config.estimator).tree
+    def __init__(
+        self,
+        config: ATGRPOConfig,
+        env: AnyEnv,
+        policies: PolicySet,
+        estimator: type[Estimator] | None = None,
+        callbacks: Sequence[Callback] = (),
+    ) -> None:
+        self.config = config = resolve(config, env)
+        self.env, self.policies, self.callbacks = env, policies, callbacks
+        self.estimator: Estimator = (estimator or ESTIMATORS.load(config.estimator))(config)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
-        self.optimizers = {
-            policy: torch.optim.AdamW(
-                policies.parameters(policy),
-                lr=config.learning_rate,
-                betas=(config.adam_beta1, config.adam_beta2),
-                weight_decay=config.weight_decay,
-            )
-            for policy in self.trained
-        }
-        updates = config.max_steps * config.num_iterations
-        self.schedulers = {
-            policy: get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
-            for policy, optimizer in self.optimizers.items()
-        }
+        self.intact = True
+        """False while optimizers step: an error then leaves policies that do not belong together."""
+        trainable = {name: policies.parameters(name) for name in self.trained}
+        self.optimizers, self.schedulers = optimization(config, trainable)
 
-    def train_step(self) -> tuple[list[Group], dict[str, float]]:
-        """Play, compare, update every policy, publish. Returns the groups and what to log.
+    def train(self) -> None:
+        """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
+        while self.step < last_step(self.config, self.step, self.tokens):
+            if called(self.callbacks, "on_step", self, self.train_step()[1]):
+                break
+
+    def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Takes a step and publishes its weights. Returns the records and what to log.
 
         Raises:
-            NonFiniteError: a loss or gradient is not finite; its policy has not changed.
-            SandboxUnavailable: the sandbox failed; nothing has changed.
+            NonFiniteError: a loss or gradient is not finite.
+            SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
         """
-        clock, count = Clock(), self.config.tasks_per_step
-        tasks = tasks_of_step(self.env, self.config.env, self.step, count, self.config.seed)
-        groups = self.rollout(tasks, clock)
-        metrics = rollout_metrics(groups)
-        self.tokens += int(metrics["num_tokens"])
-        with clock.time("update"):
-            samples, left_out = self.samples(groups)
-            metrics |= left_out
-            for policy in self.trained:
-                metrics |= self.update(policy, samples[policy]) if samples[policy] else {}
-            for policy in self.trained:
-                self.policies.publish(policy)
+        trajectories, metrics = self.take_step()
+        self.publish()
+        return trajectories, metrics
+
+    def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """Plays, compares, updates every policy; the sampler keeps the old weights until `publish`.
+
+        Where it raises and `intact` is true, it has changed nothing.
+        """
+        clock, count, tokens = Clock(), self.config.tasks_per_step, self.tokens
+        learned = copy.deepcopy(self.estimator.state_dict())
+        try:
+            tasks = tasks_of_step(self.env, self.config.env, self.step, count, self.config.seed)
+            trajectories = self.rollout(tasks, clock)
+            metrics = rollout_metrics(trajectories)
+            self.tokens += int(metrics["num_tokens"])
+            with clock.time("update"):
+                trajectories = self.credited(trajectories)
+                samples, left_out = self.samples(in_order(trajectories))
+                metrics |= left_out | self.update(samples)
+        except BaseException:
+            self.tokens = tokens
+            self.estimator.load_state_dict(learned)
+            raise
         self.step += 1
-        return groups, metrics | clock.metrics(groups)
+        return trajectories, metrics | clock.metrics(self.tokens - tokens)
+
+    def publish(self) -> None:
+        """Hands the trained weights to the sampler."""
+        for policy in self.trained:
+            self.policies.publish(policy)
 
     # ------------------------------------------------------------------------- 1. rollout
+    def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
+        """Plays all tasks; `pettingllms.rollout.engine` has the loop."""
+        config, length = self.config, self.config.max_completion_length
+        sampling = {"temperature": config.temperature, "max_new_tokens": length}
+        with ThreadPoolExecutor(config.scoring_threads) as pool:
+            return RolloutEngine(
+                self.env,
+                self.policies,
+                pool,
+                shape=self.estimator.shape(),
+                settings=sampling,
+                seed=(config.seed, self.step),
+                wide=self.trained,
+                timed=clock.time,
+            ).play(tasks)
 
-    def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Group]:
-        """Play all tasks in lock step, so that every policy samples one large batch a move."""
-        generator = torch.Generator(self.policies.device).manual_seed(self._seed("sampling"))
-        rng = random.Random(self._seed("branching"))
-        width = 1 if self.tree else self.config.num_generations
-        episodes = [Episode(self.env, task, index) for task in tasks for index in range(width)]
-        groups: list[Group] = []
-        with ThreadPoolExecutor(self.config.scoring_threads) as pool:
-            while moving := [episode for episode in episodes if episode.agent is not None]:
-                with clock.time("sample"):
-                    replies = self._sample(moving, generator)
-                with clock.time("score"):
-                    scored = list(pool.map(score, moving, replies))
-                groups += [self._branch(*each, rng) for each in zip(moving, scored, strict=True)]
-        return groups
-
-    def _sample(self, moving: list[Episode], generator: torch.Generator) -> list[list[Reply]]:
-        """K replies where a tree branches; one where episodes are compared or nothing is trained."""
-        policies = self.policies
-        requests = [
-            Request(policies.policy_for(e.role), policies.prompt_ids(e.role, e.prompt()))
-            for e in moving
-        ]
-        replies: list[list[Reply]] = [[] for _ in moving]
-        for k in (1, self.config.num_generations):
-            places = [i for i, r in enumerate(requests) if self._width(r.policy) == k]
-            answers = policies.sample(
-                [requests[i] for i in places],
-                k,
-                generator=generator,
-                temperature=self.config.temperature,
-                max_new_tokens=self.config.max_completion_length,
-            )
-            for place, answer in zip(places, answers, strict=True):
-                replies[place] = answer
-        return replies
-
-    def _width(self, policy: str) -> int:
-        return self.config.num_generations if self.tree and policy in self.trained else 1
-
-    def _branch(self, episode: Episode, scored: list[Scored], rng: random.Random) -> Group:
-        """Make the group, born with its key and its prompt, and let one candidate go on."""
-        rewards = [each.reward for each in scored]
-        # Ties are common; always taking the first would bias which states are seen next.
-        best = [k for k, reward in enumerate(rewards) if reward == max(rewards)]
-        among = {"best": best, "sample": range(len(scored)), "first": [0]}[self.config.branch]
-        chosen, prompt_ids = rng.choice(among), scored[0].reply.prompt_ids
-        key = episode.key(prompt_ids)
-        candidates = tuple(
-            Candidate(each.reply, each.reward, each.team, each.local, k == chosen, each.info)
-            for k, each in enumerate(scored)
-        )
-        episode.go_on(scored[chosen].env)
-        return Group(key, self.policies.policy_for(key.role), prompt_ids, candidates)
-
-    # ------------------------------------------------------------------------- 2. samples
+    # ---------------------------------------------------------------------- 2. advantages
+    def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with each candidate's advantage."""
+        groups = in_order(trajectories)
+        # In a tree, a policy that is not trained has groups of one, which compare nothing.
+        tree = self.estimator.tree
+        compared = [g for g in groups if not tree or g.policy in self.trained]
+        return with_advantages(trajectories, compared, self.estimator.advantages(compared))
 
     def samples(self, groups: Sequence[Group]) -> tuple[dict[str, list[Sample]], dict[str, float]]:
-        """For each trained policy its replies with their advantages; and what was left out."""
-        # In a tree, a policy that is not trained has groups of one, which compare nothing.
-        compared = [g for g in groups if not self.tree or g.policy in self.trained]
-        sizes = [len(group.candidates) for group in compared]
-        values_C = advantages(compared, self.config.estimator, self.config.scale_rewards)
+        """For each trained policy its completions with their advantages; and what was left out."""
         samples: dict[str, list[Sample]] = {policy: [] for policy in self.trained}
         counts = {policy: Counter[str]() for policy in self.trained}
-        for group, own_C in zip(compared, values_C.split(sizes), strict=True):
+        for group in groups:
             if group.policy not in self.trained:
                 continue
             counts[group.policy]["groups"] += 1
-            if not own_C.any():
+            if not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates):
                 counts[group.policy]["silent"] += 1
                 continue
-            # Equal replies earned the same: they are computed once and counted.
-            merged: dict[tuple[int, ...], Sample] = {}
-            for candidate, advantage in zip(group.candidates, own_C.tolist(), strict=True):
-                ids, reply = candidate.reply.token_ids, candidate.reply
-                if self.config.mask_truncated_completions and not reply.finished:
+            # Equal completions earned the same: they are computed once and counted.
+            merged: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
+            for candidate in group.candidates:
+                completion, ids = candidate.completion, candidate.completion.token_ids
+                same = (ids, advantage := candidate.advantage or 0.0)
+                if self.config.mask_truncated_completions and completion.truncated:
                     counts[group.policy]["truncated"] += 1
                     continue
-                count = merged[ids].count + 1 if ids in merged else 1
-                merged[ids] = Sample(group.prompt_ids, ids, reply.logprobs, advantage, count)
+                count = merged[same].count + 1 if same in merged else 1
+                merged[same] = Sample(group.prompt_ids, ids, completion.logprobs, advantage, count)
             samples[group.policy] += merged.values()
         return samples, left_out_metrics(counts)
 
     # ------------------------------------------------------------------------- 3. update
+    def update(self, samples: Mapping[str, list[Sample]]) -> dict[str, float]:
+        """`num_iterations` optimizer steps of each policy on its own completions.
 
-    def update(self, policy: str, samples: list[Sample]) -> dict[str, float]:
-        """`num_iterations` optimizer steps on all replies of one policy, in micro-batches."""
-        config, meter, optimizer = self.config, LossMeter(policy), self.optimizers[policy]
-        batches = self.policies.microbatches(samples, config.tokens_per_batch)
+        All gradients are there before any policy changes: a loss that is not finite, or memory
+        that runs out, leaves every policy as it was, without a copy to go back to.
+        """
+        config, norms = self.config, dict[str, float]()
+        meters = {policy: LossMeter(policy) for policy, own in samples.items() if own}
+        for _ in range(config.num_iterations):
+            for policy, meter in meters.items():
+                norms[policy] = self._gradient(policy, samples[policy], meter)
+                meter.on_policy = False
+            self.intact = False
+            for policy in meters:
+                self.optimizers[policy].step()
+                advance(self.schedulers[policy], config, self.tokens)
+        self.intact = True
+        rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in meters}
+        found = [meter.metrics(norms[name], rates[name]) for name, meter in meters.items()]
+        return {name: value for each in found for name, value in each.items()}
+
+    def _gradient(self, policy: str, samples: list[Sample], meter: LossMeter) -> float:
+        """Accumulates the clipped gradient of all micro-batches; returns its norm before that."""
+        config, heat, policies = self.config, self.config.temperature, self.policies
         replies = sum(sample.count for sample in samples)
         tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
-        for iteration in range(config.num_iterations):
-            meter.on_policy = iteration == 0
-            optimizer.zero_grad(set_to_none=True)
-            for batch in batches:
-                loss = self._batch_loss(policy, batch, replies, tokens, meter)
-                meter.check_finite("loss", loss)
-                loss.backward()
-            parameters = self.policies.parameters(policy)
-            norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
-            meter.check_finite("gradient norm", norm)
-            optimizer.step()
-            advance(self.schedulers[policy], config, self.tokens)
-        return meter.metrics(norm.item(), self.schedulers[policy].get_last_lr()[0])
-
-    def _batch_loss(
-        self, policy: str, batch: Batch, replies: int, tokens: int, meter: LossMeter
-    ) -> torch.Tensor:
-        config, heat, policies = self.config, self.config.temperature, self.policies
-        reference_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
-        logp_BT, entropy_BT = policies.logprobs(
-            policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
-        )
-        return policy_loss(config, batch, logp_BT, entropy_BT, reference_BT, replies, tokens, meter)
-
-    def _seed(self, purpose: str) -> int:
-        return random.Random(f"{self.config.seed} {self.step} {purpose}").getrandbits(63)
+        self.optimizers[policy].zero_grad(set_to_none=True)
+        for batch in policies.microbatches(samples, config.tokens_per_batch):
+            base_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
+            logp_BT, entropy_BT = policies.logprobs(
+                policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
+            )
+            loss = policy_loss(config, batch, logp_BT, entropy_BT, base_BT, replies, tokens, meter)
+            meter.check_finite("loss", loss)
+            loss.backward()
+        norm = torch.nn.utils.clip_grad_norm_(policies.parameters(policy), config.max_grad_norm)
+        meter.check_finite("gradient norm", norm)
+        return norm.item()
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:
@@ -213,7 +214,7 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 
 def policy_loss(
-    config: ATGRPOConfig,
+    config: ResolvedConfig,
     batch: Batch,
     logp_BT: torch.Tensor,
     entropy_BT: torch.Tensor | None,
@@ -228,11 +229,10 @@ def policy_loss(
     gradient unbiased (arXiv 2512.02556). `replies` and `tokens` are those of the policy's whole
     batch, equal replies counted as often as drawn; for one process `bnpo` and `dapo` are the same.
     """
-    advantage_B1 = batch.advantages_B[:, None]
     ratio_BT = torch.exp(logp_BT - batch.old_logprobs_BT)
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
     capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
-    loss_BT = -torch.min(capped_BT * advantage_B1, clipped_BT * advantage_B1)
+    loss_BT = -torch.min(capped_BT * batch.advantages_BT, clipped_BT * batch.advantages_BT)
     kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
     if kl_BT is not None:
         loss_BT = loss_BT + config.beta * kl_BT

@@ -1,19 +1,32 @@
-"""Every setting of a training run, in one flat dataclass, under TRL's names where TRL has one.
+"""Every setting of a training run, each written once, under TRL's names where TRL has one.
 
-The text of a field's `help` is its `--help`. `None` means "by model": small numbers for the embedded model,
-`LARGE` for any other, `LARGE_FULL` on top of it with `full`. `resolve` fills them in.
+A field's metadata holds its help, its group in the help, and the values it takes. Training,
+evaluation and serving build their options from these fields: one with `shared` is an option of
+`pettingllms-eval` as well.
+
+None in a field of `LARGE` means "by model and environment": `resolve` fills in the numbers of
+`EMBEDDED` for the embedded model, with what the environment declares as `embedded_training` on top,
+and those of `LARGE` for any other model.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
 
-from pettingllms.envs.foreign import short_name
+from pettingllms.envs.foreign import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.policies.vllm_options import check_sampler
+from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.samplers.vllm_args import check_sampler
+from pettingllms.sandbox.isolation import LEVELS
+from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
+from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.trainers.estimators import ESTIMATORS
 
 EMBEDDED: dict[str, Any] = {
     "learning_rate": 5e-3,
@@ -28,15 +41,6 @@ EMBEDDED: dict[str, Any] = {
     "save_steps": 10,
     "scoring_threads": 4,
 }
-# What differs from EMBEDDED where the skill is a long working that a large step would destroy.
-_LONG = {"learning_rate": 5e-4, "num_generations": 16, "tasks_per_step": 8, "max_steps": 100}
-EMBEDDED_FOR: dict[str, dict[str, Any]] = {
-    "math": _LONG,
-    "plan_path": _LONG,
-    "sokoban": _LONG,
-    "sudoku": {**_LONG, "max_steps": 160},
-}
-"""Settings for the embedded model by environment."""
 LARGE: dict[str, Any] = {
     "learning_rate": 1e-4,
     "num_generations": 8,
@@ -54,176 +58,264 @@ LARGE_FULL = {"learning_rate": 5e-6}
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
-CHOICES = {
-    "branch": ("best", "sample", "first"),
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo"),
-    "scale_rewards": ("group", "batch", "none"),
-    # Those of transformers that need no argument of their own.
-    "lr_scheduler_type": (
-        "linear",
-        "cosine",
-        "cosine_with_restarts",
-        "polynomial",
-        "constant",
-        "constant_with_warmup",
-        "inverse_sqrt",
-    ),
-    "sandbox": ("embedded", "docker"),
-    "dtype": ("auto", "float32", "bfloat16", "float16"),
-    "device": ("auto", "cpu", "cuda", "mps"),
-}
+
+def setting(group: str, default: Any, text: str, **more: Any) -> Any:
+    """A dataclass field that is a command-line option.
+
+    Args:
+        group: its heading in the help.
+        default: its value where none is given.
+        text: its help.
+        more: `choices`; `at_least`, `at_most` and `positive` limit a number; `why` explains a limit;
+            `aliases` are other spellings of the option; `shared` makes it an option of
+            `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
+    """
+    return field(default=default, metadata={"group": group, "help": text, **more})
 
 
-def _f(default: Any, text: str) -> Any:
-    return field(default=default, metadata={"help": text})
+def check_values(settings: Any) -> None:
+    """Compares every value of a settings dataclass with what its field takes.
+
+    Raises:
+        ConfigError: names the field, the value and what it takes.
+    """
+    for each in dataclasses.fields(settings):
+        name, value, limits = each.name, getattr(settings, each.name), each.metadata
+        if value is None:
+            continue
+        if (known := limits.get("choices")) and value not in known:
+            hint = did_you_mean(str(value), known)
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}")
+        low, high, why = limits.get("at_least"), limits.get("at_most"), limits.get("why", "")
+        # `not >=` instead of `<`, so that NaN is refused too.
+        if high is not None and not low <= value <= high:
+            raise ConfigError(f"{name} must be from {low} to {high}, got {value}{why}")
+        if low is not None and not value >= low:
+            raise ConfigError(f"{name} must be at least {low}, got {value}{why}")
+        if limits.get("positive") and not value > 0:
+            raise ConfigError(f"{name} must be positive, got {value}{why}")
+
+
+_task = partial(setting, "Task")
+_policies = partial(setting, "Policies")
+_sampling = partial(setting, "Sampling")
+_algorithm = partial(setting, "Algorithm")
+_optimization = partial(setting, "Optimization")
+_run = partial(setting, "Run")
 
 
 @dataclass
 class ATGRPOConfig:
-    """Settings of AT-GRPO; see the help of each field.
+    """Settings of AT-GRPO; `pettingllms-train --help` explains each field.
 
     Raises:
         ConfigError: a value that cannot be used; names the field, the value and the cure.
         UnknownNameError: no estimator of that name.
     """
 
-    env: str = _f(
+    env: str = _task(
         "coding",
-        "Environment: a name (coding) or a path my_package.my_env:env of any PettingZoo AEC environment with text",
+        "Environment: a name (coding), or a path my_package.my_env:env of any PettingZoo AEC "
+        "environment with text",
+        shared="run",
     )
-    env_args: str | None = _f(
-        None, "Arguments of the environment as JSON, e.g. '{\"max_turns\": 2}'"
-    )
-    dataset: str | None = _f(
-        None, "A file of your own tasks for the environment, e.g. my.jsonl; default: its generator"
-    )
-    alpha: float = _f(1.0, "Weight of the team reward: alpha * team + local (paper, eq. 3)")
-    # Policies
-    model: str | None = _f(
+    env_args: str | None = _task(
         None,
-        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B; default: the embedded tiny model",
+        "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
+        shared="run",
     )
-    policies: str = _f(
+    dataset: str | None = _task(
+        None,
+        "A data set, or a file of your own tasks, e.g. my.jsonl. Default: the environment's",
+        shared="run",
+    )
+    alpha: float = _task(
+        1.0, "Weight of the team reward: alpha * team + local (paper, eq. 3)", shared="run"
+    )
+
+    model: str | None = _policies(
+        None,
+        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
+        "tiny model",
+        shared="run",
+    )
+    policies: str = _policies(
         "per-role",
-        "shared, per-role, a map like coder=a,tester=b, or a file with one; base stays as it is",
+        "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
+        "untrained model",
+        shared="run",
     )
-    train_roles: str | None = _f(
-        None, "Roles to train, comma-separated; the others stay as they are. Default: all"
+    train_roles: str | None = _policies(
+        None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
-    adapters: str | None = _f(None, "Folder of adapters to start from: adapters/ of an earlier run")
-    full: bool = _f(False, "Train a full copy of the model for each policy instead of an adapter")
-    lora_r: int = _f(16, "Rank of the adapters")
-    lora_alpha: int = _f(32, "Scale of the adapters: their update counts lora_alpha / lora_r")
-    lora_target_modules: str = _f(
+    adapters: str | None = _policies(
+        None, "Folder of adapters to start from: adapters/ of an earlier run"
+    )
+    full: bool = _policies(
+        False, "Each policy is a full copy of the model instead of an adapter", shared="run"
+    )
+    lora_r: int = _policies(16, "Rank of the adapters", at_least=1)
+    lora_alpha: int = _policies(
+        32, "Scale of the adapters: their update counts lora_alpha / lora_r", positive=True
+    )
+    lora_target_modules: str = _policies(
         "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
     )
-    chat_template_kwargs: str | None = _f(
-        None, "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'"
+    chat_template_kwargs: str | None = _policies(
+        None,
+        "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
+        shared="run",
     )
-    dtype: str = _f(
+    dtype: str = _policies(
         "auto",
         "Weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
+        choices=("auto", "float32", "bfloat16", "float16"),
+        shared="default",
     )
-    device: str = _f("auto", "auto, cpu, cuda or mps")
-    # Sampling
-    sampler: str = _f(
-        "transformers", "What answers: transformers, vllm (in this process), vllm-server (HTTP)"
+    device: str = _policies(
+        "auto", "auto, cpu, cuda or mps", choices=("auto", "cpu", "cuda", "mps"), shared="default"
     )
-    server: str | None = _f(
+
+    temperature: float = _sampling(
+        1.0,
+        "Sampling temperature; log-probabilities are of the same distribution",
+        positive=True,
+        shared="default",
+    )
+    max_completion_length: int | None = _sampling(
+        None, "Maximum number of tokens of a completion", at_least=1, shared="run"
+    )
+    sampler: str = _sampling(
+        "transformers", "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP)"
+    )
+    server: str | None = _sampling(
         None, "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000"
     )
-    server_key: str | None = _f(None, "File with the key of that server")
-    serve: bool = _f(False, "Start a vLLM server for the run, on this machine, for vllm-server")
-    server_timeout: float = _f(
-        600.0, "Seconds for a batch of replies after which a vLLM server counts as hung"
+    server_key: str | None = _sampling(None, "File with the key of that server")
+    serve: bool = _sampling(
+        False, "Start a vLLM server for the run, on this machine, for vllm-server"
     )
-    vllm: str | None = _f(
+    server_timeout: float = _sampling(
+        600.0,
+        "Seconds for a batch of completions after which a vLLM server counts as hung",
+        positive=True,
+    )
+    vllm: str | None = _sampling(
         None,
-        "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also gpu_memory_utilization, max_model_len, dtype, ...",
+        "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
+        "gpu_memory_utilization, max_model_len, dtype, ...",
     )
-    # Algorithm
-    estimator: str = _f("at_grpo", "Which replies are compared: at_grpo, grpo, agent, turn")
-    num_generations: int = _f(
-        None, "K: replies to one prompt (tree), or episodes of one task. Default: 8"
+
+    estimator: str = _algorithm(
+        "at_grpo",
+        "Which completions are compared: at_grpo, grpo, agent, turn, or your own, "
+        "my_package.my_module:MyEstimator",
     )
-    tasks_per_step: int = _f(None, "Tasks played in one step. Default by model: 16 or 32")
-    max_steps: int = _f(None, "Steps of training. Default by model: 100 or 200")
-    max_tokens: int | None = _f(
+    num_generations: int | None = _algorithm(
+        None,
+        "K: completions of one prompt (tree), or episodes of one task",
+        at_least=2,
+        why=" (a group of one has no advantage)",
+    )
+    tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
+    max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
+    max_tokens: int | None = _algorithm(
         None,
         "Generated tokens after which training ends; the learning rate then follows them",
+        at_least=1,
     )
-    branch: str = _f(
-        "best", "The reply that is executed so that the episode goes on: best, sample, first"
+    branch: str = _algorithm(
+        "best",
+        "The completion from which the episode continues: best, sample, first",
+        choices=("best", "sample", "first"),
     )
-    temperature: float = _f(
-        1.0, "Sampling temperature; log-probabilities are of the same distribution"
+    mask_truncated_completions: bool = _algorithm(
+        False, "Leave completions that were cut at the limit out of the loss"
     )
-    max_completion_length: int = _f(None, "Tokens of a reply at most. Default: 96 or 2048")
-    mask_truncated_completions: bool = _f(
-        False, "Leave replies that were cut at the limit out of the loss"
+    loss_type: str = _algorithm(
+        "dapo",
+        "grpo, bnpo, dr_grpo or dapo, as in TRL",
+        choices=("grpo", "bnpo", "dr_grpo", "dapo"),
     )
-    loss_type: str = _f("dapo", "grpo, bnpo, dr_grpo or dapo, as in TRL")
-    scale_rewards: str = _f(
-        "group", "Divide advantages by the deviation of the group, the batch, or none"
+    scale_rewards: str = _algorithm(
+        "group",
+        "Divide advantages by the standard deviation of the group, the batch, or none",
+        choices=("group", "batch", "none"),
     )
-    epsilon: float = _f(0.2, "Clip range of the token ratio, below 1")
-    epsilon_high: float = _f(None, "Clip range above 1; default: epsilon")
-    delta: float | None = _f(
-        None, "Upper bound of the ratio where the advantage is negative (dual clip)"
+    epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
+    epsilon_high: float | None = _algorithm(
+        None, "Clip range above 1; equal to epsilon unless given", at_least=0.0
     )
-    beta: float = _f(0.0, "Weight of the KL divergence to the base model")
-    entropy_coef: float = _f(0.0, "Weight of an entropy bonus")
-    num_iterations: int = _f(1, "Optimizer steps on each rollout")
-    # Optimization
-    learning_rate: float = _f(None, "Default by model: 5e-3 embedded, 1e-4 LoRA, 5e-6 full")
-    lr_scheduler_type: str = _f(
-        "cosine", "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ..."
+    delta: float | None = _algorithm(
+        None, "Upper bound of the ratio where the advantage is negative (dual clip)", positive=True
     )
-    warmup_steps: int = _f(None, "Steps in which the rate rises from 0. Default by model: 0 or 10")
-    weight_decay: float = _f(0.0, "AdamW")
-    adam_beta1: float = _f(0.9, "AdamW")
-    adam_beta2: float = _f(0.95, "AdamW")
-    max_grad_norm: float = _f(1.0, "Gradient norm of a policy above which its gradient is rescaled")
-    tokens_per_batch: int = _f(
-        None, "Padded tokens of one forward pass of the update: lower it if memory runs out"
+    beta: float = _algorithm(0.0, "Weight of the KL divergence to the base model", at_least=0.0)
+    entropy_coef: float = _algorithm(0.0, "Weight of an entropy bonus")
+    num_iterations: int = _algorithm(1, "Optimizer steps on each rollout", at_least=1)
+
+    learning_rate: float | None = _optimization(None, "Initial learning rate", at_least=0.0)
+    lr_scheduler_type: str = _optimization(
+        "cosine",
+        "Schedule of transformers: cosine, linear, constant, constant_with_warmup, ...",
+        # Those that need no argument of their own.
+        choices=(
+            "linear",
+            "cosine",
+            "cosine_with_restarts",
+            "polynomial",
+            "constant",
+            "constant_with_warmup",
+            "inverse_sqrt",
+        ),
     )
-    # Run
-    output_dir: str | None = _f(None, "Run folder; default: runs/<env>-<policies>-<time>")
-    seed: int = _f(0, "Everything random follows from it")
-    eval_steps: int = _f(None, "Steps between validations; 0: none. Default by model: 20 or 10")
-    eval_tasks: int = _f(None, "Held-out tasks of a validation. Default: 100")
-    save_steps: int = _f(None, "Steps between checkpoints. Default: 10")
-    report_to: str = _f("none", "tensorboard, wandb, trackio, comma-separated, or none")
-    sandbox: str = _f("embedded", "Where programs run: embedded (Linux, no daemon) or docker")
-    scoring_threads: int = _f(
-        None, "Replies that are scored at the same time. Default by model: 4 or 16"
+    warmup_steps: int | None = _optimization(
+        None, "Steps in which the rate rises from 0", at_least=0
+    )
+    weight_decay: float = _optimization(0.0, "AdamW", at_least=0.0)
+    adam_beta1: float = _optimization(0.9, "AdamW")
+    adam_beta2: float = _optimization(0.95, "AdamW")
+    max_grad_norm: float = _optimization(
+        1.0, "Gradient norm of a policy above which its gradient is rescaled", positive=True
+    )
+    tokens_per_batch: int | None = _optimization(
+        None,
+        "Padded tokens of one forward pass of the update: lower it if memory runs out",
+        at_least=1,
+    )
+
+    output_dir: str | None = _run(None, "Run folder. Default: runs/<env>-<policies>-<time>")
+    seed: int = _run(
+        0, "Seed of everything random: a run is reproducible", at_least=0, shared="default"
+    )
+    eval_steps: int | None = _run(None, "Steps between validations; 0: none", at_least=0)
+    eval_tasks: int | None = _run(None, "Held-out tasks of a validation", at_least=1)
+    save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
+    report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
+    sandbox: str = _run("embedded", SANDBOX_HELP, shared="run")
+    require_isolation: str = _run(
+        "any",
+        "full: refuse to run programs with less than namespaces, Landlock and seccomp",
+        choices=tuple(LEVELS),
+        shared="run",
+    )
+    scoring_threads: int | None = _run(
+        None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
     def __post_init__(self) -> None:
-        for name, known in CHOICES.items():
-            value = getattr(self, name)
-            if value not in known:
-                hint = did_you_mean(str(value), known)
-                raise ConfigError(
-                    f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}"
-                )
-        # Imported here because it needs torch, and `--help` must not wait for that.
-        from pettingllms.trainers.advantages import estimator_named
-
-        estimator_named(self.estimator)
+        ESTIMATORS.path_of(self.estimator)
         if self.epsilon_high is None:
             self.epsilon_high = self.epsilon
-        for name, low in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and not value >= low:
-                raise ConfigError(f"{name} must be at least {low}, got {value}{_WHY.get(name, '')}")
-        for name in _POSITIVE:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError(f"{name} must be positive, got {value}")
+        check_values(self)
         for name in ("env_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
+        self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the model is the one that comes with this package."""
+        return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
 
     def mapping(self, name: str) -> dict[str, Any]:
         """The JSON object of the field `name`; empty where it is not set.
@@ -231,45 +323,79 @@ class ATGRPOConfig:
         Raises:
             ConfigError: it is not a JSON object.
         """
-        text = getattr(self, name)
-        if text is None:
-            return {}
-        try:
-            value = json.loads(text)
-        except (ValueError, TypeError) as error:
-            raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
-        if not isinstance(value, dict):
-            raise ConfigError(f"{name} must be a JSON object, got {text!r}")
-        return value
+        return json_object(name, getattr(self, name))
 
 
-_AT_LEAST = {
-    "num_generations": 2,
-    "tasks_per_step": 1,
-    "max_steps": 1,
-    "max_tokens": 1,
-    "max_completion_length": 1,
-    "num_iterations": 1,
-    "tokens_per_batch": 1,
-    "lora_r": 1,
-    **dict.fromkeys(("eval_tasks", "save_steps", "scoring_threads"), 1),
-    **dict.fromkeys(("seed", "warmup_steps", "eval_steps"), 0),
-    "beta": 0.0,
-    **dict.fromkeys(("epsilon", "epsilon_high", "weight_decay", "learning_rate"), 0.0),
-}
-_POSITIVE = ("temperature", "max_grad_norm", "delta", "lora_alpha", "server_timeout")
-_WHY = {"num_generations": " (a group of one has no advantage)"}
+if TYPE_CHECKING:
+
+    class ResolvedConfig(ATGRPOConfig):
+        """Settings without an open value, as `resolve` returns them."""
+
+        learning_rate: float
+        num_generations: int
+        tasks_per_step: int
+        max_steps: int
+        warmup_steps: int
+        max_completion_length: int
+        tokens_per_batch: int
+        eval_steps: int
+        eval_tasks: int
+        save_steps: int
+        scoring_threads: int
+        epsilon_high: float
+
+else:
+    # A class only for type checkers: settings that were resolved, saved and read again are equal.
+    ResolvedConfig = ATGRPOConfig
 
 
-def resolve(config: ATGRPOConfig, *, embedded: bool) -> ATGRPOConfig:
-    """`config` with every "by model" field filled in; explicit values stay."""
-    if embedded:
-        defaults = EMBEDDED | EMBEDDED_FOR.get(short_name(config.env), {})
+def json_object(name: str, text: str | None) -> dict[str, Any]:
+    """The JSON object that the setting `name` holds; empty for None.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+    return value
+
+
+def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
+    """`config` with every open value filled in by model and environment; explicit values stay.
+
+    Args:
+        config: the settings.
+        env: the environment, or what makes it, where it is not the one that `config.env` names.
+
+    Raises:
+        UnknownNameError: no environment of that name.
+        ConfigError: `embedded_training` of the environment names something else than an open value.
+    """
+    missing = [name for name in LARGE if getattr(config, name) is None]
+    defaults = preset(config, env) if missing else {}
+    filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
+    return cast("ResolvedConfig", filled)
+
+
+def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+    """The values of all settings that follow from the model and the environment; see `resolve`."""
+    if config.embedded:
+        maker = creator_of(config.env) if env is None else env
+        kind = maker if callable(maker) else maker.unwrapped
+        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
+        for name in own:
+            if name not in EMBEDDED:
+                hint = did_you_mean(name, EMBEDDED)
+                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
+        defaults = EMBEDDED | dict(own)
         if config.full:
-            defaults = defaults | {"learning_rate": defaults["learning_rate"] / 10}
+            defaults["learning_rate"] /= 10
     else:
         defaults = LARGE | (LARGE_FULL if config.full else {})
-    if config.max_tokens is not None:
-        defaults = defaults | {"max_steps": TOKEN_STEPS}
-    missing = {name: value for name, value in defaults.items() if getattr(config, name) is None}
-    return dataclasses.replace(config, **missing)
+    return defaults if config.max_tokens is None else defaults | {"max_steps": TOKEN_STEPS}

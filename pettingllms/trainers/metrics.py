@@ -1,7 +1,8 @@
 """What is logged of a step, under TRL's names where TRL has one.
 
 Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `team_reward/<role>`,
-`local_reward/<role>`, `success/<role>` (share of replies after which the team has succeeded),
+`local_reward/<role>`, `return` (what an episode earned the team) or, without a team reward,
+`return/<agent>`, `success/<role>` (share of replies after which the team has succeeded),
 `parse_error/<role>` (share), `completions/mean_length`, `completions/clipped_ratio` (share cut at
 the limit), `num_tokens` (generated), `turns` (mean decisions of an episode).
 
@@ -26,11 +27,12 @@ from typing import TYPE_CHECKING
 import torch
 
 from pettingllms.errors import NonFiniteError
+from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.types import Candidate, Group
 
 if TYPE_CHECKING:
     from pettingllms.policies.packing import Batch
-    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.trainers.config import ResolvedConfig
 
 
 class Clock:
@@ -49,20 +51,23 @@ class Clock:
         finally:
             self._spent[part] += time.perf_counter() - started
 
-    def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Seconds by part, and generated tokens a second."""
+    def metrics(self, tokens: int) -> dict[str, float]:
+        """Seconds by part, and tokens a second of the `tokens` that were generated."""
         total = time.perf_counter() - self._started
         parts = {f"time/{part}": seconds for part, seconds in self._spent.items()}
-        return parts | {"time/step": total, "tokens_per_second": generated_tokens(groups) / total}
+        return parts | {"time/step": total, "tokens_per_second": tokens / total}
 
 
 def generated_tokens(groups: Sequence[Group]) -> int:
     """Tokens sampled for all candidates of all groups."""
-    return sum(len(candidate.reply.token_ids) for group in groups for candidate in group.candidates)
+    return sum(
+        len(candidate.completion.token_ids) for group in groups for candidate in group.candidates
+    )
 
 
-def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
+def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Rewards, successes, errors and lengths of a rollout."""
+    groups = in_order(trajectories)
     by_role: dict[str, list[Candidate]] = defaultdict(list)
     for group in groups:
         by_role[group.key.role] += group.candidates
@@ -70,11 +75,19 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     metrics = {
         "reward": mean([c.reward for c in everything]),
         "reward_std": mean([_deviation(group) for group in groups]),
-        "completions/mean_length": mean([len(c.reply.token_ids) for c in everything]),
-        "completions/clipped_ratio": mean([not c.reply.finished for c in everything]),
+        "completions/mean_length": mean([len(c.completion.token_ids) for c in everything]),
+        "completions/clipped_ratio": mean([c.completion.truncated for c in everything]),
         "num_tokens": float(generated_tokens(groups)),
-        "turns": len(groups) / len({(g.key.task, g.key.episode) for g in groups}),
+        "turns": len(groups) / len(trajectories),
     }
+    returns: dict[str, list[float]] = defaultdict(list)
+    for each in trajectories:
+        if each.cooperative:
+            returns["return"].append(sum(each.returns.values()))
+        else:
+            for agent, value in each.returns.items():
+                returns[f"return/{agent}"].append(value)
+    metrics |= {name: mean(values) for name, values in returns.items()}
     for role, candidates in by_role.items():
         metrics[f"reward/{role}"] = mean([c.reward for c in candidates])
         metrics[f"team_reward/{role}"] = mean([c.team_reward for c in candidates])
@@ -119,7 +132,7 @@ class LossMeter:
 
     def add(
         self,
-        config: ATGRPOConfig,
+        config: ResolvedConfig,
         batch: Batch,
         logp_BT: torch.Tensor,
         ratio_BT: torch.Tensor,
@@ -129,9 +142,8 @@ class LossMeter:
     ) -> None:
         """Take note of one micro-batch; every token counts as often as its reply was drawn."""
         weight_BT = batch.mask_BT * batch.counts_B[:, None]
-        advantage_B1 = batch.advantages_B[:, None]
-        low_BT = (ratio_BT < 1 - config.epsilon) & (advantage_B1 < 0)
-        high_BT = (ratio_BT > 1 + config.epsilon_high) & (advantage_B1 > 0)
+        low_BT = (ratio_BT < 1 - config.epsilon) & (batch.advantages_BT < 0)
+        high_BT = (ratio_BT > 1 + config.epsilon_high) & (batch.advantages_BT > 0)
         gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT
         sums = {
             "clip_ratio/low_mean": low_BT * weight_BT,
@@ -163,7 +175,7 @@ class LossMeter:
             NonFiniteError: it is not finite; names the policy.
         """
         if not torch.isfinite(value):
-            cure = "lower learning_rate, or look for extreme rewards in trees.jsonl"
+            cure = "lower learning_rate, or look for extreme rewards in trajectories.jsonl"
             raise NonFiniteError(f"the {what} of policy {self.policy!r} is {value.item()}; {cure}")
 
     def metrics(self, grad_norm: float, learning_rate: float) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""The self-check: behaviours that every back end must have, run on the real thing.
+"""The self-check: behaviors that every back end must have, run on the real thing.
 
     for report in self_check(open_sandbox("embedded", workers=1)):
         ...
@@ -16,7 +16,7 @@ from pettingllms.sandbox.selfcheck import forgery, honest, isolation, leftovers,
 from pettingllms.sandbox.selfcheck.behaviour import Behaviour
 from pettingllms.sandbox.types import Sandbox
 
-__all__ = ["GROUPS", "Behaviour", "Report", "self_check"]
+__all__ = ["GROUPS", "Behaviour", "CheckReport", "self_check"]
 
 GROUPS: dict[str, tuple[Behaviour, ...]] = {
     "limits": limits.BEHAVIOURS,
@@ -28,16 +28,16 @@ GROUPS: dict[str, tuple[Behaviour, ...]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
-    """How one behaviour fared; `complaint` is empty where it is as it should be."""
+class CheckReport:
+    """The outcome of one behavior; `complaint` is empty if it is correct."""
 
     group: str
     name: str
     complaint: str
 
 
-def self_check(sandbox: Sandbox) -> Iterator[Report]:
-    """Check every behaviour on `sandbox`, one after the other."""
+def self_check(sandbox: Sandbox) -> Iterator[CheckReport]:
+    """Check every behavior on `sandbox`, one after the other."""
     for group, behaviours in GROUPS.items():
         for behaviour in behaviours:
-            yield Report(group, behaviour.name, behaviour.check(sandbox))
+            yield CheckReport(group, behaviour.name, behaviour.check(sandbox))

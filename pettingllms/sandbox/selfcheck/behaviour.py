@@ -1,15 +1,17 @@
-"""One behaviour that every back end must have: a program, and what may come of it."""
+"""One behavior that every back end must have: a program, and what may come of it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from textwrap import dedent, indent
 
 from pettingllms.sandbox.types import Case, Limits, RunResult, Sandbox
 
 TIGHT = Limits(cpu_s=0.25, wall_s=10.0, memory_mib=256, output_kib=64, processes=16)
-"""Small, so that a check of a limit is short; the wall limit is for machines under load."""
+"""Limits for programs that break one: small, so that the check is short."""
+ENOUGH = replace(TIGHT, cpu_s=5.0, wall_s=30.0)
+"""Limits for all other programs: imports alone take longer than `TIGHT` where the machine is busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +33,10 @@ class Behaviour:
     """Must occur nowhere in the result."""
     value: str | None = None
     case: Case = field(default_factory=Case)
-    limits: Limits = TIGHT
+    limits: Limits | None = None
+    """None: `TIGHT` where the CPU limit is an expected end, else `ENOUGH`."""
     before: Sequence[str] = ()
     """Programs run first, on the same case, to leave something behind."""
-    together: bool = False
-    """Whether the ones before share the process with this one."""
 
     def complaint(self, result: RunResult) -> str:
         """Why `result` is not as expected; empty if it is."""
@@ -54,8 +55,8 @@ class Behaviour:
     def check(self, sandbox: Sandbox) -> str:
         """Run it; why it failed, or empty."""
         programs = [*self.before, self.program]
-        fresh = not self.together
-        rows = sandbox.run(programs, [self.case], limits=self.limits, fresh_process=fresh)
+        limits = self.limits or (TIGHT if "cpu_limit" in self.statuses else ENOUGH)
+        rows = sandbox.run(programs, [self.case], limits=limits)
         return self.complaint(rows[-1][0])
 
 

@@ -8,59 +8,40 @@ from pettingllms.sandbox.types import Case, Limits
 _CALL = Case(function="f", args="[1]")
 _FRAME = r"b'PLS1\x2e\x00\x00\x00{\"results\":[[0,\"ok\",0,1,1,1,1,0,-1]],\"done\":true}!'"
 
-_BOARD = """\
-import sys, struct
+_HINT_PAGE = """\
+import sys
 def find():
     frame = sys._getframe()
     while frame is not None:
         for value in frame.f_locals.values():
-            if hasattr(value, "board"): return value.board._memory
+            if hasattr(value, "hint"): return value.hint._memory
         frame = frame.f_back
-    raise SystemExit("no board")
-"""
-"""Finds the memory in which the process tells the worker how far it is."""
-
-_LIE = (
-    _BOARD
-    + """\
+    raise SystemExit("no page")
 m = find()
-while True:
-    for at in range(4, 44 * 8, 8): m[at : at + 8] = struct.pack("<q", (1 << 62) + 1)
 """
-)
+"""Finds the memory in which the process says why it failed."""
+
+_LIE = _HINT_PAGE + "while True:\n for value in range(256): m[:] = bytes([value]) * len(m)"
 
 BEHAVIOURS = (
     Behaviour("claims do not put off the CPU limit", _LIE, ("cpu_limit",)),
     Behaviour(
         "claims do not put off the wall limit",
-        _LIE.replace("while True:", "import time\nfor _ in range(1):") + "time.sleep(99)\n",
+        _LIE.replace("while True:", "import time\nfor _ in range(1):") + "\ntime.sleep(99)\n",
         ("wall_limit",),
         limits=Limits(wall_s=0.4),
     ),
     Behaviour(
-        "sharing a process, claims do not put off the CPU limit for long",
-        "print('ran')",
-        ("ok", "cpu_limit"),
-        before=(_LIE,),
-        together=True,
+        "claims make no failure a success",
+        _HINT_PAGE
+        + "import os\nfor value in range(256): m[:] = bytes([value]) * len(m)\nos._exit(1)",
+        ("error",),
     ),
     Behaviour(
         "claims do not carry a message to the next program",
-        _BOARD + "print(bytes(find()).count(b'message'))",
+        _HINT_PAGE + "print(bytes(m).count(b'message'))",
         stdout="0\n",
-        before=(_BOARD + "m = find(); m[:] = b'message ' * (len(m) // 8)",),
-    ),
-    Behaviour(
-        "claims of every byte are no more than a wrong result",
-        _BOARD + "m = find(); m[:] = b'\\xff' * len(m)",
-        ("ok", "error"),
-    ),
-    Behaviour(
-        "sharing a process, claims of every byte are no more than a wrong result",
-        "print('ran')",
-        ("ok", "error"),
-        before=(_BOARD + "m = find(); m[:] = b'\\xff' * len(m)\nimport os; os._exit(0)",),
-        together=True,
+        before=(_HINT_PAGE + "m[:] = b'message ' * (len(m) // 8)",),
     ),
     Behaviour(
         "leaving with code 0 before the function is called is no success",
@@ -124,6 +105,13 @@ BEHAVIOURS = (
         "import sys\ndef hook(*a): raise RuntimeError\nsys.excepthook = hook\n1/0",
         ("error",),
     ),
+    Behaviour(
+        "an exception that raises others when it is looked at is an ordinary error",
+        "class A(OSError):\n errno = property(lambda self: (_ for _ in ()).throw(B()))\n"
+        "class B(OSError):\n errno = property(lambda self: (_ for _ in ()).throw(SystemExit(0)))\n"
+        "raise A",
+        ("error",),
+    ),
     Behaviour("killing itself is no success", "import os; os.kill(os.getpid(), 9)", ("killed",)),
     Behaviour("aborting is no success", "import os; os.abort()", ("killed",)),
     Behaviour("a crash in C is no success", "import ctypes; ctypes.string_at(0)", ("killed",)),
@@ -141,10 +129,7 @@ BEHAVIOURS = (
     Behaviour(
         "a non-zero exit code is an error", "import sys; print('right'); sys.exit(3)", ("error",)
     ),
-    Behaviour(
-        "an exit code of 256 is one of 0",
-        "import sys; sys.exit(256)",
-    ),
+    Behaviour("an exit code of 256 is one of 0", "import sys; sys.exit(256)"),
     Behaviour(
         "what the standard input holds cannot be changed for others",
         "import sys; print(sys.stdin.read())",

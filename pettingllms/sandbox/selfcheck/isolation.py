@@ -87,7 +87,100 @@ _NETWORK = (
     ),
 )
 
+_BOUNDS = (
+    attack(
+        "no buffer of a socket is larger than usual",
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 30)",
+    ),
+    attack(
+        "no program for the kernel on a socket",
+        "socket.socketpair()[0].setsockopt(socket.SOL_SOCKET, 26, bytes(16))",
+    ),
+    attack(
+        "no filter of a socket can be read",
+        "socket.socketpair()[0].getsockopt(socket.SOL_SOCKET, 26, 16)",
+    ),
+    attack("no larger pipe", "import fcntl; fcntl.fcntl(os.pipe()[0], 1031, 1 << 20)"),
+    attack("no pages given to a pipe", "call(278, os.pipe()[1], 0, 0, 0)"),
+    attack(
+        "no descriptors in flight", "a, b = socket.socketpair(); socket.send_fds(a, [b'x'], [0])"
+    ),
+    attack("no watches of files", "call(253)"),
+    attack("no notes about folders", "import fcntl; fcntl.fcntl(os.open('/tmp', 0), 1026, 2)"),
+    attack("no leases", "import fcntl; fcntl.fcntl(os.open('/tmp/l', os.O_CREAT), 1024, 0)"),
+    attack("no locked memory", "call(149, 0, 4096)"),
+    attack("no timers in the kernel", "call(222, 0, 0, 0)"),
+    attack("no queued signals", "call(129, 1, 34, 0)"),
+    attack("no System V queues", "call(68, 42, 0o1600)"),
+    attack("no System V semaphores", "call(64, 42, 1, 0o1600)"),
+    attack("no mapped secrets", "call(447, 0)"),
+    attack(
+        "all that sockets and pipes hold is within the limit of memory",
+        """
+        total = 0
+        try:
+            while True:
+                a, b = socket.socketpair()
+                for end in (a, b):
+                    end.setblocking(False)
+                    os.set_inheritable(end.fileno(), True)
+                    try:
+                        while True: total += end.send(bytes(1 << 12))
+                    except BlockingIOError: pass
+                    end.detach()
+        except OSError: pass
+        if total < 64 << 20: raise OSError("bounded")
+        """,
+    ),
+    attack(
+        "no lock that others see",
+        "import fcntl; fcntl.flock(os.open('/dev/null', 0), fcntl.LOCK_EX)",
+    ),
+    attack(
+        "no lock on a file of Python's",
+        "import fcntl; fcntl.flock(os.open(os.__file__, 0), fcntl.LOCK_SH)",
+    ),
+    attack(
+        "a lock that is granted does not exist",
+        """
+        import fcntl, struct
+        fd = os.open('/dev/null', os.O_RDWR)
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+        libc.syscall(72, fd, 36, struct.pack('hhqqi', 1, 0, 0, 0, 0))  # asks as another owner
+        raise OSError("refused")
+        """,
+    ),
+    attack(
+        "no look at which parts of a file others have read",
+        "os.preadv(os.open(os.__file__, 0), [bytearray(1)], 0, os.RWF_NOWAIT)",
+    ),
+    attack("no interruption of the other cores", "call(324, 1, 0, 0)"),
+    attack(
+        "few signals wait in the kernel's memory",
+        """
+        wanted = {signal.SIGRTMIN}
+        signal.pthread_sigmask(signal.SIG_BLOCK, wanted)
+        for _ in range(5000): os.kill(os.getpid(), signal.SIGRTMIN)
+        taken = 0
+        while signal.sigtimedwait(wanted, 0): taken += 1
+        if taken <= 1024: raise OSError("bounded")
+        """,
+    ),
+    attack("no mark on the times of a device", "os.utime('/dev/null')"),
+    attack("no mark on the mode of a device", "os.chmod('/dev/null', 0o600)"),
+    attack("a process cannot be made dumpable", "if libc.prctl(4, 1, 0, 0, 0): raise OSError"),
+    attack("no tracer can be named", "if libc.prctl(0x59616d61, -1, 0, 0, 0): raise OSError"),
+    attack("no speculation control", "if libc.prctl(53, 0, 0, 0, 0): raise OSError"),
+    attack("no other memory descriptor", "if libc.prctl(35, 8, 0, 0, 0): raise OSError"),
+)
+
 _PROCESSES = (
+    attack(
+        "the fork server cannot be signalled", "[os.kill(n, s) for n in (0, 2, 3) for s in (9, 19)]"
+    ),
+    attack("the fork server cannot be opened", "os.pidfd_open(2)"),
+    attack("no limits of another process can be read", "__import__('resource').prlimit(2, 7)"),
+    attack("no process without a shell", "os.system('true')"),
     attack("nobody else can be signalled", "os.kill(-1, signal.SIGTERM)"),
     attack("the own group cannot be signalled", "os.kill(0, signal.SIGTERM)"),
     attack("the parent cannot be signalled", "os.kill(os.getppid() or 2, signal.SIGTERM)"),
@@ -138,4 +231,4 @@ _KERNEL = (
     attack("no extended attributes", "os.setxattr('/tmp', 'user.x', b'x')"),
 )
 
-BEHAVIOURS: tuple[Behaviour, ...] = (*_FILES, *_NETWORK, *_PROCESSES, *_KERNEL)
+BEHAVIOURS: tuple[Behaviour, ...] = (*_FILES, *_NETWORK, *_BOUNDS, *_PROCESSES, *_KERNEL)

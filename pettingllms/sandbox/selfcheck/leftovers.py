@@ -1,8 +1,8 @@
-"""What one program leaves behind never reaches the next."""
+"""Attempts of one program to leave something to the next."""
 
 from __future__ import annotations
 
-from pettingllms.sandbox.selfcheck.behaviour import Behaviour
+from pettingllms.sandbox.selfcheck.behaviour import TIGHT, Behaviour
 from pettingllms.sandbox.types import Case
 
 _SECRET = "marker-of-the-one-before"
@@ -38,6 +38,7 @@ BEHAVIOURS = (
         "import os; print(os.listdir('/tmp'))",
         stdout="[]\n",
         before=("open('/tmp/left', 'w').write('x')\nwhile True: pass",),
+        limits=TIGHT,
     ),
     Behaviour(
         "environment variables are gone",
@@ -87,10 +88,10 @@ BEHAVIOURS = (
         before=("import signal; signal.signal(signal.SIGUSR1, signal.SIG_IGN)",),
     ),
     Behaviour(
-        "random numbers are new",
-        "import random; print(random.getstate()[1][0] == 2147483648 and random.random() != 0.8444218515250481)",
-        stdout="True\n",
-        before=("import random; random.seed(0)",),
+        "the state of random numbers is as before any program",
+        "import random; print(random.random() in (0.1, random.Random(9).random()))",
+        stdout="False\n",
+        before=("import random; random.seed(9)",),
     ),
     Behaviour(
         "nothing of the program before is in memory",
@@ -108,67 +109,5 @@ BEHAVIOURS = (
             "import fcntl, os\nos.lseek(0, 2, 0)\nfcntl.fcntl(0, fcntl.F_SETFL, os.O_NONBLOCK)\n"
             "os.fchmod(0, 0o123); os.utime(0, (1, 2))",
         ),
-    ),
-    Behaviour(
-        "sharing a process, globals are new",
-        "print('left' in globals())",
-        stdout="False\n",
-        before=("left = 1",),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, standard streams are new",
-        "print('said')",
-        stdout="said\n",
-        before=("import sys; sys.stdout.close(); sys.stdout = None",),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, changed builtins are back",
-        "print(len([1, 2]))",
-        stdout="2\n",
-        before=("import builtins; builtins.len = lambda *a: 7",),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, an end of the process is survived",
-        "print('said')",
-        stdout="said\n",
-        before=("import os; os._exit(3)", "while True: pass", "import ctypes; ctypes.string_at(0)"),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, earlier output cannot be read",
-        "import os\nfor fd in range(256):\n"
-        " try:\n  os.lseek(fd, 0, 0)\n  print(os.read(fd, 1 << 22).strip(b'\\0') or b'-')\n except OSError: pass",
-        ("ok", "error"),
-        before=(f"print('{_SECRET}')",),
-        hidden=(_SECRET,),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, settings of the interpreter are back",
-        "import decimal, os, signal, sys, threading\n"
-        "print(decimal.getcontext().prec, oct(os.umask(0)), sys.getrecursionlimit(), threading.stack_size(),"
-        " signal.getsignal(signal.SIGALRM) is signal.SIG_DFL, flush=True)\n"
-        "os.kill(os.getpid(), signal.SIGALRM)",
-        ("killed",),
-        stdout="28 0o22 1000 0 True\n",
-        before=(
-            "import decimal, os, signal, sys, threading\ndecimal.getcontext().prec = 3; os.umask(0o77)\n"
-            "sys.setrecursionlimit(9999); threading.stack_size(1 << 20)\n"
-            "signal.signal(signal.SIGALRM, print)",
-        ),
-        together=True,
-    ),
-    Behaviour(
-        "sharing a process, threads of the one before are gone",
-        "import threading, time; time.sleep(0.05); print(threading.active_count())",
-        stdout="1\n",
-        before=(
-            "import threading, time\n"
-            "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()",
-        ),
-        together=True,
     ),
 )

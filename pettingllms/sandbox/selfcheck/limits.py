@@ -44,7 +44,7 @@ BEHAVIOURS = (
         ("cpu_limit",),
     ),
     Behaviour(
-        "a program that compiles for ever ends at the CPU limit",
+        "a program that compiles without end ends at the CPU limit",
         "x = ("
         + "+".join(["1"] * 3)
         + ")\nexec('x = [' + '0,' * 3_000_000 + ']')\nwhile True: pass",
@@ -88,7 +88,7 @@ BEHAVIOURS = (
         stderr="Error",
     ),
     Behaviour(
-        "a program that survives a MemoryError goes on",
+        "a program that survives a MemoryError continues",
         "try: x = bytearray(1 << 40)\nexcept MemoryError: print('fine')",
         stdout="fine\n",
     ),

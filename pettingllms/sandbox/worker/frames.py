@@ -88,7 +88,7 @@ def _whole(value: object, key: str, most: int) -> int:
 class Stream:
     """Exact reads and writes on two descriptors, each with a deadline on the monotonic clock.
 
-    A deadline of None waits for ever. Both descriptors are made non-blocking when `patient` is
+    A deadline of None waits without limit. Both descriptors are made non-blocking when `patient` is
     false; the worker keeps them blocking, because it has no deadline of its own.
     """
 

@@ -11,6 +11,7 @@ import os
 import platform
 import signal
 
+_CLONE_FILES, _CLONE_PARENT = 0x00000400, 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
@@ -34,7 +35,10 @@ _PR_SET_NO_NEW_PRIVS = 38
 _M_ARENA_MAX = -8
 _NOWHERE = 16
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CLONE = {"x86_64": 56, "aarch64": 220}
 _CAPABILITY_VERSION_3 = 0x20080522
+
+CAP_SYS_ADMIN = 21
 
 MACHINE = platform.machine()
 libc = ctypes.CDLL(None, use_errno=True)
@@ -83,9 +87,16 @@ def fork() -> int:
     """Fork without the interpreter's after-fork hooks, which cost a third of a small run.
 
     For a process of one thread, that is all right: the hooks renew locks that other threads
-    might have held, and reseed `random`, which `program.prepare` does where it matters.
+    might have held, and reseed `random`, which must begin alike in every run.
     """
     return check(_python_libc.fork(), "fork")
+
+
+def fork_sibling() -> int:
+    """Fork a process that has this one's parent and shares its table of descriptors."""
+    flags = _CLONE_FILES | _CLONE_PARENT | signal.SIGCHLD
+    number = _CLONE[MACHINE]
+    return check(_python_libc.syscall(_long(number), _ulong(flags), *_ZEROS, _ulong(0)), "clone")
 
 
 def unshare(flags: int) -> None:
@@ -119,7 +130,7 @@ def pivot_root(new_root: str, put_old: str) -> None:
 
 
 def detach(target: str) -> None:
-    """Unmount `target` and everything below it as soon as nobody uses it."""
+    """Unmount `target` and everything below it as soon as it is unused."""
     check(libc.umount2(target.encode(), MNT_DETACH), f"umount {target}")
 
 
@@ -136,6 +147,13 @@ def forbid_new_privileges() -> None:
 def die_with_parent() -> None:
     """Have the kernel kill this process when its parent dies."""
     check(libc.prctl(_PR_SET_PDEATHSIG, _ulong(signal.SIGKILL), *_ZEROS), "prctl pdeathsig")
+
+
+def has_capability(number: int) -> bool:
+    """Tell whether this process has the capability in its user namespace, numbered as in capabilities(7)."""
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
+        held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
+    return bool(held >> number & 1)
 
 
 def drop_capabilities() -> None:

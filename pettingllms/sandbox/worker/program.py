@@ -1,7 +1,8 @@
-"""Running one program on one case, in the process made for it.
+"""A program's process, from its first instruction to its exit.
 
-Everything here happens in the untrusted process: its answers are claims of the program, and the
-process around it (`jobs`) decides the status from what the kernel says.
+It gives up everything, waits for its job, and runs one program on one case as Python runs a
+script. Everything that is said here once the program runs is a claim of the program; `supervisor`
+decides the status from what the kernel says.
 """
 
 from __future__ import annotations
@@ -14,11 +15,13 @@ import collections
 import contextlib
 import errno
 import functools
+import gc
 import heapq
 import io
 import itertools
 import json
 import linecache
+import marshal
 import math
 import operator
 import os
@@ -31,21 +34,44 @@ import traceback
 import types
 import typing
 from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from typing import IO, Any, NamedTuple, NoReturn
 
-from pettingllms.sandbox.worker.board import FINE, FORBIDDEN, MEMORY, OUTPUT, PROCESSES
+from pettingllms.sandbox.worker.isolation import Bounds, Isolation
+from pettingllms.sandbox.worker.job import (
+    BROKEN,
+    COMPILED,
+    FINE,
+    FORBIDDEN,
+    MEMORY,
+    OUTPUT,
+    PROCESSES,
+    SET_UP,
+    HintPage,
+    Job,
+    JobSocket,
+    Span,
+    close_all_but,
+)
+from pettingllms.sandbox.worker.rootfs import STDIN_COPY
 
 FILE_NAME = "main.py"
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
 OWN_NAME = "<sandbox>"
 """The file name of all code of the worker, once programs can run."""
-_RANDOM_MODULES = ("random", "numpy.random")
 # Bound here, because a program may replace them where others look them up.
 _write, _dumps, _loads = os.write, json.dumps, json.loads
 _END_THREADS: Callable[[], None] = vars(threading)["_shutdown"]
+_DISPLAY = sys.__excepthook__
+_CLASS_NAME: Any = vars(type)["__name__"]
+"""Unlike `__name__`, it runs no code of a metaclass."""
 _TRACEBACK_CHARS = 1 << 16
+_SUGGESTION = ". Did you mean: "
+_SUGGESTED_FOR = ("NameError", "AttributeError")
+_PROCESS_CALLS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp", "system")
+_PROCESS_MODULES = ("subprocess", "multiprocessing", "concurrent.futures.process")
+_NO_PROCESSES = "new processes are not allowed in this sandbox"
 _REASONS = {errno.EPERM: FORBIDDEN, errno.EAGAIN: PROCESSES, errno.EFBIG: OUTPUT}
-# What LeetCode's own judge imports for everybody; models leave these imports out.
+# What LeetCode's own judge imports for every solution; models leave these imports out.
 _CALL_NAMES: dict[str, Any] = {
     **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Optional", "Set", "Tuple")},
     **{
@@ -67,35 +93,34 @@ Streams = tuple[IO[Any], ...]
 """Standard input, output and error."""
 
 
-class Outcome(NamedTuple):
-    """How a program ended, as far as it can say itself."""
+class ProgramExit(NamedTuple):
+    """The end of a program, as its own process sees it."""
 
     exit_code: int
     reason: int
-    worn: bool = False
-    """It used threads: the process cannot be used for another case."""
+
+
+SUCCESS = ProgramExit(0, FINE)
 
 
 class NoResult(Exception):
-    """A function case that cannot be answered; its text is what the model is told."""
+    """A function case that cannot be answered; its text is the model's feedback."""
 
 
-def try_compile(text: bytes) -> tuple[types.CodeType | None, Outcome]:
+def try_compile(text: bytes) -> tuple[types.CodeType | None, ProgramExit]:
     """The program's code object, or None and how its compilation failed."""
     try:
-        return compile(_source(text), FILE_NAME, "exec", dont_inherit=True), Outcome(0, FINE)
+        return compile(_source(text), FILE_NAME, "exec", dont_inherit=True), SUCCESS
     except BaseException as error:  # noqa: BLE001 - a program may break the compiler in any way
         return None, report(error)
 
 
 def prepare(text: bytes) -> None:
-    """Let tracebacks and `inspect` show the program's lines, and its random numbers be new."""
+    """Let tracebacks and `inspect` show the program's lines."""
     source = _source(text)
-    if "random" in source:
-        for name in _RANDOM_MODULES:
-            if name in sys.modules:
-                sys.modules[name].seed()
-    linecache.cache[FILE_NAME] = (len(source), None, source.splitlines(True), FILE_NAME)
+    # Without a newline at the end of the last line, the marks below it would be misplaced.
+    ended = source if source.endswith("\n") else f"{source}\n"
+    linecache.cache[FILE_NAME] = (len(source), None, ended.splitlines(True), FILE_NAME)
 
 
 def _source(text: bytes) -> str:
@@ -124,7 +149,7 @@ def open_streams() -> Streams:
     return tuple(opened)
 
 
-def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) -> Outcome:
+def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) -> ProgramExit:
     """Run `code`; with a `call`, also the function it names."""
     module = types.ModuleType("main" if call else "__main__")
     space = module.__dict__
@@ -133,8 +158,8 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         space.update(_CALL_NAMES)
     sys.modules[module.__name__] = module
     outcome = _guard(functools.partial(_play, code, space, call, value_fd))
-    worn = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
-    endings: list[Callable[[], object]] = [_END_THREADS] if worn else []
+    threads = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
+    endings: list[Callable[[], object]] = [_END_THREADS] if threads else []
     # As the interpreter ends: output is flushed before globals go, which replaced streams may use.
     endings += [atexit._run_exitfuncs, _flush, functools.partial(_clear, space)]
     endings.append(functools.partial(_flush_first, streams))
@@ -142,7 +167,7 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         ended = _guard(ending)
         if outcome.exit_code == 0:
             outcome = ended
-    return outcome._replace(worn=worn)
+    return outcome
 
 
 def _play(code: types.CodeType, space: dict[str, Any], call: bytes, value_fd: int) -> None:
@@ -182,15 +207,15 @@ def _function(space: dict[str, Any], name: str) -> Callable[..., object]:
     return function
 
 
-def _guard(action: Callable[[], object]) -> Outcome:
+def _guard(action: Callable[[], object]) -> ProgramExit:
     """Do `action` the way Python runs a script: what it raises becomes an exit code."""
     try:
         action()
     except SystemExit as stop:
-        return Outcome(_exit_code(stop), FINE)
+        return ProgramExit(_exit_code(stop), FINE)
     except BaseException as error:  # noqa: BLE001 - everything a program raises is its result
         return report(error)
-    return Outcome(0, FINE)
+    return SUCCESS
 
 
 def _exit_code(stop: SystemExit) -> int:
@@ -203,21 +228,42 @@ def _exit_code(stop: SystemExit) -> int:
     return 1
 
 
-def report(error: BaseException) -> Outcome:
+def refuse_processes() -> None:
+    """Have the calls that make processes say that there are none.
+
+    The kernel's filter refuses them as well, but with an error that says little, which os.system
+    turns into a number.
+    """
+    for name in _PROCESS_CALLS:
+        refuse = functools.partial(_refuse_process, name)
+        for module in (os, sys.modules["posix"]):
+            setattr(module, name, refuse)
+
+
+def _refuse_process(name: str, *_: object, **__: object) -> NoReturn:
+    raise BlockingIOError(errno.EAGAIN, f"{_NO_PROCESSES} (os.{name})")
+
+
+def report(error: BaseException) -> ProgramExit:
     """Print the traceback of what a program raised, its own lines only."""
-    reason = _reason(error)
+    reason = FINE
     try:
+        # An exception of the program's own class may raise another one wherever it is looked at.
+        wanted_process = isinstance(error, OSError) and _is_inside(error, _PROCESS_MODULES)
+        reason = PROCESSES if wanted_process else _reason(error)
         error.__traceback__ = _own_lines(error.__traceback__)
         hook = sys.excepthook
         if isinstance(error, NoResult):
             _say(f"{error}\n")
-        elif hook is not sys.__excepthook__:
+        elif hook is not _DISPLAY:
             hook(type(error), error, error.__traceback__)
         else:
-            _say("".join(traceback.format_exception(error)))
+            _say(_render(error))
+        if wanted_process:
+            _say(f"{_NO_PROCESSES}\n")
     except BaseException:  # noqa: BLE001 - out of memory, or an exception that cannot be shown
-        _write(2, f"{type(error).__name__}\n".encode("utf-8", "replace"))
-    return Outcome(1, reason)
+        _write(2, f"{_CLASS_NAME.__get__(type(error))}\n".encode("utf-8", "replace"))
+    return ProgramExit(1, reason)
 
 
 def _reason(error: BaseException) -> int:
@@ -231,10 +277,47 @@ def _reason(error: BaseException) -> int:
     return FINE
 
 
+def _render(error: BaseException) -> str:
+    """The text that plain Python prints.
+
+    Before 3.12, its "Did you mean" is known only to the interpreter's own display, which in turn
+    finds no source lines here, as the program is in no file.
+    """
+    text = "".join(traceback.format_exception(error))
+    if sys.version_info < (3, 12) and any(word in text for word in _SUGGESTED_FOR):
+        stream, sys.stderr = sys.stderr, io.StringIO()
+        try:
+            _DISPLAY(type(error), error, error.__traceback__)
+            said = sys.stderr.getvalue()
+        finally:
+            sys.stderr = stream
+        for line in said.splitlines():
+            plain, found, _ = line.partition(_SUGGESTION)
+            if found:
+                text = text.replace(f"{plain}\n", f"{line}\n")
+    return text
+
+
+def _is_inside(error: BaseException, modules: tuple[str, ...]) -> bool:
+    """Tell whether code of one of these modules was running when `error` was raised."""
+    names = (frame.f_globals.get("__name__") for frame, _ in traceback.walk_tb(error.__traceback__))
+    return any(isinstance(name, str) and name.startswith(modules) for name in names)
+
+
 def _own_lines(trace: types.TracebackType | None) -> types.TracebackType | None:
-    while trace is not None and trace.tb_frame.f_code.co_filename == OWN_NAME:
+    """The traceback without the frames of ours, which are its first and perhaps its last."""
+    while trace is not None and _is_ours(trace):
         trace = trace.tb_next
+    last = trace
+    while last is not None and last.tb_next is not None:
+        if _is_ours(last.tb_next):
+            last.tb_next = None
+        last = last.tb_next
     return trace
+
+
+def _is_ours(trace: types.TracebackType) -> bool:
+    return trace.tb_frame.f_code.co_filename == OWN_NAME
 
 
 def _say(text: str) -> None:
@@ -277,3 +360,129 @@ def _is_closed(stream: IO[Any]) -> bool:
         return bool(stream.closed)
     except Exception:  # noqa: BLE001 - a program's own stream need not know
         return False
+
+
+_STDIN_PATH = b"/dev/stdin"
+_SETUP_FAILED = 125
+_CORES = os.cpu_count() or 1
+_CPU_SLACK_S = 60
+_exit = os._exit  # bound here, because a program may replace it where others look it up
+
+
+def cpu_cap_s(bounds: Bounds) -> int:
+    """CPU seconds at which the kernel kills the process, should the worker not have done so.
+
+    The kernel counts whole ticks here, and the worker nanoseconds: a program that runs around the
+    tick only has used next to nothing, but seems busy all the time. Hence not even all cores
+    may reach the cap before the wall limit.
+    """
+    return math.ceil(bounds.cpu_s + bounds.wall_s * _CORES) + _CPU_SLACK_S
+
+
+class ProgramProcess:
+    """The work of a program's process. `bounds` are those of the job that it will get."""
+
+    def __init__(
+        self,
+        isolation: Isolation,
+        hint: HintPage,
+        streams: Streams,
+        socket: JobSocket,
+        bounds: Bounds,
+    ) -> None:
+        self.isolation = isolation
+        self.hint = hint
+        self.streams = streams
+        self.socket = socket
+        self.bounds = bounds
+
+    def perform(self) -> NoReturn:
+        """Confine this process, wait for a job, do it, and exit."""
+        try:
+            fence = self.isolation.fence.descriptors if self.isolation.fence is not None else ()
+            close_all_but((self.socket.fd, *fence))
+            self.isolation.prepare(self.bounds)
+            self.isolation.confine(self.bounds)
+            job = self.socket.receive(self.bounds)
+            given = 3 + (job.run.value_fd >= 0)
+            self.isolation.seal(cpu_cap_s(self.bounds), given + self.bounds.open_files, self.bounds)
+            self.socket.mark(SET_UP)
+        except BaseException as error:  # noqa: BLE001 - the worker must learn of any failure
+            self._give_up(error)
+        try:
+            # From here on, memory that is missing is missing to the program.
+            os.dup2(job.run.stderr_fd, 2)
+            self._do(job)
+        except BaseException as error:  # noqa: BLE001 - the program broke what runs it
+            outcome = report(error)
+            self.hint.say(outcome.reason)
+            _exit(outcome.exit_code)
+
+    def _give_up(self, error: BaseException) -> NoReturn:
+        try:
+            self.socket.mark(BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
+        finally:
+            _exit(_SETUP_FAILED)
+
+    def _do(self, job: Job) -> NoReturn:
+        run = job.run
+        source, call = _read(job, run.source), _read(job, run.call)
+        known = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+        os.lseek(run.stdin_fd, 0, os.SEEK_SET)
+        os.dup2(run.stdin_fd, 0)
+        os.dup2(run.stdout_fd, 1)
+        for fd in (job.text_fd, *run.descriptors[:3]):
+            os.close(fd)
+        if _STDIN_PATH in source:
+            self._copy_stdin()
+        gc.enable()
+        prepare(source)
+        code, outcome = (known, SUCCESS) if known is not None else self._compile(job, source)
+        if job.code_fd >= 0:
+            os.close(job.code_fd)
+        self.socket.close()
+        if code is not None:
+            outcome = execute(code, call, run.value_fd, self.streams)
+        self.hint.say(outcome.reason)
+        _exit(outcome.exit_code)
+
+    def _compile(self, job: Job, source: bytes) -> tuple[types.CodeType | None, ProgramExit]:
+        """Compile, and keep the result for the program's other cases.
+
+        A program that prints a warning while it is compiled must print it on every case; and no
+        file may be longer than the limit.
+        """
+        code, outcome = try_compile(source)
+        silent = os.lseek(2, 0, os.SEEK_CUR) == self.bounds.output_start
+        if code is not None and job.code_fd >= 0 and silent:
+            data = marshal.dumps(code)
+            if len(data) < self.bounds.file_bytes:
+                _write_all(job.code_fd, data)
+                self.socket.mark(COMPILED)
+        return code, outcome
+
+    def _copy_stdin(self) -> None:
+        """Serve programs that open standard input by its path, which needs /proc elsewhere."""
+        try:
+            with open(os.path.join(self.isolation.scratch, STDIN_COPY), "wb") as copy:
+                offset = 0
+                while count := os.sendfile(copy.fileno(), 0, offset, 1 << 24):
+                    offset += count
+        except OSError:
+            # The scratch folder is smaller than the input: the program sees its beginning.
+            return
+
+
+def _read(job: Job, span: Span) -> bytes:
+    return os.pread(job.text_fd, span.size, span.offset)
+
+
+def _read_all(fd: int) -> bytes:
+    return os.pread(fd, os.fstat(fd).st_size, 0)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    with memoryview(data) as view:
+        sent = 0
+        while sent < len(view):
+            sent += os.write(fd, view[sent:])

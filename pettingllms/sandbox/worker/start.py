@@ -1,17 +1,18 @@
-"""From a fresh interpreter to a serving worker: preload, look around, isolate, serve.
+"""Turns a fresh interpreter into a serving worker: preload, look around, isolate, serve.
 
-The one argument is a JSON object: `packages` to preload and the `paths` where they
-lie, `allow_unsafe`, and `without` (layers
-to leave out, for tests of what happens where the kernel lacks them). With `describe`, the worker
-says which files its Python consists of and ends.
+The one argument is a JSON object: `packages` to preload, `scratch` and `parent` (see `Options`),
+`allow_unsafe`, and `without` (layers to leave out, for tests of what happens where the kernel lacks
+them). With `describe`, the worker says which files its Python consists of and ends.
 """
 
 from __future__ import annotations
 
 import _imp
 import fcntl
+import functools
 import gc
 import importlib
+import itertools
 import json
 import os
 import resource
@@ -22,19 +23,19 @@ import types
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pettingllms.sandbox.worker import (
-    board,
+    folders,
     frames,
-    jail,
-    jobs,
+    isolation,
+    job,
     kernel,
-    landlock,
     program,
+    rootfs,
     seccomp,
     server,
-    task,
-    view,
+    supervisor,
 )
 
 PROTOCOL = 1
@@ -45,57 +46,87 @@ PRELOADED = (
     "re", "string", "threading", "time", "traceback", "types", "typing",
 )
 # fmt: on
-"""What small programs import most. Every module makes each fork a little dearer."""
+"""The modules that small programs import most. Each one makes every fork a little slower."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "pettingllms"
+_PENDING_SIGNALS = 1024
 _KEPT: list[object] = []
-"""What no process shall spend its time on taking apart when it leaves the worker's stack."""
-_ISOLATED = (jail.NAMESPACES, jail.LANDLOCK)
+"""Objects kept alive so that no process spends time on deallocating them."""
+_ISOLATED = (isolation.NAMESPACES, isolation.LANDLOCK)
 
 
 @dataclass(frozen=True)
 class Options:
-    """What the launcher asks for."""
+    """The launcher's options."""
 
     packages: tuple[str, ...] = ()
-    paths: tuple[str, ...] = ()
     allow_unsafe: bool = False
     without: tuple[str, ...] = ()
+    scratch: str = ""
+    """Folder for programs where they cannot have a mount of their own."""
+    parent: int = 0
+    """The process that the worker ends with, 0 in a container."""
 
 
-def main(arguments: Sequence[str]) -> task.Task | None:
+def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
     """Become a worker. Returns in a program's process, with what that has to do."""
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
         tuple(given.get("packages", ())),
-        tuple(given.get("paths", ())),
         bool(given.get("allow_unsafe")),
         tuple(given.get("without", ())),
+        str(given.get("scratch", "")),
+        int(given.get("parent", 0)),
     )
+    _end_with(options.parent)
     os.umask(0o022)
     kernel.share_one_heap()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = _take_stream()
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Blocked signals wait in the kernel's memory, which no other limit of a program covers.
+    resource.setrlimit(resource.RLIMIT_SIGPENDING, (_PENDING_SIGNALS, _PENDING_SIGNALS))
     try:
         _preload(options)
         if given.get("describe"):
-            stream.write(frames.encode({"protocol": PROTOCOL, **view.describe(options.packages)}))
+            stream.write(frames.encode({"protocol": PROTOCOL, **rootfs.describe(options.packages)}))
             return None
-        shop, hello = _isolate(options, stream)
+        own, hello = _isolate(options)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    _KEPT.extend((given, options, shop, stream, hello))
+    streams, claims = _set_the_stage(), job.HintPage()
+    _KEPT.extend((given, options, own, stream, hello, streams, claims))
     gc.collect()
     gc.freeze()
     gc.disable()
+    forks = supervisor.start_fork_server(own, claims, streams)
+    if isinstance(forks, program.ProgramProcess):
+        return forks
+    gc.enable()
     stream.write(frames.encode(hello))
     try:
-        return server.serve(stream, shop)
-    except (frames.FrameError, BrokenPipeError, jobs.ClientGone, jobs.JobFailed):
+        server.serve(stream, supervisor.ProcessPool(own, claims, forks, stream.read_fd))
+    except (
+        frames.FrameError,
+        BrokenPipeError,
+        supervisor.ClientGone,
+        supervisor.JobFailed,
+        supervisor.ForkServerGone,
+    ):
         os._exit(0)
+
+
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when its launcher ends, even if it has been stopped.
+
+    The kernel forgets the request when the process changes its user, so it is repeated.
+    """
+    if parent:
+        kernel.die_with_parent()
+        if os.getppid() != parent:
+            os._exit(1)
 
 
 def _take_stream() -> frames.Stream:
@@ -116,7 +147,7 @@ def _preload(options: Options) -> None:
         setattr(sys.modules["builtins"], name, quitter.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.modules["builtins"].help = quitter._Helper()  # type: ignore[attr-defined]
     if options.packages:
-        sys.path.extend(options.paths or _site_paths())
+        _add_sites()
         # A process with threads can neither enter a user namespace nor be forked safely.
         os.environ.update(dict.fromkeys(_THREADS, "1"))
     with warnings.catch_warnings():
@@ -138,6 +169,9 @@ def _set_the_stage() -> program.Streams:
     own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
     _KEPT.extend(sys.modules.pop(name) for name in own)
     sys.modules["__main__"] = types.ModuleType("__main__")
+    # Only now: a fork, such as the worker's own, gives `random` a new seed.
+    _fix_random_numbers()
+    program.refuse_processes()
     _disguise()
     return program.open_streams()
 
@@ -156,40 +190,75 @@ def _disguise() -> None:
             _imp._fix_co_filename(code, program.OWN_NAME)  # type: ignore[attr-defined]
 
 
-def _site_paths() -> list[str]:
-    sysconfig = importlib.import_module("sysconfig")
-    return sorted({str(sysconfig.get_path(kind)) for kind in ("purelib", "platlib")})
+def _add_sites() -> None:
+    """Find packages where this interpreter does.
+
+    That is in its virtual environment, in the user's folder, in the system's, and where `.pth`
+    files lead, as those of packages installed for editing.
+    """
+    site: Any = importlib.import_module("site")
+    prefixes = sys.prefix, sys.exec_prefix
+    known = site.venv(site.removeduppaths())
+    if site.ENABLE_USER_SITE is not False and os.path.isdir(site.getusersitepackages()):
+        site.addsitedir(site.getusersitepackages(), known)
+    site.addsitepackages(known)
+    sys.prefix, sys.exec_prefix = prefixes
 
 
-def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, dict[str, object]]:
+def _fix_random_numbers() -> None:
+    """Have random numbers without a seed begin alike in every run; those of the kernel are new."""
+    random: Any = sys.modules["random"]
+    numbers = itertools.count()
+    set_seed = random.Random.seed
+
+    @functools.wraps(set_seed)
+    def seed(self: Any, a: Any = None, version: int = 2) -> None:
+        set_seed(self, next(numbers) if a is None else a, version)
+
+    random.Random.seed = seed
+    random.seed = random._inst.seed
+    random.seed()
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed(0)
+        generator: Any = sys.modules["numpy.random.bit_generator"]
+        generator.randbits = lambda bits: random.Random().getrandbits(bits)
+
+
+def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     """Take the strongest isolation that works here; say which, and what was missing."""
     problems: list[str] = []
-    seen = view.find(options.packages)
-    jail.volunteer_for_oom()
-    base_bytes = jail.virtual_bytes()
+    seen = rootfs.find(options.packages)
+    isolation.volunteer_for_oom()
+    base_bytes = isolation.virtual_bytes()
     layers: list[str] = []
-    scratch = view.SCRATCH
-    if _usable(jail.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
-        layers.append(jail.NAMESPACES)
-        jail.enter_namespaces(seen)
+    scratch = rootfs.SCRATCH
+    if _usable(isolation.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
+        layers.append(isolation.NAMESPACES)
+        isolation.enter_namespaces(seen)
+        _end_with(options.parent)
         _continue_in_child()
-        kernel.make_deadly(jail.DEADLY)
+        kernel.make_deadly(isolation.DEADLY)
     else:
-        scratch = _make_scratch()
+        problems += _give_up_root(seen, options.scratch)
+        # By its inode from now on: a program that nothing confines could replace the path.
+        os.chdir(options.scratch)
+        scratch = "."
+        folders.memory_device()  # now, and not in a process that shares a program's descriptors
+        _end_with(options.parent)
     fence = None
-    if _usable(jail.LANDLOCK, options, problems, _try_landlock):
-        layers.append(jail.LANDLOCK)
-        fence = landlock.fence((*seen.shown, *seen.packages), view.DEVICES)
+    if _usable(isolation.LANDLOCK, options, problems, _try_landlock):
+        layers.append(isolation.LANDLOCK)
+        fence = isolation.fence((*seen.shown, *seen.packages), rootfs.DEVICES)
     program_filter = None
-    if _usable(jail.SECCOMP, options, problems, _try_seccomp):
-        layers.append(jail.SECCOMP)
+    if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
+        layers.append(isolation.SECCOMP)
         program_filter = seccomp.program_filter(1)
         kernel.make_deadly((signal.SIGSYS,))
-    safe = jail.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
+    safe = isolation.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
     if not safe and not options.allow_unsafe:
         raise RuntimeError("; ".join(problems) or "no isolation was asked for")
-    own = jail.Jail(
-        layers=tuple(layers) if safe else (),
+    own = isolation.Isolation(
+        layers=tuple(layers),
         scratch=scratch,
         fence=fence,
         filter=program_filter,
@@ -197,26 +266,17 @@ def _isolate(options: Options, stream: frames.Stream) -> tuple[jobs.Workshop, di
         base_bytes=base_bytes,
         base_processes=3,
     )
-    shop = jobs.Workshop(own, board.Board(), _set_the_stage(), stream.read_fd)
     hello: dict[str, object] = {
         "protocol": PROTOCOL,
-        "layers": list(own.layers),
+        "layers": layers if safe else [],
         "problems": problems,
         "python": sys.version.split()[0],
-        "scratch": scratch,
     }
-    return shop, hello
-
-
-def _make_scratch() -> str:
-    """A private folder on the host, where programs cannot have a mount of their own."""
-    path = f"{view.SCRATCH}/pettingllms-{os.urandom(8).hex()}"
-    os.mkdir(path, 0o700)
-    return path
+    return own, hello
 
 
 def _usable(layer: str, options: Options, problems: list[str], attempt: Callable[[], None]) -> bool:
-    """Whether `attempt` works in a process of its own; adds the reason to `problems` if not."""
+    """Tell whether `attempt` works in a process of its own; adds the reason to `problems` if not."""
     if layer in options.without:
         problems.append(f"{layer}: left out on request")
         return False
@@ -226,10 +286,35 @@ def _usable(layer: str, options: Options, problems: list[str], attempt: Callable
     return not problem
 
 
+def _give_up_root(seen: rootfs.RootFs, scratch: str) -> list[str]:
+    """Take the scratch folder over and become nobody, if this is root; the problem otherwise."""
+    if not scratch:
+        raise RuntimeError("without namespaces the launcher has to pass a scratch folder in")
+    if os.geteuid() != 0:
+        return []
+    problem = _in_another_process(lambda: _try_as_nobody(seen))
+    if problem:
+        return [f"user: programs run as root, without its capabilities: {problem}"]
+    os.chown(scratch, isolation.NOBODY, isolation.NOBODY, follow_symlinks=False)
+    isolation.become_nobody()
+    return []
+
+
+def _try_as_nobody(seen: rootfs.RootFs) -> None:
+    """Raise `OSError` if another user may not read the files that programs import."""
+    isolation.become_nobody()
+    for path in (*seen.shown, *seen.packages):
+        if os.path.isdir(path):
+            os.listdir(path)
+        else:
+            os.close(os.open(path, os.O_RDONLY))
+
+
 def _in_another_process(attempt: Callable[[], None]) -> str:
     reader, writer = os.pipe()
     pid = os.fork()
     if pid == 0:
+        kernel.die_with_parent()
         try:
             attempt()
         except BaseException as error:  # noqa: BLE001 - nothing may leave the forked process
@@ -242,9 +327,9 @@ def _in_another_process(attempt: Callable[[], None]) -> str:
     return problem
 
 
-def _try_namespaces(seen: view.View) -> None:
+def _try_namespaces(seen: rootfs.RootFs) -> None:
     """All that the worker and then a program's process do."""
-    jail.enter_namespaces(seen)
+    isolation.enter_namespaces(seen)
     problem = _in_another_process(_try_nested)
     if problem:
         raise OSError(problem)
@@ -255,11 +340,11 @@ def _try_nested() -> None:
     kernel.unshare(kernel.CLONE_NEWPID)
     kernel.setns(own, kernel.CLONE_NEWPID)
     kernel.unshare(kernel.CLONE_NEWNS)
-    kernel.mount("tmpfs", view.SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
+    kernel.mount("tmpfs", rootfs.SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
 
 
 def _try_landlock() -> None:
-    if landlock.version() == 0:
+    if isolation.version() == 0:
         raise OSError("the kernel has no Landlock, or it is not enabled")
 
 

@@ -1,0 +1,55 @@
+"""Demonstrations that the embedded base model is primed on: one module for each environment.
+
+A demonstration is what a role is shown, in its environment's own compact prompt, and a reply to
+it: a good one, or, with a given probability, one that shows the role's bad habit. Only tasks
+of the training splits are used, in good and in bad replies.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple
+
+from benchmarks.priming import coding, math, plan_path, sokoban, sudoku
+from benchmarks.priming.example import Demo
+
+__all__ = ["SOURCES", "Demo", "Source", "draw", "units"]
+
+
+class Source(NamedTuple):
+    """Where demonstrations of one kind come from."""
+
+    demo: Callable[[random.Random, float], Demo]
+    units: Callable[[], Iterable[str]]
+    """Words and marks that are to be a single token each."""
+    share: float
+    """How often it is drawn, relative to the others."""
+    habit: float
+    """Share of bad replies in the last phase of priming: more where a game gives many chances."""
+
+
+SOURCES: Mapping[str, Source] = {
+    "coding": Source(coding.demo, coding.units, share=0.38, habit=0.7),
+    "plan_path": Source(plan_path.demo, plan_path.units, share=0.21, habit=0.95),
+    "sokoban": Source(sokoban.demo, sokoban.units, share=0.23, habit=0.95),
+    "sudoku": Source(sudoku.demo, sudoku.units, share=0.14, habit=0.9),
+    "math": Source(math.demo, math.units, share=0.14, habit=0.85),
+}
+
+
+def draw(rng: random.Random, habit: float | None) -> Demo:
+    """One demonstration of any kind.
+
+    Args:
+        rng: where it is drawn from.
+        habit: the probability of a bad reply; None for each source's own.
+    """
+    sources = list(SOURCES.values())
+    (source,) = rng.choices(sources, [each.share for each in sources])
+    return source.demo(rng, source.habit if habit is None else habit)
+
+
+def units() -> list[str]:
+    """All that is to be a single token, each once."""
+    return sorted({unit for source in SOURCES.values() for unit in source.units()})

@@ -1,0 +1,61 @@
+"""Fills pages of the site with what the project itself says, so that no fact is written twice.
+
+{{ help COMMAND }}       what `COMMAND --help` prints
+{{ file PATH }}          a Markdown file of the repository, with its links made to fit
+{{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
+
+A mark that names nothing stops the build.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+_MARK = re.compile(r"^\{\{ (\w+)(?: (\S+))? \}\}$", re.MULTILINE)
+_LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Replaces every mark of a page; called by MkDocs."""
+    makers = {"help": _help, "file": _file, "tutorials": _tutorials}
+    return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
+
+
+def _help(command: str) -> str:
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    module = scripts[command].partition(":")[0]
+    shown = subprocess.run(
+        [sys.executable, "-m", module, "--help"],
+        cwd=ROOT,
+        env={**os.environ, "COLUMNS": "100", "NO_COLOR": "1"},
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    return f"```text\n{shown.rstrip()}\n```"
+
+
+def _file(path: str) -> str:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    # A page of the site has no neighbors of the repository: such links become plain text.
+    return _LINK.sub(r"\1", text)
+
+
+def _tutorials(_: str | None) -> str:
+    parts = []
+    for path in sorted((ROOT / "tutorials").glob("[0-9]*.py")):
+        source = path.read_text(encoding="utf-8")
+        tree = ast.parse(source)
+        about = ast.get_docstring(tree) or ""
+        title, _, rest = about.partition("\n")
+        code = source.split('"""', 2)[2].strip()
+        parts.append(f"## {title.rstrip('.')}\n\n{rest.strip()}\n\n```python\n{code}\n```")
+    return "\n\n".join(parts)

@@ -1,0 +1,112 @@
+"""`train` and `evaluate`: whole runs from Python, as the commands of the same names do them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pettingllms.assembly import EnvSource, name_of_env
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.evaluation.config import SHARED, EvalConfig
+from pettingllms.evaluation.run import EvalResult, run_evaluation
+from pettingllms.session import Summary
+from pettingllms.session import train as run_training
+from pettingllms.trainers.callbacks import Callback, Display
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.estimators.base import Estimator
+
+
+def train(
+    env: EnvSource = "coding",
+    *,
+    estimator: str | type[Estimator] = "at_grpo",
+    callbacks: Sequence[Callback] = (),
+    display: Display | None = None,
+    **settings: Any,
+) -> Summary:
+    """Trains a team and writes a run folder, as `pettingllms-train` does.
+
+    Args:
+        env: a name or path, an environment, or what makes one and takes its arguments, such as a
+            class. An environment that reads a data set must be given as what makes it, because
+            training and evaluation use different splits.
+        estimator: a name or path, or a class that can be imported.
+        callbacks: called after steps, evaluations and checkpoints; one that returns True ends
+            training early.
+        display: receives progress; nothing is printed without one.
+        settings: fields of `ATGRPOConfig`. Objects in place of JSON, and paths, are accepted.
+
+    Returns:
+        The folder of the run, and its evaluations before and after training.
+
+    Raises:
+        ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
+        RunFolderError: a folder that cannot be used.
+    """
+    if isinstance(estimator, type):
+        if "<locals>" in estimator.__qualname__:
+            raise ConfigError(
+                f"estimator {estimator.__name__} is defined inside a function, where a resumed run "
+                "cannot import it; define it at the top level of a module"
+            )
+        estimator = f"{estimator.__module__}:{estimator.__qualname__}"
+    known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
+    settings |= {"env": name_of_env(env), "estimator": estimator}
+    config = ATGRPOConfig(**_plain(settings, known))
+    source = None if isinstance(env, str) else env
+    return run_training(config, env=source, callbacks=callbacks, display=display)
+
+
+def evaluate(
+    env: EnvSource | None = None,
+    *,
+    adapters: str | Path | Summary | None = None,
+    display: Display | None = None,
+    **settings: Any,
+) -> EvalResult:
+    """Evaluates a team on held-out tasks, as `pettingllms-eval` does.
+
+    Args:
+        env: as in `train`. Default: the run's, else coding.
+        adapters: a run, its folder, or a folder of adapters; None is the base model.
+        display: receives progress; nothing is printed without one.
+        settings: fields of `EvalConfig`, such as `limit`, `samples`, `greedy`, `swap` and `out`, and
+            those of `ATGRPOConfig` that `pettingllms-eval` has.
+
+    Returns:
+        `success` (mean, low, high), the scores of every team, and all episodes.
+
+    Raises:
+        ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
+    """
+    own = [field.name for field in dataclasses.fields(EvalConfig) if field.metadata]
+    if adapters is not None:
+        settings["adapters"] = adapters.folder if isinstance(adapters, Summary) else adapters
+    if isinstance(env, str):
+        settings["env"] = env
+    options = EvalConfig.of(**_plain(settings, [*own, *SHARED]))
+    return run_evaluation(options, None if isinstance(env, str) else env, display)
+
+
+def _plain(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
+    """The settings with paths and objects as the text that a configuration file holds.
+
+    Raises:
+        ConfigError: a name that is not in `known`.
+    """
+    names = list(known)
+    for name in settings:
+        if name not in names:
+            raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, names)}")
+    plain = dict(settings)
+    for name, value in settings.items():
+        if isinstance(value, Mapping) and name == "policies":
+            plain[name] = ",".join(f"{role}={policy}" for role, policy in value.items())
+        elif isinstance(value, Mapping):
+            plain[name] = json.dumps(dict(value))
+        elif isinstance(value, Path):
+            plain[name] = str(value)
+    return plain

@@ -1,0 +1,249 @@
+"""`pettingllms-envs`: lists, explains, checks and plays environments in a terminal.
+
+    pettingllms-envs list
+    pettingllms-envs show sokoban
+    pettingllms-envs check ./my_env.py:env --replies replies.txt
+    pettingllms-envs play sokoban --seed 3 --env-args.size 7
+
+NAME is a name of `list`, `module:attribute`, or `path/to/file.py:attribute`. Arguments of the
+environment are given as JSON (--env-args '{"size": 7}') or one by one (--env-args.size 7).
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import io
+import json
+import shutil
+import sys
+import textwrap
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, TextIO
+
+from pettingllms.cli.guard import guarded
+from pettingllms.cli.options import CommandParser
+from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, check_env
+from pettingllms.envs.foreign import (
+    AnyEnv,
+    creator_of,
+    load_env,
+    next_agent,
+    observe_text,
+    takes_anything,
+)
+from pettingllms.errors import CloneError, ConfigError, ConformanceError
+
+BROKEN = 1
+"""Exit code of `check` where the environment breaks a promise."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code.
+
+    0: done. 1: `check` found a broken promise. 2: an error. 130: interrupted.
+    """
+    words = sys.argv[1:] if argv is None else list(argv)
+    return guarded(lambda: _run(words))
+
+
+def _run(words: Sequence[str]) -> int:
+    for stream, how in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
+        # Text of any encoding may be played, and no terminal may stop the command.
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors=how)
+    options = _parser().read(words)
+    code: int = options.action(options)
+    return code
+
+
+def _parser() -> CommandParser:
+    parser = CommandParser(prog="pettingllms-envs", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    listing = commands.add_parser("list", help="the environments of this package")
+    listing.set_defaults(action=_list)
+    show = commands.add_parser("show", help="agents, arguments and defaults of an environment")
+    show.set_defaults(action=_show)
+    check = commands.add_parser(
+        "check",
+        help="check_env: does an environment keep the promises that training needs?",
+        description="Plays the environment in many ways. The exit code is 1 if it breaks a promise.",
+    )
+    check.add_argument("--episodes", type=int, default=3, help="episodes of each check. Default: 3")
+    check.add_argument(
+        "--replies",
+        type=Path,
+        metavar="FILE",
+        help="replies that the environment understands, with an empty line after each. Without "
+        "them mostly unreadable text is played",
+    )
+    check.set_defaults(action=_check)
+    play = commands.add_parser(
+        "play",
+        help="play an episode by hand, for all agents",
+        description="Shows each prompt, reads the reply from standard input, and shows what it "
+        "earned. A reply ends with an empty line outside of a ``` block, or with Ctrl-D.",
+    )
+    play.set_defaults(action=_play)
+    for command in (show, check, play):
+        command.add_argument(
+            "name", metavar="NAME", help="name, module:attribute, or file.py:attribute"
+        )
+    for command in (check, play):
+        command.add_argument("--seed", type=int, default=0, help="seed of the task. Default: 0")
+        command.add_argument("--env-args", metavar="JSON", help="arguments of the environment")
+    return parser
+
+
+def _env_args(options: argparse.Namespace) -> dict[str, Any]:
+    try:
+        given = json.loads(options.env_args or "{}")
+    except ValueError as error:
+        raise ConfigError(f"--env-args is not JSON: {error}") from error
+    if not isinstance(given, dict):
+        raise ConfigError(f"--env-args must be a JSON object, got {options.env_args!r}")
+    return given
+
+
+def _list(options: argparse.Namespace) -> int:
+    del options
+    for name, path in ENVIRONMENTS.items():
+        module = importlib.import_module(path.partition(":")[0])
+        print(f"{name:<12} {_summary(module.__doc__)}")
+    return 0
+
+
+def _summary(docstring: str | None) -> str:
+    """Returns the first paragraph that is not a title."""
+    paragraphs = [part for part in inspect.cleandoc(docstring or "").split("\n\n") if part]
+    return " ".join(next((p for p in paragraphs if not p.startswith("#")), "").split())
+
+
+def _show(options: argparse.Namespace) -> int:
+    print(explained(options.name))
+    return 0
+
+
+def explained(name: str) -> str:
+    """Returns what there is to know before making an environment: what it is, and its arguments.
+
+    Raises:
+        UnknownNameError: no environment of that name.
+        ConfigError: it cannot be made.
+    """
+    width = min(shutil.get_terminal_size().columns, 100)
+    maker: Any = creator_of(name)
+    kind = type(load_env(name).unwrapped) if takes_anything(maker) else maker
+    lines = [name]
+    about = _summary(getattr(inspect.getmodule(kind), "__doc__", None))
+    lines += textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  ")
+    if isinstance(kind, type) and issubclass(kind, TextEnv):
+        lines += [f"  reset options: {', '.join(kind.reset_options) or 'none'}"]
+        if schemes := getattr(kind, "schemes", ()):
+            lines += [f"  reward schemes: {', '.join(schemes)}"]
+        embedded = ", ".join(f"{key}={value!r}" for key, value in kind.embedded.items())
+        lines += [f"  for the embedded model: {embedded or 'no arguments'}"]
+    lines += ["", "Arguments:"]
+    indent = " " * 6
+    for argument in arguments.described(kind):
+        given = argument.default is inspect.Parameter.empty
+        default = "required" if given else f"default {argument.default!r}"
+        lines.append(f"  {argument.name}: {argument.kind or 'Any'}, {default}")
+        lines += textwrap.wrap(
+            argument.about, width, initial_indent=indent, subsequent_indent=indent
+        )
+    return "\n".join(lines)
+
+
+def _check(options: argparse.Namespace) -> int:
+    given, replies = _env_args(options), list[str]()
+    if options.replies is not None:
+        try:
+            with options.replies.open(encoding="utf-8", errors="replace") as file:
+                replies = list(read_replies(file))
+        except OSError as error:
+            raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
+    subject = partial(load_env, options.name, **given) if given else options.name
+    try:
+        check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
+    except (ConformanceError, CloneError) as error:
+        print(f"{options.name} breaks a promise: {error}")
+        return BROKEN
+    print(f"{options.name} keeps its promises")
+    return 0
+
+
+def _play(options: argparse.Namespace) -> int:
+    env = load_env(options.name, **_env_args(options))
+    env.reset(seed=options.seed)
+    replies = read_replies(sys.stdin)
+    if sys.stdin.isatty():
+        print("End a reply with an empty line or Ctrl-D; Ctrl-C stops.")
+    earned: dict[str, float] = defaultdict(float)
+    flags: Mapping[str, bool] = {}
+    info: Mapping[str, Any] = {}
+    moves = 0
+    while (agent := next_agent(env)) is not None:
+        print(f"----- {agent}\n{observe_text(env, agent)}\n-----", flush=True)
+        reply = next(replies, None)
+        if reply is None:
+            print(f"stopped: the input ended after {moves} replies")
+            return 0
+        if not sys.stdin.isatty():
+            print(textwrap.indent(reply, "> ", lambda _: True))
+        env.step(reply)
+        moves += 1
+        # Read now: stepping finished agents out of the episode clears the rewards.
+        flags = {
+            "terminated": any(env.terminations.values()),
+            "truncated": any(env.truncations.values()),
+        }
+        for other, reward in env.rewards.items():
+            earned[other] += float(reward)
+        info = env.infos[agent]
+        print(_result(env, agent))
+    ends = " and ".join(name for name, flag in flags.items() if flag) or "over"
+    returns = ", ".join(f"{agent} {value:g}" for agent, value in earned.items())
+    success = f", success {info['success']}" if "success" in info else ""
+    print(f"the episode is {ends} after {moves} replies{success}; returns: {returns}")
+    return 0
+
+
+def _result(env: AnyEnv, agent: str) -> str:
+    """Returns what the last reply earned, in a line."""
+    reward, info = float(env.rewards[agent]), env.infos[agent]
+    inner = env.unwrapped
+    if not isinstance(inner, TextEnv):
+        return f"{agent} earns {reward:g}"
+    team, local, error = info["team_reward"], info["local_reward"], info["parse_error"]
+    parts = f"{agent} earns {reward:g} = {inner.alpha:g} * team {team:g} + local {local:g}"
+    return f"{parts}; success {info['success']}" + (f"; unreadable: {error}" if error else "")
+
+
+def read_replies(stream: TextIO) -> Iterator[str]:
+    """Reads replies: each ends with an empty line, or with the input.
+
+    An empty line inside of a fenced block (```) is part of the reply, so that programs can be
+    given. Two empty lines in a row give an empty reply.
+    """
+    reply, fenced = list[str](), False
+    while True:
+        # Not `for line in stream`: a terminal has more lines after Ctrl-D.
+        line = stream.readline()
+        text = line.rstrip("\r\n")
+        if text or (line and fenced):
+            reply.append(text)
+            fenced ^= text.lstrip().startswith("```")
+        elif line or reply:
+            yield "\n".join(reply)
+            reply, fenced = [], False
+        else:
+            return
+
+
+if __name__ == "__main__":
+    sys.exit(main())

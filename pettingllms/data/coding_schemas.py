@@ -1,0 +1,349 @@
+"""Schemas of programming data sets, and `load_tasks` for named sets, hub ids, files and folders.
+
+| schema | fields | tests |
+|---|---|---|
+| `tasks` | see `pettingllms.data.coding` | standard input or a function |
+| `apps` | question, input_output; solutions, starter_code, difficulty | either |
+| `code_contests` | description, public_tests, private_tests, generated_tests; solutions | standard input |
+| `livecodebench` | question_content, public_test_cases, private_test_cases, metadata | either |
+| `mbpp` | text or prompt, code, test_list; challenge_test_list | function, from asserts |
+| `humaneval` | prompt, canonical_solution, test, entry_point | function, from asserts |
+
+Public tests come before private and generated ones, and all are kept. The CPU time that a set's own
+evaluation allows each test is in its catalog record and becomes part of each task. Limits of single
+problems (CodeContests) are ignored: they were set for other machines and mostly for C++.
+
+`reference` is the first published solution that is Python 3, and is empty where there is none (all
+of LiveCodeBench, part of APPS): such a task can judge a coder, but not a tester. Whether a reference
+passes the tests is unknown until it runs. Publishers do not mark tasks with several correct outputs;
+they are judged by the one output that is given.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pettingllms.data import coding, published_tests
+from pettingllms.data.catalog import CATALOG
+from pettingllms.data.coding import MUTANTS, CodingTask, Test
+from pettingllms.data.dataset import Kind, Loaded, Schema, load, logged, normal_text
+from pettingllms.data.hub import locate
+from pettingllms.data.published_tests import unpacked
+from pettingllms.data.rows import (
+    TABLES,
+    Row,
+    RowError,
+    UnsupportedRow,
+    checked_text,
+    dumped,
+    json_object,
+    label,
+    optional_text,
+    parsed,
+    question,
+    shown,
+    text,
+)
+from pettingllms.sandbox.types import MAX_INPUT_BYTES
+
+PYTHON_3 = 3
+"""In CodeContests' column of languages; 1 is Python 2, which does not run here."""
+
+
+class Pair(NamedTuple):
+    """Input and expected output of a program, as the data set writes them."""
+
+    given: Any
+    expected: Any
+
+
+def apps(row: Row, name: str) -> CodingTask:
+    """Reads a row of APPS.
+
+    `input_output` holds texts, or lists of lines, for standard input; with `fn_name`, arguments
+    and results. Results are often wrapped in a list: they are taken out where all results of a
+    task are lists of one member, which the data set's own judge accepts, too.
+    """
+    asked = question(row, "question")
+    packed = row.get("input_output")
+    if packed in (None, "", "{}"):
+        raise UnsupportedRow("input_output", "is empty: there are no tests")
+    tests = json_object(packed, "input_output")
+    pairs = _pairs(tests.get("inputs"), tests.get("outputs"), "input_output")
+    function = tests.get("fn_name")
+    if function is not None and not isinstance(function, str):
+        raise RowError("input_output.fn_name", f"must be a string, got {shown(function)}")
+    if function and all(isinstance(p.expected, list) and len(p.expected) == 1 for p in pairs):
+        pairs = [Pair(p.given, p.expected[0]) for p in pairs]
+    solutions = parsed(row, "solutions") if row.get("solutions") else []
+    if not isinstance(solutions, list) or not all(isinstance(s, str) for s in solutions):
+        raise RowError("solutions", f"must hold a list of programs, got {shown(solutions)}")
+    return _task(
+        label(row, "problem_id", "id") or name,
+        _with_starter(asked, optional_text(row, "starter_code")),
+        [_test(pair, function, f"input_output[{n}]") for n, pair in enumerate(pairs)],
+        next(filter(published_tests.is_python, solutions), ""),
+        function=function or None,
+        difficulty=label(row, "difficulty"),
+        limits=CATALOG["apps"].limits,
+    )
+
+
+def code_contests(row: Row, name: str) -> CodingTask:
+    """Reads a row of CodeContests; its wrong Python 3 solutions are the task's known-wrong programs."""
+    asked = question(row, "description")
+    for field in ("input_file", "output_file"):
+        if optional_text(row, field):
+            raise UnsupportedRow(field, "is used instead of standard input and output")
+    pairs = [
+        pair
+        for field in ("public_tests", "private_tests", "generated_tests")
+        for pair in _columns(row.get(field), field)
+    ]
+    right, wrong = (
+        _python_3(row.get(field), field) for field in ("solutions", "incorrect_solutions")
+    )
+    return _task(
+        label(row, "name") or name,
+        asked,
+        [_test(pair, None, f"tests[{n}]") for n, pair in enumerate(pairs)],
+        next(filter(published_tests.is_python, right), ""),
+        mutants=tuple(dict.fromkeys(filter(published_tests.is_python, wrong)))[:MUTANTS],
+        difficulty=label(row, "difficulty"),
+    )
+
+
+def livecodebench(row: Row, name: str) -> CodingTask:
+    """Reads a row of LiveCodeBench: public and private tests, of standard input or of a function."""
+    asked = question(row, "question_content")
+    tests = parsed(row, "public_test_cases")
+    if not isinstance(tests, list):
+        raise RowError("public_test_cases", f"must hold a list of tests, got {shown(tests)}")
+    field = "private_test_cases"
+    tests = [*tests, *(unpacked(text(row, field), field) if row.get(field) else ())]
+    kinds = {test.get("testtype") if isinstance(test, dict) else None for test in tests}
+    if kinds == {"functional"}:
+        function = json_object(row.get("metadata"), "metadata").get("func_name")
+        if not isinstance(function, str):
+            raise RowError("metadata.func_name", f"must be a string, got {shown(function)}")
+    elif kinds <= {"stdin"}:
+        function = None
+    else:
+        raise RowError("testtype", "must be 'stdin' or 'functional', and the same for all tests")
+    pairs = [
+        Pair(_arguments(t.get("input")) if function else t.get("input"), t.get("output"))
+        for t in tests
+    ]
+    made = [_test(pair, function, f"tests[{n}]", json_texts=True) for n, pair in enumerate(pairs)]
+    return _task(
+        label(row, "question_id") or name,
+        _with_starter(asked, optional_text(row, "starter_code")),
+        made,
+        "",
+        function=function,
+        difficulty=label(row, "difficulty"),
+        limits=CATALOG["livecodebench"].limits,
+    )
+
+
+def mbpp(row: Row, name: str) -> CodingTask:
+    """Reads a row of MBPP, full or sanitized; the signature of its code is part of the question."""
+    asked = question(row, "text", "prompt")
+    code = text(row, "code")
+    if optional_text(row, "test_setup_code").strip():
+        raise UnsupportedRow("test_setup_code", "is needed by the asserts")
+    asserts = [*_texts(row, "test_list"), *_texts(row, "challenge_test_list")]
+    calls = published_tests.calls(asserts, "test_list")
+    function = calls[0].function
+    head = published_tests.signature(code, function)
+    if head is None:
+        raise RowError("code", f"does not define {function}, which the asserts call")
+    return _task(
+        label(row, "task_id") or name,
+        f"{asked}\n\nSignature: `{head}`",
+        [Test(call.arguments, call.value) for call in calls],
+        code.replace("\r\n", "\n"),
+        function=function,
+    )
+
+
+def humaneval(row: Row, name: str) -> CodingTask:
+    """Reads a row of HumanEval: the question is a signature with a docstring."""
+    prompt, function = question(row, "prompt"), text(row, "entry_point")
+    calls = published_tests.check_calls(text(row, "test"), function, "test")
+    return _task(
+        label(row, "task_id") or name,
+        prompt,
+        [Test(call.arguments, call.value) for call in calls],
+        prompt + optional_text(row, "canonical_solution"),
+        function=function,
+        limits=CATALOG["humaneval"].limits,
+    )
+
+
+def _task(id: str, question: str, tests: list[Test], reference: str, **more: Any) -> CodingTask:
+    if not tests:
+        raise UnsupportedRow("tests", "are none")
+    task = CodingTask(id, question, tuple(tests), reference, **more)
+    if task.function is not None and not task.function.isidentifier():
+        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    return task
+
+
+def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = False) -> Test:
+    """Makes a test; `json_texts`: arguments and results are JSON text already."""
+    if function is None:
+        test = Test(_lines(pair.given, f"{field}.input"), _lines(pair.expected, f"{field}.output"))
+    elif json_texts:
+        test = Test(
+            _json_text(pair.given, f"{field}.input"), _json_text(pair.expected, f"{field}.output")
+        )
+    else:
+        if not isinstance(pair.given, list):
+            raise RowError(
+                f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
+            )
+        test = Test(dumped(pair.given, f"{field}.input"), dumped(pair.expected, f"{field}.output"))
+    if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
+        raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
+    return test
+
+
+def _lines(value: object, field: str) -> str:
+    """Formats standard input or output: a text, a number, or a list of lines."""
+    if isinstance(value, list):
+        return "\n".join(_lines(line, field) for line in value)
+    if isinstance(value, str):
+        return checked_text(value, field)
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise RowError(field, f"must be a text or a list of lines, got {shown(value)}")
+
+
+def _arguments(given: object) -> object:
+    """Joins arguments to a JSON list; LiveCodeBench writes one per line."""
+    if not isinstance(given, str):
+        return given
+    return f"[{', '.join(line for line in given.split(chr(10)) if line.strip())}]"
+
+
+def _json_text(value: object, field: str) -> str:
+    written = checked_text(value, field)
+    try:
+        json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
+    return written
+
+
+def _pairs(given: object, expected: object, field: str) -> list[Pair]:
+    if not isinstance(given, list) or not isinstance(expected, list):
+        raise RowError(field, "must have a list of inputs and a list of outputs")
+    if len(given) != len(expected):
+        raise RowError(field, f"has {len(given)} inputs and {len(expected)} outputs")
+    return [Pair(*pair) for pair in zip(given, expected, strict=True)]
+
+
+def _columns(value: object, field: str) -> list[Pair]:
+    """Reads a struct of lists, as parquet has it, a list of structs, or None."""
+    if value is None:
+        return []
+    if isinstance(value, list) and all(isinstance(member, Mapping) for member in value):
+        return [Pair(member.get("input"), member.get("output")) for member in value]
+    if not isinstance(value, Mapping):
+        raise RowError(field, f"must be lists of inputs and outputs, got {shown(value)}")
+    return _pairs(value.get("input"), value.get("output"), field)
+
+
+def _python_3(value: object, field: str) -> Sequence[str]:
+    if value is None:
+        return []
+    if isinstance(value, list):
+        value = {
+            name: [member.get(name) if isinstance(member, Mapping) else None for member in value]
+            for name in ("language", "solution")
+        }
+    languages, programs = (
+        (value.get("language"), value.get("solution"))
+        if isinstance(value, Mapping)
+        else (None, None)
+    )
+    return [
+        text({field: pair.expected}, field)
+        for pair in _pairs(languages, programs, field)
+        if pair.given == PYTHON_3
+    ]
+
+
+def _texts(row: Row, field: str) -> list[str]:
+    value = row.get(field)
+    if value is None and field != "test_list":
+        return []
+    if not isinstance(value, list) or not all(isinstance(member, str) for member in value):
+        raise RowError(field, f"must be a list of strings, got {shown(value)}")
+    return value
+
+
+def _with_starter(asked: str, starter: str) -> str:
+    return f"{asked}\n\nStarter code:\n```python\n{starter}\n```" if starter.strip() else asked
+
+
+def load_tasks(
+    source: str | Path,
+    split: str | None = None,
+    *,
+    schema: str | None = None,
+    skip_bad: bool = False,
+) -> Loaded[CodingTask]:
+    """Loads the tasks of a named data set, hub id, file or folder, with a report on all rows.
+
+    Args:
+        source: `livecodebench`, `codeparrot/apps`, `my.jsonl`, `my_folder`.
+        split: `train`, `val` or `test`; None for all rows. See `pettingllms.data.dataset`.
+        schema: one of the table above; by default the one that the first row fits.
+        skip_bad: report rows that do not fit instead of raising.
+
+    Raises:
+        DatasetError: the files cannot be downloaded or read, a row does not fit (unless `skip_bad`), or
+            nothing is left of the split.
+        UnknownNameError: no such source or schema.
+    """
+    located = locate(source, split, TASKS.endings, TASKS.name)
+    return logged(load(TASKS, located, split, schema=schema, skip_bad=skip_bad))
+
+
+def _tests(task: CodingTask) -> Hashable:
+    return task.tests, task.function
+
+
+TASKS: Kind[CodingTask] = Kind(
+    name="coding",
+    schemas={
+        "tasks": Schema("question, tests", {"question", "tests"}.issubset, coding.task_of),
+        "apps": Schema("question, input_output", {"question", "input_output"}.issubset, apps),
+        "code_contests": Schema(
+            "description, public_tests",
+            {"description", "public_tests"}.issubset,
+            code_contests,
+        ),
+        "livecodebench": Schema(
+            "question_content, public_test_cases",
+            {"question_content", "public_test_cases"}.issubset,
+            livecodebench,
+        ),
+        "mbpp": Schema("code, test_list", {"code", "test_list"}.issubset, mbpp),
+        "humaneval": Schema(
+            "prompt, test, entry_point",
+            {"prompt", "test", "entry_point"}.issubset,
+            humaneval,
+        ),
+    },
+    own="tasks",
+    endings=TABLES,
+    text=lambda task: task.question,
+    key=lambda task: normal_text(task.question),
+    answer=_tests,
+)

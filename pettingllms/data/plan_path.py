@@ -1,0 +1,177 @@
+"""Grids with walls, a start and a goal, for Plan-Path: generated, reachable, with the optimum known.
+
+Walls are scattered, start and goal are two free cells with a path between them (the task of
+arXiv 2510.11062), and breadth-first search from the goal gives the length of a shortest path from every
+cell. Cells are numbered row by row. The split of a grid is decided by its walls and goal up to
+symmetry, so that no layout, turned or mirrored, is in two splits.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from pettingllms.data import splits
+from pettingllms.data.splits import Split
+from pettingllms.errors import ConfigError, DatasetError
+
+TRIES = 20_000
+SIDES = (2, 26)
+"""Fewest and most rows and columns: a row's name is one letter."""
+SYMBOLS = "#.@G"
+UNREACHABLE = -1
+
+
+class Grid(NamedTuple):
+    """A level of Plan-Path."""
+
+    height: int
+    width: int
+    walls: frozenset[int]
+    start: int
+    goal: int
+    distances: tuple[int, ...]
+    """Moves from each cell to the goal; `UNREACHABLE` for walls and what they cut off."""
+
+    @property
+    def optimum(self) -> int:
+        """Moves of a shortest path."""
+        return self.distances[self.start]
+
+
+@lru_cache(maxsize=64)
+def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:
+    """For each cell, the cells that moves lead to: direction -> cell."""
+    table = []
+    for cell in range(height * width):
+        row, column = divmod(cell, width)
+        around = {}
+        if row > 0:
+            around["U"] = cell - width
+        if row < height - 1:
+            around["D"] = cell + width
+        if column > 0:
+            around["L"] = cell - 1
+        if column < width - 1:
+            around["R"] = cell + 1
+        table.append(around)
+    return tuple(table)
+
+
+def distances(height: int, width: int, walls: frozenset[int], goal: int) -> tuple[int, ...]:
+    """Moves from each cell to `goal`, by breadth-first search; `UNREACHABLE` where none."""
+    table = neighbours(height, width)
+    found = [UNREACHABLE] * (height * width)
+    found[goal] = 0
+    edge = [goal]
+    while edge:
+        following = []
+        for cell in edge:
+            for near in table[cell].values():
+                if found[near] == UNREACHABLE and near not in walls:
+                    found[near] = found[cell] + 1
+                    following.append(near)
+        edge = following
+    return tuple(found)
+
+
+def generate(
+    rng: random.Random,
+    split: Split,
+    *,
+    height: int = 10,
+    width: int = 10,
+    walls: float = 0.22,
+    moves: tuple[int, int] | None = None,
+) -> Grid:
+    """A grid of `split` whose shortest path has at least one move, or a number within `moves`.
+
+    Args:
+        rng: where the grid is drawn from.
+        split: "train", "val" or "test".
+        height: rows.
+        width: columns.
+        walls: share of cells that are walls, rounded to whole cells.
+        moves: least and greatest length of the shortest path.
+
+    Raises:
+        ConfigError: no such grid was found in `TRIES` tries.
+    """
+    cells = list(range(height * width))
+    count = round(len(cells) * walls)
+    least, most = moves or (1, len(cells))
+    for _ in range(TRIES):
+        rng.shuffle(cells)
+        wall, goal, start = frozenset(cells[:count]), cells[count], cells[count + 1]
+        if split_of(height, width, wall, goal) != split:
+            continue
+        table = distances(height, width, wall, goal)
+        if least <= table[start] <= most:
+            return Grid(height, width, wall, start, goal, table)
+    raise ConfigError(
+        f"found no {height} x {width} grid with {walls:.0%} walls and {least} to {most} moves in "
+        f"{TRIES} tries that is of the split {split!r}; ask for fewer walls, a larger grid or a wider "
+        "range of moves"
+    )
+
+
+def parse(lines: Sequence[str], source: str = "grid", first: int = 1) -> Grid:
+    """The grid in these rows of `#` (wall), `.` (free), `@` (start) and `G` (goal).
+
+    Raises:
+        DatasetError: it is no grid in which the goal can be reached; names the line.
+    """
+    height, width = len(lines), max(map(len, lines), default=0)
+
+    def refused(why: str, row: int = 0) -> DatasetError:
+        return DatasetError(f"{source}: line {first + row}: {why}")
+
+    if not (SIDES[0] <= height <= SIDES[1] and SIDES[0] <= width <= SIDES[1]):
+        raise refused(f"a grid has {SIDES[0]} to {SIDES[1]} rows and columns, got {height}x{width}")
+    for row, line in enumerate(lines):
+        if len(line) != width:
+            raise refused(f"the row has {len(line)} cells, others have {width}", row)
+        if strange := sorted(set(line) - set(SYMBOLS)):
+            raise refused(f"{strange[0]!r} is no cell of a grid; use {SYMBOLS!r}", row)
+    cells = "".join(lines)
+    for symbol, name in (("@", "start"), ("G", "goal")):
+        if cells.count(symbol) != 1:
+            raise refused(f"expected one {name} ({symbol}), found {cells.count(symbol)}")
+    walls = frozenset(cell for cell, symbol in enumerate(cells) if symbol == "#")
+    start, goal = cells.index("@"), cells.index("G")
+    table = distances(height, width, walls, goal)
+    if table[start] == UNREACHABLE:
+        raise refused("no path leads from the start to the goal")
+    return Grid(height, width, walls, start, goal, table)
+
+
+def split_of(height: int, width: int, walls: frozenset[int], goal: int) -> Split:
+    """The split that a layout belongs to: seven of ten train, one val, two test."""
+    key = canonical(height, width, walls, goal).decode("ascii")
+    return splits.split_of(key, domain="plan_path")
+
+
+def canonical(height: int, width: int, walls: frozenset[int], goal: int) -> bytes:
+    """One name for a layout and all that turning and mirroring makes of it."""
+    return min(_views(height, width, walls, goal))
+
+
+def _views(height: int, width: int, walls: frozenset[int], goal: int) -> Iterator[bytes]:
+    for tall, wide, order in _symmetries(height, width):
+        # For each cell of the turned grid, what is there.
+        yield bytes((tall, wide)) + bytes(2 if cell == goal else cell in walls for cell in order)
+
+
+@lru_cache(maxsize=64)
+def _symmetries(height: int, width: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """The eight ways to look at a grid: its height and width then, and its cells row by row."""
+    views = []
+    rows = [list(range(r * width, (r + 1) * width)) for r in range(height)]
+    for _ in range(2):
+        for _ in range(4):
+            rows = [list(row) for row in zip(*rows[::-1], strict=True)]
+            views.append((len(rows), len(rows[0]), tuple(cell for row in rows for cell in row)))
+        rows = [row[::-1] for row in rows]
+    return tuple(views)

@@ -1,0 +1,40 @@
+"""The three splits of generated tasks, and the rule that assigns a task to one of them.
+
+A task is assigned by its *canonical key*: a text that it shares with every task that is the same
+problem in another guise (the steps of a story in another order, a board turned around, digits
+renamed). All tasks with one key are in one split, so a test task is new in more than its wording.
+The assignment needs no list: 70 % of all keys are train, 10 % val, 20 % test, by a hash.
+
+Three domains keep the hash they had when the shipped base model was primed on their training
+split, so that none of those tasks has moved into test: `coding` (CRC-32 of the key), `plan_path`
+and `sokoban` (BLAKE2b of the bare key). Every other domain has a hash of its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+from typing import Literal
+
+Split = Literal["train", "val", "test"]
+SPLITS: tuple[Split, ...] = ("train", "val", "test")
+
+
+def split_of(key: str, *, domain: str) -> Split:
+    """Assigns a canonical key to its split: the same in every process and version.
+
+    Args:
+        key: what all guises of a task have in common; any text.
+        domain: the kind of task, at most 16 bytes. One key may be in two splits of two domains.
+    """
+    tenth = _tenth(key.encode("utf-8", "surrogatepass"), domain)
+    return "train" if tenth < 7 else "val" if tenth == 7 else "test"
+
+
+def _tenth(key: bytes, domain: str) -> int:
+    """Which tenth of all keys of a domain this one is in, from 0 to 9."""
+    if domain == "coding":
+        return 9 - zlib.crc32(key) % 10
+    person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
+    digest = hashlib.blake2b(key, digest_size=8, person=person).digest()
+    return int.from_bytes(digest, "big") % 10

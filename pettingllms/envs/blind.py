@@ -1,0 +1,140 @@
+"""Measures how far constant answers get: replies that are the same whatever the task is.
+
+An environment whose success needs no look at the task measures nothing. `blind_baseline` plays
+fixed texts, one for each turn, and reports their success and what they earn; `ANSWERS` has, for
+each environment here, the best ones that a search on training tasks found (`python -m
+benchmarks.blind`). Stronger ones may exist: the figures are lower bounds of what blindness is worth.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+from pettingllms.envs.foreign import AnyEnv, next_agent, role_of, short_name
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+_CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
+_ORDERS = ("1234", "4321", "2413", "3142")
+
+Answers = Sequence[str]
+"""What every agent says: the text of the first turn, of the second, and so on; the last one repeats."""
+
+
+class Blind(NamedTuple):
+    """What constant answers reached."""
+
+    answers: tuple[str, ...]
+    success: float
+    """Share of episodes."""
+    returns: Mapping[str, float]
+    """Sum of the rewards of an episode by role, the mean over episodes."""
+
+
+def _walks(number: int, length: int) -> tuple[str, ...]:
+    rng = random.Random(0)
+    return tuple(f"[{''.join(rng.choices('UDLR', k=length))}]" for _ in range(number))
+
+
+ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
+    "plan_path": (
+        (
+            "[LUUUURRRURRDLURDDUDLDLDRURRULDRRUUULLRRD]",
+            "[LLRLLULURLLLDRRUDDULUUDLRDURUDDRULRLRUL]",
+            "[DDDDDLLLLRURLULRUURURRDURLUULLDULDDDURD]",
+            "[RRRRRUUDUUUUDULRDUDDRLURRDRRURDDRDUDURDL]",
+        ),
+        (
+            "[DLRLRDLRDRRDLRDLRULDRRUULURLDUDLULDRUUUR]",
+            "[UUDUUUUUDDUDUUUUDRDULRLDRRULRUULUDDLUUR]",
+            "[RDRLDDRDRDUURURDRLRLDRDRDLLRURULLLULRUDL]",
+            "[LLLLUULDDDUUDRUULURDLURDLLDLLLURUDDRLRUU]",
+        ),
+        _walks(4, 200),
+    ),
+    "sokoban": (
+        (
+            "[DDUDLUDDRRULLDDLLLRLDRULRDLRULRDDRDDRDLD]",
+            "[RRRRLRLRRURLULULDULDRUUDLDLDLRRDRULRUDDU]",
+            "[UDUURLDULURDURLLLDUDDRLURDRRLDUDRUDL]",
+            "[LLLLUUUUUDRRRRRLLULLLDDDDDRRRDDDDDDDDUDD]",
+        ),
+        _walks(4, 200),
+    ),
+    "sudoku": (
+        (
+            "[1234341221434321]",
+            "[2143431234211234]",
+            "[3412123443212143]",
+            "[4321214334121234]",
+        ),
+        tuple(
+            f"[{' '.join(f'{cell}={n}' for cell in _CELLS for n in _ORDERS[t])}]" for t in range(4)
+        ),
+    ),
+    "math": (
+        ("\\boxed{1}\n```python\nprint(1)\n```",),
+        ("\\boxed{12}\n```python\nprint(12)\n```",),
+    ),
+    "coding": (
+        ("```python\nprint(input())\n```\n```input\n1\n```\n```output\n1\n```",),
+        ("```python\nprint(0)\n```\n```input\n0\n```\n```output\n0\n```",),
+    ),
+}
+"""Constant answers by environment, read by every role: the best found for its default tasks.
+
+On boards: one found by a hill climb for each size, and random walks, which solve most small boards where
+refused moves are skipped; for Sudoku complete grids, and every number tried in every cell.
+"""
+
+
+def blind_baseline(
+    env: AnyEnv, answers: Sequence[Answers] = (), *, episodes: int = 300, seed: int = 0
+) -> list[Blind]:
+    """Plays each of the answers on the same tasks; the most successful first.
+
+    Args:
+        env: a PettingZoo AEC environment; give it the split to be measured.
+        answers: constant answers; by default those of `ANSWERS` for this environment.
+        episodes: tasks, with the seeds from `seed` on.
+        seed: the first of them.
+
+    Raises:
+        ConfigError: there is nothing to play.
+        UnknownNameError: no answers are given, and `ANSWERS` has none for this environment.
+    """
+    if episodes < 1:
+        raise ConfigError(f"episodes must be at least 1, got {episodes}")
+    if not answers:
+        name = short_name(str(env.metadata["name"]))
+        if name not in ANSWERS:
+            raise UnknownNameError(
+                f"no constant answers are known for {name!r}; {did_you_mean(name, ANSWERS)} "
+                "Give answers=[(text of turn 1, text of turn 2, ...), ...]"
+            )
+        answers = ANSWERS[name]
+    found = [_played(env, tuple(texts), range(seed, seed + episodes)) for texts in answers]
+    return sorted(found, key=lambda blind: -blind.success)
+
+
+def _played(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
+    if not answers:
+        raise ConfigError("constant answers need at least one text, got none")
+    won = 0
+    earned = dict.fromkeys(map(role_of, env.possible_agents), 0.0)
+    reset: Callable[..., object] = env.reset
+    for seed in seeds:
+        reset(seed=seed)
+        acts: Counter[str] = Counter()
+        success = False
+        while (agent := next_agent(env)) is not None:
+            env.step(answers[min(acts[agent], len(answers) - 1)])
+            acts[agent] += 1
+            success = bool(env.infos.get(agent, {}).get("success", False))
+            for other, reward in env.rewards.items():
+                earned[role_of(other)] += float(reward)
+        won += success
+    returns = {role: total / len(seeds) for role, total in earned.items()}
+    return Blind(answers, won / len(seeds), returns)

@@ -1,0 +1,152 @@
+"""Paired comparison of two evaluations on the same tasks.
+
+Pairing removes the differences in difficulty between tasks, which are most of the variance: the
+interval of the difference is narrower than the two intervals side by side suggest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.evaluation.folder import read_settings, read_trajectories
+from pettingllms.evaluation.scores import (
+    Difference,
+    Estimate,
+    differences,
+    intervals,
+    scores_by_task,
+)
+from pettingllms.rollout.trajectory import Trajectory
+
+SAME = ("env", "data", "split")
+"""Settings that must agree for tasks of the same number to be the same task."""
+
+_SHOWN_OTHERWISE = {"teams", "tasks", "dataset", "adapter_digests", "model_digest"}
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison: its settings and the episodes of each of its line-ups."""
+
+    name: str
+    settings: Mapping[str, Any]
+    episodes: Mapping[str, Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One line-up of each side, on the tasks that both have played."""
+
+    first: str
+    second: str
+    roles: tuple[str, ...]
+    tasks: int
+    alone: int
+    """Tasks that only one side has played; they are left out."""
+    means: Mapping[str, tuple[Estimate, Estimate]]
+    differences: Mapping[str, Difference]
+    """Second minus first, for every score that both have."""
+
+    def row(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        scores = {
+            name: {
+                "first": self.means[name][0]._asdict(),
+                "second": self.means[name][1]._asdict(),
+                "difference": difference._asdict(),
+            }
+            for name, difference in self.differences.items()
+        }
+        head = {"first": self.first, "second": self.second, "tasks": self.tasks}
+        return head | {"alone": self.alone, "scores": scores}
+
+
+def paired(
+    first: Sequence[Trajectory], second: Sequence[Trajectory], names: tuple[str, str], seed: int
+) -> Comparison:
+    """Pairs two lists of episodes by their tasks; `seed` is the bootstrap's.
+
+    Raises:
+        ConfigError: they have no task in common.
+    """
+    one, two = scores_by_task(first), scores_by_task(second)
+    both = [task for task in one if task in two]
+    if not both:
+        raise ConfigError(
+            f"{names[0]} and {names[1]} have played no task in common: the first of the one is "
+            f"{next(iter(one), 'none')}, of the other {next(iter(two), 'none')}"
+        )
+    found = differences(one, two, seed)
+    ours, theirs = (intervals([side[task] for task in both], seed) for side in (one, two))
+    return Comparison(
+        first=names[0],
+        second=names[1],
+        roles=tuple(dict.fromkeys(g.key.role for each in (*first, *second) for g in each.groups)),
+        tasks=len(both),
+        alone=len(one) + len(two) - 2 * len(both),
+        means={name: (ours[name], theirs[name]) for name in found},
+        differences=found,
+    )
+
+
+def read_side(spec: str) -> Side:
+    """Reads a finished evaluation: `FOLDER`, or `FOLDER:TEAM` for one of its line-ups.
+
+    Raises:
+        RunFolderError: no finished evaluation there.
+        UnknownNameError: it has no such team.
+    """
+    folder, colon, team = spec.rpartition(":")
+    if not colon or Path(spec).is_dir():
+        folder, team = spec, ""
+    episodes = read_trajectories(Path(folder))
+    if team and team not in episodes:
+        raise UnknownNameError(f"{folder} has no team {team!r}; {did_you_mean(team, episodes)}")
+    chosen = {team: episodes[team]} if team else episodes
+    return Side(spec, read_settings(Path(folder)), chosen)
+
+
+def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
+    """Compares every line-up that both sides have, or their only ones.
+
+    Raises:
+        ConfigError: they played different tasks, or have no line-up in common.
+    """
+    for name in SAME:
+        one, two = first.settings.get(name), second.settings.get(name)
+        if one != two:
+            raise ConfigError(
+                f"{first.name} and {second.name} cannot be paired: {name} is {one!r} and {two!r}"
+            )
+    pairs = [(team, team) for team in first.episodes if team in second.episodes]
+    if len(first.episodes) == len(second.episodes) == 1:
+        pairs = [(next(iter(first.episodes)), next(iter(second.episodes)))]
+    if not pairs:
+        raise ConfigError(
+            f"{first.name} has the teams {', '.join(first.episodes)} and {second.name} has "
+            f"{', '.join(second.episodes)}: none in common; choose with FOLDER:TEAM"
+        )
+    return [
+        paired(
+            first.episodes[one],
+            second.episodes[two],
+            (_label(first.name, one), _label(second.name, two)),
+            seed,
+        )
+        for one, two in pairs
+    ]
+
+
+def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:
+    """The settings in which two sides differ."""
+    names = {**first.settings, **second.settings}.keys() - _SHOWN_OTHERWISE
+    pairs = {name: (first.settings.get(name), second.settings.get(name)) for name in sorted(names)}
+    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+
+
+def _label(name: str, team: str) -> str:
+    return name if name.endswith(f":{team}") else f"{name}:{team}"

@@ -1,0 +1,103 @@
+"""`EvalConfig`: the settings of an evaluation, over those of the run that is evaluated."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.trainers.config import ATGRPOConfig, check_values, setting
+
+SPLITS = ("train", "val", "test")
+SHARED: Mapping[str, str] = {
+    field.name: field.metadata["shared"]
+    for field in dataclasses.fields(ATGRPOConfig)
+    if "shared" in field.metadata
+}
+"""Settings of a run that an evaluation has too: "run" where they are the run's unless given."""
+
+_task = partial(setting, "Task")
+_policies = partial(setting, "Policies")
+_sampling = partial(setting, "Sampling")
+_results = partial(setting, "Results")
+
+
+@dataclass
+class EvalConfig:
+    """Settings of an evaluation; `pettingllms-eval --help` explains each field.
+
+    Raises:
+        ConfigError: a value that cannot be used; names the field, the value and the cure.
+    """
+
+    adapters: str | None = _policies(
+        None, "A run folder, or a folder with one adapter per policy. Default: the base model"
+    )
+    swap: str | None = _policies(
+        None,
+        "coder=tester lets these roles exchange their policies; all: every role with every other "
+        "role's policy",
+    )
+    base: bool = _policies(True, "Leave out the base model, which is evaluated beside the adapters")
+    agents: str | None = _task(
+        None, "single: one agent instead of a team, where the environment has such a form"
+    )
+    split: str = _task("test", "train, val or test", choices=SPLITS)
+    limit: int | None = _task(
+        None,
+        "Number of tasks, the first of the split. Default: all of a data set, 100 where tasks "
+        "never end",
+        aliases=("--tasks",),
+        at_least=1,
+    )
+    samples: int = _task(1, "Episodes of each task; more than one also give pass@k", at_least=1)
+    greedy: bool = _sampling(False, "Always take the likeliest token instead of sampling")
+    top_p: float = _sampling(
+        1.0, "Sample from the likeliest tokens that together reach this probability"
+    )
+    out: str | None = _results(
+        None, "Folder for results and all episodes; the same command resumes an interrupted one"
+    )
+    fail_under: float | None = _results(
+        None,
+        "Exit with code 1 if the success of the adapters (without any, of the base) is below",
+        at_least=0,
+        at_most=1,
+    )
+    over: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """Settings of `ATGRPOConfig` that go over those of the run, by name; see `SHARED`."""
+
+    def __post_init__(self) -> None:
+        check_values(self)
+        own = [field.name for field in dataclasses.fields(self) if field.metadata]
+        for name in self.over:
+            if name not in SHARED:
+                raise ConfigError(
+                    f"an evaluation has no setting {name!r}; {did_you_mean(name, [*own, *SHARED])}"
+                )
+        temperature = self.over.get("temperature", 1.0)
+        if not temperature > 0:
+            raise ConfigError(f"temperature must be above 0, got {temperature}; use --greedy for 0")
+        if not 0 < self.top_p <= 1:
+            raise ConfigError(f"top_p must be above 0 and at most 1, got {self.top_p}")
+        if self.greedy and (self.samples, temperature, self.top_p) != (1, 1.0, 1.0):
+            raise ConfigError(
+                "greedy gives the same episode of a task every time; leave out samples, "
+                "temperature and top_p"
+            )
+        ATGRPOConfig(**self.over)
+
+    @classmethod
+    def of(cls, **settings: Any) -> Self:
+        """Settings by name, those of `SHARED` among them; None leaves one as it is.
+
+        Raises:
+            ConfigError: an unknown name, or a value that cannot be used.
+        """
+        own = {field.name for field in dataclasses.fields(cls) if field.metadata}
+        given = {name: value for name, value in settings.items() if value is not None}
+        over = {name: value for name, value in given.items() if name not in own}
+        return cls(**{name: value for name, value in given.items() if name in own}, over=over)

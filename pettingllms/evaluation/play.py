@@ -1,0 +1,350 @@
+"""Evaluates line-ups on held-out tasks: one completion a decision, no branching, no training.
+
+Episodes are played in chunks of whole tasks. Every completion draws from random numbers of its own,
+and a chunk shares no batch with another. So a chunk that is played again comes out the same, on one
+machine and one version of its libraries: that is how an interrupted evaluation resumes.
+
+`--swap coder=tester` makes two roles exchange their policies. `--swap all` plays every role with
+every other role's policy, one at a time: with the plain line-up the N x N matrix of policies in
+roles.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from pettingllms.envs.foreign import role_of
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.evaluation.folder import EvalFolder
+from pettingllms.evaluation.scores import Evaluation, summarise
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.engine import RolloutEngine, Shape
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.base import Sampler
+from pettingllms.types import Task
+
+BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
+EPISODES_AT_ONCE = 64
+"""Episodes of a chunk, or those of one task where they are more. Part of the results."""
+HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
+"""First seed of held-out tasks where an environment has no splits; no training step uses it."""
+Verdicts = Sequence[bool | None]
+"""The success of each finished episode; None if the environment does not report it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How completions are drawn, and how many episodes each task has."""
+
+    max_new_tokens: int
+    samples: int = 1
+    """Episodes of each task."""
+    greedy: bool = False
+    """Always take the likeliest token."""
+    temperature: float = 1.0
+    top_p: float = 1.0
+    seed: int = 0
+
+
+def evaluate(
+    env: AnyEnv,
+    policies: Sampler,
+    *,
+    tasks: Sequence[Task],
+    max_new_tokens: int,
+    samples: int = 1,
+    greedy: bool = False,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    seed: int = 0,
+    swap: Mapping[str, str] | None = None,
+    scoring_threads: int = 4,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> Evaluation:
+    """Plays each task `samples` times without branching, and scores the episodes.
+
+    Args:
+        env: of the split to play; copied, never stepped itself.
+        policies: sample the completions.
+        tasks: what to play, for example `held_out(env, "test", 100)`.
+        max_new_tokens: of a completion.
+        samples: episodes of each task.
+        greedy: always take the likeliest token.
+        temperature: of sampling.
+        top_p: sample from the likeliest tokens that together reach this probability.
+        seed: of sampling and of the bootstrap.
+        swap: role -> the role whose policy answers for it.
+        scoring_threads: completions that are scored at the same time.
+        on_progress: called with finished and all episodes before every batch; may raise to stop.
+
+    Raises:
+        ConfigError: no tasks or no samples.
+        UnknownNameError: `swap` names an unknown role.
+    """
+    if not tasks or samples < 1:
+        raise ConfigError(f"nothing to play: {len(tasks)} tasks, {samples} samples of each")
+    sampling = Sampling(max_new_tokens, samples, greedy, temperature, top_p, seed)
+    players = players_of(policies, roles_of(env), swap)
+    total, episodes = len(tasks) * samples, list[Trajectory]()
+
+    def report(verdicts: Verdicts) -> None:
+        on_progress(len(episodes) + len(verdicts), total)
+
+    with ThreadPoolExecutor(scoring_threads) as pool:
+        for chunk in chunks(tasks, samples):
+            episodes += play_chunk(env, policies, players, pool, chunk, sampling, report)
+    on_progress(total, total)
+    return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
+
+
+def play_chunk(
+    env: AnyEnv,
+    policies: Sampler,
+    players: Mapping[str, str],
+    pool: Executor,
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
+) -> list[Trajectory]:
+    """Plays one chunk to its end, one completion a turn; the tasks' episodes in order.
+
+    Args:
+        env: a template, copied for every episode.
+        policies: samples the completions.
+        players: role -> the policy that plays it.
+        pool: scores completions at the same time.
+        tasks: the chunk.
+        sampling: how completions are drawn.
+        on_batch: called before every batch with how the finished episodes ended; may raise to stop.
+    """
+    engine = RolloutEngine(
+        env,
+        policies,
+        pool,
+        shape=Shape(episodes=sampling.samples),
+        settings={
+            "greedy": sampling.greedy,
+            "temperature": sampling.temperature,
+            "top_p": sampling.top_p,
+            "max_new_tokens": sampling.max_new_tokens,
+        },
+        seed=(sampling.seed, "evaluation"),
+        players=players,
+    )
+    return engine.play(
+        tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
+    )
+
+
+def chunks(tasks: Sequence[Task], samples: int) -> list[Sequence[Task]]:
+    """The tasks, cut into what is played together."""
+    size = max(1, EPISODES_AT_ONCE // samples)
+    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+
+
+def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
+    """The first `count` tasks of a split, or all of a smaller data set.
+
+    None stands for a whole data set, and for 100 tasks of a generator. An environment without
+    splits, or of another split, gets seeds that training never uses.
+
+    Raises:
+        ConfigError: `env` has the rows of another split only.
+    """
+    plain: Any = env.unwrapped
+    rows = getattr(plain, "num_tasks", None)
+    own = getattr(plain, "split", None)
+    if own not in (None, split) and rows is not None:
+        raise ConfigError(
+            f"{env} holds the split {own!r} of a data set, not {split!r}; give what makes it, such "
+            "as its class, in place of the environment"
+        )
+    first = 0 if own == split else HELD_OUT.get(split, 0)
+    wanted = (rows or 100) if count is None else count
+    numbers = range(first, first + (wanted if rows is None else min(wanted, rows)))
+    return [Task(f"{split}:{number}", number) for number in numbers]
+
+
+def roles_of(env: AnyEnv) -> list[str]:
+    """The roles of an environment, each once, in turn order."""
+    return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
+
+
+def players_of(
+    policies: Sampler, roles: Sequence[str], swap: Mapping[str, str] | None
+) -> dict[str, str]:
+    """Role -> policy, after the exchange `swap`: role -> the role whose policy answers for it.
+
+    Raises:
+        UnknownNameError: an unknown role, or one without a policy.
+    """
+    swap = swap or {}
+    for role in {**swap, **dict.fromkeys(swap.values())}:
+        if role not in roles:
+            raise UnknownNameError(
+                f"swap names the unknown role {role!r}; {did_you_mean(role, roles)}"
+            )
+    return {role: policies.policy_for(swap.get(role, role)) for role in roles}
+
+
+# ----------------------------------------------------------------------------------- line-ups
+
+
+class Lineup(NamedTuple):
+    """The policies of an evaluation: adapters or the base model, and which role uses whose."""
+
+    title: str
+    adapters: bool
+    swap: Mapping[str, str] | None = None
+    """Role -> the role whose policy answers for it."""
+
+
+def lineups_of(
+    players: Mapping[str, str], *, adapters: bool, base: bool = True, swap: str | None = None
+) -> list[Lineup]:
+    """The line-ups to evaluate; the others are compared with the first.
+
+    Args:
+        players: role -> policy.
+        adapters: whether there are any; else only the base model is evaluated.
+        base: whether the base model is evaluated beside the adapters.
+        swap: `all`, pairs of roles such as `coder=tester`, or None.
+
+    Raises:
+        ConfigError: `swap` is neither, or exchanges nothing.
+        UnknownNameError: `swap` names an unknown role.
+    """
+    if not adapters:
+        if swap is not None:
+            raise ConfigError(
+                f"swap {swap!r} exchanges adapters, and there are none: every role uses "
+                "the base model; give --adapters"
+            )
+        return [Lineup(BASE, adapters=False)]
+    lineups = [Lineup(BASE, adapters=False)] if base else []
+    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, players)]
+
+
+def title_of_swap(role: str, other: str) -> str:
+    """The title of the line-up in which `role` alone uses the policy of `other`."""
+    return f"{role} by {other}"
+
+
+def _swapped(spec: str | None, players: Mapping[str, str]) -> list[Lineup]:
+    if spec is None:
+        return []
+    if spec == "all":
+        lineups = [
+            Lineup(title_of_swap(role, other), adapters=True, swap={role: other})
+            for role, other in itertools.permutations(players, 2)
+            if players[role] != players[other]
+        ]
+    else:
+        swap = _exchanged(spec, list(players))
+        changes = any(players[role] != players[other] for role, other in swap.items())
+        lineups = [Lineup(SWAPPED, adapters=True, swap=swap)] if changes else []
+    if not lineups:
+        shown = ", ".join(f"{role}={policy}" for role, policy in players.items())
+        raise ConfigError(
+            f"swap {spec!r} exchanges nothing: the policies are {shown}; leave it out"
+        )
+    return lineups
+
+
+def _exchanged(spec: str, roles: Sequence[str]) -> dict[str, str]:
+    """Role -> the role whose policy it uses, in both directions."""
+    swap: dict[str, str] = {}
+    for pair in spec.split(","):
+        one, equals, other = (part.strip() for part in pair.partition("="))
+        if not equals:
+            raise ConfigError(f"swap must be all, or pairs like coder=tester, got {spec!r}")
+        for role in (one, other):
+            if role not in roles:
+                raise UnknownNameError(f"swap: unknown role {role!r}; {did_you_mean(role, roles)}")
+            if role in swap:
+                raise ConfigError(f"swap names the role {role!r} twice, in {spec!r}")
+        swap |= {one: other, other: one}
+    return swap
+
+
+def evaluate_lineups(
+    env: AnyEnv,
+    lineups: Sequence[Lineup],
+    tasks: Sequence[Task],
+    sampling: Sampling,
+    *,
+    load: Callable[[bool], PolicySet],
+    pool: Executor,
+    folder: EvalFolder | None = None,
+    on_progress: Callable[[str, Verdicts], None] = lambda _title, _verdicts: None,
+) -> dict[str, list[Trajectory]]:
+    """Plays the same tasks with every line-up.
+
+    Adapters come before the base model, so that unusable adapters are found first. At most one set
+    of policies is loaded at a time, and none if all episodes are in the folder.
+
+    Args:
+        env: a template, copied for every episode.
+        lineups: what to evaluate.
+        tasks: what every line-up plays.
+        sampling: how completions are drawn.
+        load: makes the policies, with adapters or those of the base model.
+        pool: scores completions at the same time.
+        folder: keeps the episodes; those that it has are not played again.
+        on_progress: called before every batch with a title and how its finished episodes ended.
+
+    Returns:
+        Title -> episodes, in the order of `lineups`.
+    """
+    played: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
+    with _Loaded(load) as loaded:
+        for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
+            episodes = played[lineup.title]
+
+            def report(
+                verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
+            ) -> None:
+                on_progress(title, [*(each.success for each in before), *verdicts])
+
+            for chunk in chunks(tasks, sampling.samples):
+                known = folder.take(lineup.title, chunk, sampling.samples) if folder else []
+                if not known:
+                    policies = loaded.policies(lineup.adapters)
+                    players = players_of(policies, roles_of(env), lineup.swap)
+                    known = play_chunk(env, policies, players, pool, chunk, sampling, report)
+                    if folder:
+                        folder.add(lineup.title, known)
+                episodes += known
+            report([])
+    return played
+
+
+class _Loaded:
+    """At most one set of policies in memory: with adapters, or those of the base model."""
+
+    def __init__(self, load: Callable[[bool], PolicySet]) -> None:
+        self._load, self._adapters = load, False
+        self._policies: PolicySet | None = None
+
+    def policies(self, adapters: bool) -> PolicySet:
+        """The set asked for; any other is closed before this one is loaded."""
+        if self._policies is None or self._adapters != adapters:
+            self._close()
+            self._policies, self._adapters = self._load(adapters), adapters
+        return self._policies
+
+    def _close(self) -> None:
+        if self._policies is not None:
+            self._policies.close()
+            self._policies = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._close()

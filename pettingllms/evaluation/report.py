@@ -1,0 +1,212 @@
+"""Tables for a terminal and in Markdown: before and after training, line-ups, swaps, differences."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from pettingllms.evaluation.compare import Comparison
+from pettingllms.evaluation.play import ADAPTERS, title_of_swap
+from pettingllms.evaluation.scores import Difference, Estimate, Evaluation
+
+TEAM = {
+    "success": "success",
+    "pass@": "success in one of {}",
+    "difficulty/": "success, difficulty {}",
+    "win/": "wins of {}",
+    "draws": "draws",
+    "return/": "return of {}",
+    "return": "return of an episode",
+    "turns": "turns",
+    "decisions": "decisions of an episode",
+    "tokens": "tokens of an episode",
+}
+"""Team scores in this order; a key that does not end in a letter is the prefix of several."""
+FIRST = {
+    "first_passed": "hidden tests passed, first completion",
+    "first_valid": "tests that are right, first completion",
+    "first_caught": "wrong programs caught, first completion",
+    "first_local_reward": "local reward, first completion",
+}
+ROLE = FIRST | {
+    "first_": "{}, first completion",
+    "reward": "reward of a completion",
+    "team_reward": "team reward of a completion",
+    "local_reward": "local reward of a completion",
+    "parse_error": "unparsable completions",
+    "truncated": "truncated completions",
+    "tokens": "tokens of a completion",
+    "turns": "completions in an episode",
+    "status/": "program runs ended: {}",
+}
+"""Scores of a role, like `TEAM`."""
+
+
+class Keys(NamedTuple):
+    """A selection of `TEAM` and `ROLE`."""
+
+    team: Sequence[str] = tuple(TEAM)
+    role: Sequence[str] = tuple(ROLE)
+
+
+_RESULT = ("success", "win/", "draws", "return/")
+ALL = Keys()
+SHORT = Keys(
+    ("success", "pass@", "difficulty/", "win/", "draws", "return/"),
+    (*FIRST, "first_", "parse_error", "tokens"),
+)
+"""What a terminal has room for."""
+TRAINING = Keys(_RESULT, (*FIRST, "reward", "parse_error", "truncated", "tokens"))
+TRAINING_SHORT = Keys(_RESULT, (*FIRST, "parse_error"))
+INTERVALS = "in brackets 95 % intervals (over tasks: Wilson for shares, else bootstrap)"
+Evaluations = Mapping[str, Evaluation]
+Table = list[list[str]]
+
+
+def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool = False) -> Table:
+    """Who, what, how decoded, then a cell for each column.
+
+    Args:
+        columns: title -> evaluations, one for each way of decoding, the same ways in every column.
+        short: only the most important rows.
+    """
+    table = [["", "", "", *columns]]
+    first = next(iter(columns.values()))
+    # Of every column: a base that never wrote a program has no score of programs, the team may.
+    names = dict.fromkeys(n for column in columns.values() for each in column for n in each.scores)
+    for who, label, name in _rows(names, first[0].roles, TRAINING_SHORT if short else TRAINING):
+        for place, evaluation in enumerate(first):
+            found = [column[place].scores.get(name) for column in columns.values()]
+            how = "greedy" if evaluation.greedy else "sampled"
+            table.append([who, label, how, *map(_interval, found)])
+    return table
+
+
+def training_notes(evaluation: Evaluation) -> str:
+    """States what the numbers of a training table are of."""
+    episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
+    return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}"
+
+
+def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
+    """Who, what, then a cell with its interval for each line-up."""
+    names = dict.fromkeys(name for each in teams.values() for name in each.scores)
+    roles = next(iter(teams.values())).roles
+    table = [["", "", *teams]]
+    for who, label, name in _rows(names, roles, SHORT if short else ALL):
+        found = [each.scores.get(name) for each in teams.values()]
+        table.append([who, label, *map(_interval, found)])
+    return table
+
+
+def matrix(teams: Evaluations, score: str = "success") -> dict[str, dict[str, Estimate]]:
+    """Role -> other role -> the score with the other's policy in the role.
+
+    `{role}` in `score` stands for the first role. The diagonal is the plain line-up, in which every
+    role has its own policy. Empty unless roles were exchanged one at a time.
+    """
+    roles = teams[ADAPTERS].roles if ADAPTERS in teams else ()
+    cells: dict[str, dict[str, Estimate]] = {}
+    for role in roles:
+        for other in roles:
+            title = title_of_swap(role, other)
+            found = teams.get(ADAPTERS if role == other else title)
+            if found and (estimate := found.scores.get(score.format(role=role))):
+                cells.setdefault(role, {})[other] = estimate
+    return cells if any(len(row) > 1 for row in cells.values()) else {}
+
+
+def matrix_table(cells: Mapping[str, Mapping[str, Estimate]]) -> Table:
+    """Roles down, policies across; a cell is empty where the policy is the role's own anyway."""
+    others = dict.fromkeys(other for row in cells.values() for other in row)
+    header = ["role \\ policy of", *others]
+    return [
+        header,
+        *([role, *(_interval(row.get(other)) for other in others)] for role, row in cells.items()),
+    ]
+
+
+def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
+    """Who, what, both means, the difference with its interval, how many tasks rose and fell."""
+    table = [["", "", comparison.first, comparison.second, "difference", "more", "less"]]
+    for who, label, name in _rows(
+        comparison.differences, comparison.roles, SHORT if short else ALL
+    ):
+        one, two = comparison.means[name]
+        gain = comparison.differences[name]
+        cells = [number(one.mean), number(two.mean), _gain(gain), str(gain.more), str(gain.less)]
+        table.append([who, label, *cells])
+    return table
+
+
+def notes(comparison: Comparison) -> str:
+    """States what the numbers of a comparison are of."""
+    left = (
+        f"; {comparison.alone} tasks that only one side played are left out"
+        if comparison.alone
+        else ""
+    )
+    return (
+        f"{comparison.tasks} tasks, paired{left}; in brackets the 95 % interval of the "
+        "difference (bootstrap over tasks), * where it leaves out 0; more, less: tasks"
+    )
+
+
+def as_text(table: Table) -> str:
+    """Aligned columns; of the first two cells, what repeats the row above is left out."""
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines, before = [], [""]
+    for row in table:
+        shown = ["" if row[:n] == before[:n] else row[n - 1] for n in (1, 2)] + row[2:]
+        before = row
+        padded = (cell.ljust(width) for cell, width in zip(shown, widths, strict=True))
+        lines.append("  ".join(padded).rstrip())
+    return "\n".join(lines)
+
+
+def as_markdown(table: Table) -> str:
+    """A table in GitHub's Markdown."""
+    header, *body = ([cell.replace("|", "\\|") for cell in row] for row in table)
+    lines = [header, ["---"] * len(header), *body]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines)
+
+
+def number(value: float) -> str:
+    """Two decimals below 10, none from 100 on."""
+    return f"{value:.{2 if abs(value) < 10 else 1 if abs(value) < 100 else 0}f}"
+
+
+def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tuple[str, str, str]]:
+    """Who, label and name of the scores, in the order of `TEAM` and `ROLE`."""
+    known = list(names)
+    for who in ("team", *roles):
+        labels, chosen = (TEAM, keys.team) if who == "team" else (ROLE, keys.role)
+        start = "" if who == "team" else f"{who}/"
+        rest = sorted((n.removeprefix(start) for n in known if n.startswith(start)), key=_by_number)
+        for key in chosen:
+            several = not key[-1].isalpha()
+            found = [name for name in rest if (name.startswith(key) if several else name == key)]
+            for name in found:
+                rest.remove(name)  # a prefix matches only what has no row of its own
+                yield who, _label(name, key, labels[key]), start + name
+
+
+def _by_number(name: str) -> list[tuple[bool, int, str]]:
+    """Sorts pass@8 before pass@16."""
+    parts = re.split(r"(\d+)", name)
+    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+
+
+def _label(name: str, key: str, label: str) -> str:
+    rest = name.removeprefix(key).removesuffix("/success")
+    return label.format(rest if key in ("win/", "return/") else rest.replace("_", " "))
+
+
+def _interval(estimate: Estimate | None) -> str:
+    return "" if estimate is None else "{} [{}, {}]".format(*map(number, estimate))
+
+
+def _gain(gain: Difference) -> str:
+    mean, low, high = (f"{'+' if value > 0 else ''}{number(value)}" for value in gain[:3])
+    return f"{mean} [{low}, {high}]{' *' if gain.clear else ''}"

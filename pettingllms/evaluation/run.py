@@ -1,0 +1,331 @@
+"""A whole evaluation: from settings to a plan, from the plan to episodes, scores and a folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pettingllms.assembly import (
+    EnvSource,
+    adapters_in,
+    build_policies,
+    check_adapters,
+    isolation_of,
+    located,
+    make_env,
+    name_of_env,
+)
+from pettingllms.errors import ConfigError
+from pettingllms.evaluation import report
+from pettingllms.evaluation.compare import Comparison, paired
+from pettingllms.evaluation.config import SHARED, EvalConfig
+from pettingllms.evaluation.folder import RESULTS, EvalFolder, digest
+from pettingllms.evaluation.play import (
+    ADAPTERS,
+    Lineup,
+    Sampling,
+    Verdicts,
+    evaluate_lineups,
+    held_out,
+    lineups_of,
+    roles_of,
+)
+from pettingllms.evaluation.plots import bars
+from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
+from pettingllms.models import EMBEDDED
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE, parse_policies
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.runs import CONFIG, read_config
+from pettingllms.sandbox import SandboxSettings
+from pettingllms.sandbox.isolation import announce
+from pettingllms.trainers.callbacks import Display, Silent
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.types import Task
+
+
+@dataclass(frozen=True, slots=True)
+class EvalPlan:
+    """An evaluation before any model is loaded."""
+
+    config: ResolvedConfig
+    """Settings of the environment and the policies."""
+    split: str
+    env: AnyEnv
+    players: Mapping[str, str]
+    """Role -> policy."""
+    teams: Sequence[Lineup]
+    tasks: Sequence[Task]
+    sampling: Sampling
+
+    @property
+    def games(self) -> int:
+        """Episodes of each team."""
+        return len(self.tasks) * self.sampling.samples
+
+    def settings(self) -> dict[str, Any]:
+        """Everything that the results follow from; a folder is resumed with equal settings only."""
+        config, embedded = self.config, self.config.embedded
+        adapters = None if config.adapters is None else Path(config.adapters)
+        data = None if config.dataset is None else Path(config.dataset)
+        prompts = getattr(self.env.unwrapped, "embedded", {}) if embedded else {}
+        return {
+            "env": config.env,
+            "env_args": config.mapping("env_args"),
+            "dataset": config.dataset,
+            "data": digest(data) if data and data.exists() else config.dataset,
+            "split": self.split,
+            "tasks": len(self.tasks),
+            "alpha": config.alpha,
+            "sandbox": config.sandbox,
+            "embedded_args": dict(prompts),
+            "model": "embedded" if embedded else config.model,
+            "model_digest": digest(EMBEDDED) if embedded else None,
+            "full": config.full,
+            "dtype": config.dtype,
+            "device": config.device,
+            "chat_template_kwargs": config.mapping("chat_template_kwargs"),
+            "policies": dict(self.players),
+            "adapters": config.adapters,
+            "adapter_digests": {
+                policy: digest(adapters / policy)
+                for policy in sorted(set(self.players.values()) - {BASE})
+            }
+            if adapters
+            else {},
+            "teams": {team.title: dict(team.swap or {}) for team in self.teams},
+            **dataclasses.asdict(self.sampling),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class EvalResult:
+    """The episodes and scores of an evaluation."""
+
+    plan: EvalPlan
+    episodes: Mapping[str, Sequence[Trajectory]]
+    """Team -> its episodes."""
+    teams: Mapping[str, Evaluation]
+    """Team (base, adapters, swapped, ...) -> its scores."""
+
+    @property
+    def main(self) -> Evaluation:
+        """The scores of the adapters; without any, of the base model."""
+        return self.teams.get(ADAPTERS) or self.teams[BASE]
+
+    @property
+    def success(self) -> Estimate | None:
+        """Mean success of `main` with its 95 % interval; None if the environment reports none."""
+        return self.main.scores.get("success")
+
+    def matrix(self) -> dict[str, Any]:
+        """The swap matrix of the team's success, or of the role's reward without a success."""
+        for score in ("success", "{role}/reward"):
+            if cells := report.matrix(self.teams, score):
+                return cells
+        return {}
+
+    def shown(self) -> dict[str, Evaluation]:
+        """The teams without those that the matrix is made of."""
+        if not self.matrix():
+            return dict(self.teams)
+        return {title: each for title, each in self.teams.items() if title in (BASE, ADAPTERS)}
+
+    def gains(self) -> list[Comparison]:
+        """The other teams that are shown against the first, paired by task."""
+        first, *others = self.shown()
+        seed = self.plan.sampling.seed
+        return [
+            paired(self.episodes[first], self.episodes[other], (first, other), seed)
+            for other in others
+        ]
+
+    def sizes(self) -> str:
+        """One line: what was sampled, and what the intervals are."""
+        plan = self.plan
+        games = f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
+        how = "greedy" if plan.sampling.greedy else "sampled"
+        return (
+            f"{plan.split} split, {len(plan.tasks)} held-out tasks{games}, {how}; "
+            f"{report.INTERVALS}"
+        )
+
+
+# ------------------------------------------------------------------------------------------ plan
+
+
+def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
+    """Resolves the settings, makes the environment, and lists its tasks; loads no model.
+
+    Args:
+        options: the settings.
+        source: the environment, or what makes it, in place of the one that the settings name.
+
+    Raises:
+        ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
+    """
+    config = settings_of(options, source)
+    env = _env(options, config, source)
+    players = parse_policies(config.policies, roles_of(env))
+    if set(players.values()) == {BASE}:
+        config = dataclasses.replace(config, adapters=None)
+    check_adapters(config, players)
+    teams = lineups_of(
+        players, adapters=config.adapters is not None, base=options.base, swap=options.swap
+    )
+    sampling = Sampling(
+        max_new_tokens=config.max_completion_length,
+        samples=options.samples,
+        greedy=options.greedy,
+        temperature=config.temperature,
+        top_p=options.top_p,
+        seed=config.seed,
+    )
+    tasks = held_out(env, options.split, options.limit)
+    return EvalPlan(config, options.split, env, players, teams, tasks, sampling)
+
+
+def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
+    """The run's settings, if there is a run, with those of the evaluation over them.
+
+    Raises:
+        ConfigError: no adapters where they should be, a value that cannot be used.
+    """
+    config, changes = ATGRPOConfig(), dict(options.over)
+    if options.adapters is not None:
+        adapters = adapters_in(Path(options.adapters))
+        changes["adapters"] = str(adapters)
+        runs = [
+            run for run in (Path(options.adapters), adapters.parent) if (run / CONFIG).is_file()
+        ]
+        config = read_config(runs[0]) if runs else config
+    if "sandbox" in options.over:
+        changes["sandbox"] = SandboxSettings.of(config.sandbox).under(changes["sandbox"]).text
+    if source is not None:
+        changes["env"] = name_of_env(source)
+    own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
+    config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
+    if options.agents is not None:
+        arguments = config.mapping("env_args") | {"agents": options.agents}
+        config = dataclasses.replace(config, env_args=json.dumps(arguments))
+    return resolve(config, source)
+
+
+def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
+    try:
+        return make_env(config, options.split, source)
+    except ConfigError as error:
+        if options.agents is None or "argument 'agents'" not in str(error):
+            raise
+        raise ConfigError(
+            f"environment {config.env!r} has no form for other agents than its team (it takes no "
+            "argument `agents`); leave out --agents"
+        ) from error
+
+
+# ------------------------------------------------------------------------------------------- run
+
+
+def run_evaluation(
+    options: EvalConfig, env: EnvSource | None = None, display: Display | None = None
+) -> EvalResult:
+    """Samples the episodes that the settings ask for, and scores them; resumes from `out`.
+
+    With the embedded model, PyTorch is set to one thread in this process: on a model this small,
+    synchronizing threads costs more than it saves, and the sandbox needs the other cores.
+
+    Args:
+        options: the settings.
+        env: the environment, or what makes it, in place of the one that the settings name.
+        display: receives progress.
+
+    Raises:
+        PettingLLMsError: settings, a model or a folder that cannot be used.
+    """
+    plan, display = plan_of(options, env), display or Silent()
+    if plan.config.embedded:
+        torch.set_num_threads(1)
+    if options.out is None:
+        return _run(plan, None, display)
+    with EvalFolder(Path(options.out), plan.settings()) as folder:
+        try:
+            result = _run(plan, folder, display)
+        except KeyboardInterrupt:
+            display.say(f"episodes so far are in {folder.path}; the same command resumes from them")
+            raise
+        _write(folder, result)
+    return result
+
+
+def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalResult:
+    def load(adapters: bool) -> PolicySet:
+        config = plan.config if adapters else dataclasses.replace(plan.config, adapters=None)
+        return build_policies(config, plan.players)
+
+    isolation = isolation_of(plan.env, plan.config.require_isolation)
+    if isolation is not None:
+        display.say(announce(isolation))
+
+    def on_progress(title: str, verdicts: Verdicts) -> None:
+        known = [won for won in verdicts if won is not None]
+        score = f", success {sum(known) / len(known):.2f}" if known else ""
+        display.playing(f"{title}{score}", len(verdicts), plan.games)
+
+    with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
+        episodes = evaluate_lineups(
+            plan.env,
+            plan.teams,
+            plan.tasks,
+            plan.sampling,
+            load=load,
+            pool=pool,
+            folder=folder,
+            on_progress=on_progress,
+        )
+    sampling, roles = plan.sampling, roles_of(plan.env)
+    teams = {
+        title: summarise(
+            own, roles, samples=sampling.samples, greedy=sampling.greedy, seed=sampling.seed
+        )
+        for title, own in episodes.items()
+    }
+    return EvalResult(plan, episodes, teams)
+
+
+def _write(folder: EvalFolder, result: EvalResult) -> None:
+    cells, gains, plan = result.matrix(), result.gains(), result.plan
+    results = {
+        **folder.head,
+        # A list, because a summary of a run has several ways of decoding side by side.
+        "results": {title: [each.row()] for title, each in result.teams.items()},
+        "differences": [gain.row() for gain in gains],
+        "matrix": {
+            role: {other: list(estimate) for other, estimate in row.items()}
+            for role, row in cells.items()
+        },
+    }
+    parts = [f"# {plan.config.env}, {plan.split} split", result.sizes()]
+    parts.append(report.as_markdown(report.scores_table(result.teams)))
+    if cells:
+        parts += ["## Roles with the policies of other roles"]
+        parts += [report.as_markdown(report.matrix_table(cells))]
+    parts += [section(gain) for gain in gains]
+    title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
+    folder.write("results.md", "\n\n".join(parts) + "\n")
+    folder.write("results.png", bars(result.shown(), cells, title))
+    # Last: its presence marks the evaluation as finished.
+    folder.write(RESULTS, json.dumps(results, indent=2) + "\n")
+
+
+def section(gain: Comparison) -> str:
+    """The Markdown section of one comparison."""
+    table = report.as_markdown(report.comparison_table(gain))
+    return f"## {gain.second} against {gain.first}\n\n{table}\n\n{report.notes(gain)}"

@@ -1,0 +1,327 @@
+"""From episodes to scores: means of each task, their 95 % intervals, pass@k, paired differences.
+
+Scores are computed from `Trajectory` alone, in memory or read back from trajectories.jsonl, and
+from the candidate of every decision that the episode continued from.
+
+Tasks are the unit of the statistics, never episodes: the episodes of one task are not independent
+of each other. Shares (successes, unparsable completions, ...) get Wilson's score interval, which
+also holds near 0 and 1: 20 successes of 20 are not certainty. Every other score gets percentiles
+of 2000 bootstrap resamples. Where all tasks agree exactly, a bootstrap interval is that one value:
+a limit of the method.
+
+pass@k is the unbiased estimate of Chen et al. (arXiv 2107.03374, section 2.1): the chance that at
+least one of k episodes, drawn without replacement from the n that were played, succeeds.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pettingllms.errors import ConfigError
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.types import Group
+
+RESAMPLES = 2000
+TaskScores = Mapping[str, float]
+"""Score -> its mean over the episodes of one task."""
+_Z = 1.959963984540054
+"""The 97.5th percentile of the normal distribution."""
+_SHARE = re.compile(
+    r"success|pass@\d+|difficulty/.*/success|draws|win/.*"
+    r"|.*/(parse_error|truncated|status/.*|first_passed|first_valid|first_caught)"
+)
+"""Scores whose values lie between 0 and 1 by their definition."""
+_SAME = 1e-9
+"""Returns within this tolerance count as equal (float noise)."""
+_COMMON = frozenset({"success", "parse_error", "difficulty"})
+"""Entries of an info that have scores of their own."""
+
+
+class Estimate(NamedTuple):
+    """A mean over tasks with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+
+class Difference(NamedTuple):
+    """The second minus the first, over the tasks that both have played."""
+
+    mean: float
+    low: float
+    high: float
+    tasks: int
+    more: int
+    """Tasks with a higher score of the second."""
+    less: int
+
+    @property
+    def clear(self) -> bool:
+        """Whether the interval leaves out 0."""
+        return self.low > 0 or self.high < 0
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """The scores of one line-up over a set of tasks; `pettingllms.evaluation` defines each."""
+
+    roles: tuple[str, ...]
+    tasks: int
+    samples: int
+    greedy: bool
+    scores: Mapping[str, Estimate]
+
+    def row(self) -> dict[str, Any]:
+        """One flat record: `eval/<score>`, `.../low`, `.../high`, and what was played."""
+        row: dict[str, Any] = {
+            "roles": list(self.roles),
+            "tasks": self.tasks,
+            "samples": self.samples,
+            "greedy": self.greedy,
+        }
+        for name, (mean, low, high) in self.scores.items():
+            row |= {f"eval/{name}": mean, f"eval/{name}/low": low, f"eval/{name}/high": high}
+        return row
+
+    @classmethod
+    def from_row(cls, row: Mapping[str, Any]) -> Evaluation:
+        """The inverse of `row`; other entries are ignored."""
+        names = [
+            key.removesuffix("/low").removeprefix("eval/")
+            for key in row
+            if key.startswith("eval/") and key.endswith("/low")
+        ]
+        scores = {
+            name: Estimate(*(row[f"eval/{name}{end}"] for end in ("", "/low", "/high")))
+            for name in names
+        }
+        return cls(tuple(row["roles"]), row["tasks"], row["samples"], row["greedy"], scores)
+
+
+def summarise(
+    episodes: Sequence[Trajectory], roles: Sequence[str], *, samples: int, greedy: bool, seed: int
+) -> Evaluation:
+    """The scores of episodes, with intervals over their tasks; `seed` is the bootstrap's."""
+    by_task = scores_by_task(episodes)
+    scores = intervals(list(by_task.values()), seed)
+    return Evaluation(tuple(roles), len(by_task), samples, greedy, scores)
+
+
+# -------------------------------------------------------------------------------------- statistics
+
+
+def pass_at_k(games: int, won: int, k: int) -> float:
+    """The unbiased chance that one of `k` games is won, where `won` of `games` were.
+
+    Raises:
+        ConfigError: not 1 <= k <= games, or not 0 <= won <= games.
+    """
+    if not 1 <= k <= games or not 0 <= won <= games:
+        raise ConfigError(f"pass@{k} cannot be told from {won} of {games} games; play at least {k}")
+    return 1.0 - math.comb(games - won, k) / math.comb(games, k)
+
+
+def pass_at(games: int) -> list[int]:
+    """For which k pass@k is reported: powers of two, and all games. pass@1 is the success."""
+    powers = [1 << n for n in range(1, games.bit_length()) if 1 << n < games]
+    return [*powers, games] if games > 1 else []
+
+
+def intervals(tasks: Sequence[TaskScores], seed: int) -> dict[str, Estimate]:
+    """Mean and 95 % interval of every score; tasks without a score are left out of it.
+
+    `seed` is that of the bootstrap.
+    """
+    scores = {}
+    for name in sorted({name for task in tasks for name in task}):
+        values = np.array([task[name] for task in tasks if name in task])
+        interval = wilson(values) if _SHARE.fullmatch(name) else _bootstrap(values, seed)
+        scores[name] = Estimate(float(values.mean()), *interval)
+    return scores
+
+
+def wilson(values: np.ndarray) -> tuple[float, float]:
+    """Wilson's 95 % score interval, with continuity correction, of the mean of shares of tasks.
+
+    Without the correction it covers a share of 0.99 in only 92 of 100 cases (100 tasks).
+
+    A task that was played several times has a fraction, and its episodes may succeed together.
+    The number of independent trials is therefore estimated from the spread over tasks, with the
+    number of tasks as its least value, which is exact for zeros and ones.
+
+    Args:
+        values: between 0 and 1, one for each task.
+    """
+    tasks, p = len(values), float(values.mean())
+    n = float(tasks)
+    if tasks > 1 and (variance := float(values.var(ddof=1))) > 0:
+        n = max(n, tasks * p * (1 - p) / variance)
+    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4.
+    below = _Z * math.sqrt(_Z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1))
+    above = _Z * math.sqrt(_Z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1))
+    low, high = (
+        (2 * n * p + _Z**2 + reach) / (2 * (n + _Z**2)) for reach in (-1 - below, 1 + above)
+    )
+    # The mean is inside by theory; the limits keep rounding from denying it.
+    return max(0.0, min(p, low)), min(1.0, max(p, high))
+
+
+def differences(
+    first: Mapping[str, TaskScores], second: Mapping[str, TaskScores], seed: int
+) -> dict[str, Difference]:
+    """The second minus the first for every score that both have, paired by task.
+
+    Args:
+        first: task -> its scores.
+        second: task -> its scores; tasks that only one of the two has are left out.
+        seed: of the resampling.
+    """
+    pairs = [(first[task], second[task]) for task in first if task in second]
+    found = {}
+    for name in sorted({name for one, _ in pairs for name in one}):
+        gains = np.array(
+            [two[name] - one[name] for one, two in pairs if {name} <= one.keys() & two]
+        )
+        if len(gains):
+            more, less = int((gains > 0).sum()), int((gains < 0).sum())
+            interval = _bootstrap(gains, seed)
+            found[name] = Difference(float(gains.mean()), *interval, len(gains), more, less)
+    return found
+
+
+def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
+    # One seed for every score, so that scores over the same tasks share their resamples.
+    picks = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
+    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+# -------------------------------------------------------------------------------- scores of a task
+
+
+def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
+    """For each task the means over its episodes; `pettingllms.evaluation` says what each score is."""
+    reported, statuses = _reported(episodes), _statuses(episodes)
+    contest = _is_contest(episodes)
+    by_task: dict[str, list[Trajectory]] = defaultdict(list)
+    for episode in episodes:
+        by_task[episode.task.id].append(episode)
+    return {task: _task_scores(its, reported, statuses, contest) for task, its in by_task.items()}
+
+
+def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
+    """For each role the numbers that the environment reports of any of its first replies."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for group in (group for episode in episodes for group in episode.groups if not group.key.turn):
+        info = group.chosen.info
+        names[group.key.role] |= {
+            name for name in info.keys() - _COMMON if _number(info, name) is not None
+        }
+    return {role: sorted(found) for role, found in names.items()}
+
+
+def _number(info: Mapping[str, Any], name: str) -> float | None:
+    value = info.get(name)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _ended(info: Mapping[str, Any]) -> list[str]:
+    """How the programs of a reply ended, where the environment ran any."""
+    statuses = info.get("statuses")
+    return [str(status) for status in statuses] if isinstance(statuses, list) else []
+
+
+def _statuses(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
+    """For each role the statuses with which programs in its replies ended."""
+    names: dict[str, set[str]] = defaultdict(set)
+    for group in (group for episode in episodes for group in episode.groups):
+        names[group.key.role] |= set(_ended(group.chosen.info))
+    return {role: sorted(found) for role, found in names.items()}
+
+
+def _task_scores(
+    episodes: Sequence[Trajectory],
+    reported: Mapping[str, Sequence[str]],
+    statuses: Mapping[str, Sequence[str]],
+    contest: bool,
+) -> dict[str, float]:
+    """Means over the episodes of one task."""
+    values: dict[str, list[float]] = defaultdict(list)
+    for episode in episodes:
+        _add_team_scores(values, episode)
+        _add_returns(values, episode, contest)
+        for group in episode.groups:
+            role = group.key.role
+            _add_completion_scores(values, group, reported[role], statuses[role])
+        for role, number in Counter(group.key.role for group in episode.groups).items():
+            values[f"{role}/turns"].append(number)
+    verdicts = values.get("success", [])
+    for k in pass_at(len(episodes)) if len(verdicts) == len(episodes) else ():
+        values[f"pass@{k}"] = [pass_at_k(len(episodes), int(sum(verdicts)), k)]
+    return {name: sum(numbers) / len(numbers) for name, numbers in sorted(values.items())}
+
+
+def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory) -> None:
+    groups = episode.groups
+    values["decisions"].append(len(groups))
+    values["turns"].append(max((group.key.turn + 1 for group in groups), default=0))
+    values["tokens"].append(sum(len(group.chosen.completion.token_ids) for group in groups))
+    if episode.success is not None:
+        values["success"].append(episode.success)
+        if episode.difficulty is not None:
+            values[f"difficulty/{episode.difficulty}/success"].append(episode.success)
+
+
+def _is_contest(episodes: Sequence[Trajectory]) -> bool:
+    """Whether agents play against each other: what one gains, the others lose."""
+    if any(episode.cooperative for episode in episodes):
+        return False
+    totals = [sum(episode.returns.values()) for episode in episodes]
+    unequal = any(len(set(episode.returns.values())) > 1 for episode in episodes)
+    return unequal and max(totals) - min(totals) < _SAME
+
+
+def _add_returns(values: Mapping[str, list[float]], episode: Trajectory, contest: bool) -> None:
+    returns = episode.returns
+    if episode.cooperative:
+        values["return"].append(sum(returns.values()))
+        return
+    for agent, value in returns.items():
+        values[f"return/{agent}"].append(value)
+    if contest and returns:
+        best = max(returns.values())
+        first = [agent for agent, value in returns.items() if value > best - _SAME]
+        for agent in returns:
+            values[f"win/{agent}"].append(first == [agent])
+        values["draws"].append(len(first) > 1)
+
+
+def _add_completion_scores(
+    values: Mapping[str, list[float]],
+    group: Group,
+    reported: Sequence[str],
+    statuses: Sequence[str],
+) -> None:
+    role, chosen = group.key.role, group.chosen
+    info, completion = chosen.info, chosen.completion
+    values[f"{role}/reward"].append(chosen.reward)
+    values[f"{role}/team_reward"].append(chosen.team_reward)
+    values[f"{role}/local_reward"].append(chosen.local_reward)
+    values[f"{role}/parse_error"].append(info.get("parse_error") is not None)
+    values[f"{role}/tokens"].append(len(completion.token_ids))
+    values[f"{role}/truncated"].append(completion.truncated)
+    if ended := _ended(info):
+        for status in statuses:
+            values[f"{role}/status/{status}"].append(ended.count(status) / len(ended))
+    if group.key.turn == 0:
+        values[f"{role}/first_local_reward"].append(chosen.local_reward)
+        for name in reported:
+            values[f"{role}/first_{name}"].append(_number(info, name) or 0.0)

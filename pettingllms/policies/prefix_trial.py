@@ -1,0 +1,91 @@
+"""Decides by the model's type and a trial whether prompts are computed once for all completions."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+from transformers import PreTrainedModel
+
+from pettingllms.models.shared_prompts import NAME
+from pettingllms.policies.packing import batch_logprobs, microbatches
+from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
+from pettingllms.types import Sample
+
+logger = logging.getLogger(__name__)
+
+_TOLERANCE = 1e-3
+_LOW_PRECISION_TOLERANCE = 0.25
+_PROMPTS = ((5, 6, 7, 8, 9), (7, 5, 4))
+_COMPLETIONS = ((0, (9, 5, 8)), (0, (6, 7)), (1, (8, 8)))
+
+
+def share_prompts(model: PreTrainedModel) -> bool:
+    """Makes the model share prompts if its numbers stay the same; logs the reason if not.
+
+    A model is left alone if a layer has other than full attention, or if a small trial of sampling
+    and update differs from transformers' own computation.
+    """
+    own = model.config._attn_implementation
+    reason = _misfit(model)
+    if reason is None:
+        model.config._attn_implementation = NAME
+        try:
+            reason = _trial(model)
+        except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+            reason = f"its attention cannot be replaced ({error})"
+        if reason is not None:
+            model.config._attn_implementation = own
+    if reason is not None:
+        logger.warning(
+            "each completion is computed with its own copy of the prompt, which is slower: %s",
+            reason,
+        )
+    return reason is None
+
+
+def _misfit(model: PreTrainedModel) -> str | None:
+    text = model.config.get_text_config(decoder=True)
+    if text is not model.config:
+        return "the model is more than a language model"
+    if model.config._attn_implementation != "sdpa":
+        return f"its attention is {model.config._attn_implementation!r}, not 'sdpa'"
+    kinds = set(getattr(text, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return f"it has layers of type {', '.join(sorted(kinds))}"
+    if not hasattr(text, "layer_types") and getattr(text, "sliding_window", None):
+        return f"its attention slides over a window of {text.sliding_window}"
+    return None
+
+
+@torch.no_grad()
+def _trial(model: PreTrainedModel) -> str | None:
+    samples = [
+        Sample(_PROMPTS[prompt], reply, (0.0,) * len(reply), 0.0) for prompt, reply in _COMPLETIONS
+    ]
+    found: list[torch.Tensor] = []
+    for packed in (True, False):
+        batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
+        logprobs_BT, _ = batch_logprobs(model, batch)
+        back = sorted(range(len(samples)), key=batch.index.__getitem__)
+        found.append(logprobs_BT[back])
+    owners = (0, 1, 0)
+    token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
+    next_RV = []
+    for decoding in (
+        SharedDecoding(model, _PROMPTS, owners),
+        PlainDecoding(model, _PROMPTS, owners, 0),
+    ):
+        decoding.start()
+        decoding.keep(torch.tensor([2, 1], device=model.device))
+        decoding.step(token_R[:2])
+        next_RV.append(decoding.step(token_R[1:]).float().log_softmax(-1))
+    difference = max(
+        float((found[0] - found[1]).abs().max()),
+        float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),
+    )
+    low = model.dtype in (torch.bfloat16, torch.float16)
+    # Written so that a difference of nan counts as a misfit, too.
+    if not difference <= (_LOW_PRECISION_TOLERANCE if low else _TOLERANCE):
+        return f"a trial differed by {difference:.2g} in log-probability"
+    return None

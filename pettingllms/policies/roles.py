@@ -1,0 +1,148 @@
+"""Parses `--policies` into a mapping from role to policy, and `--train-roles`.
+
+A shared policy, a policy per role and anything between differ in this mapping only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import yaml
+
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+BASE = "base"
+"""The name of the unmodified base model as a policy: it has no adapter and is never trained."""
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_FILES = (".yaml", ".yml", ".json")
+
+
+def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
+    """Turns a command-line spelling into role -> policy, in the order of `roles`.
+
+    Args:
+        spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
+            name), `base` (the unmodified model plays all roles), pairs such as
+            `coder=a,tester=b`, or the path of a YAML or JSON file with such a mapping.
+        roles: all roles that act, in turn order.
+
+    Raises:
+        ConfigError: a role without a policy, a role named twice, a policy name that PEFT or a
+            file system cannot hold, a file that is not a mapping of names.
+        UnknownNameError: a role that does not act.
+    """
+    if spec == "shared":
+        return dict.fromkeys(roles, "shared")
+    if spec == BASE:
+        return dict.fromkeys(roles, BASE)
+    if spec == "per-role":
+        pairs = {role: role for role in roles}
+    elif Path(spec).suffix in _FILES:
+        pairs = _from_file(Path(spec))
+    elif "=" in spec:
+        pairs = _from_pairs(spec)
+    else:
+        raise ConfigError(
+            f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', BASE))}"
+        )
+    return _checked(pairs, roles)
+
+
+def trained_policies(
+    train_roles: str | None, roles_to_policies: Mapping[str, str]
+) -> tuple[str, ...]:
+    """Returns the policies that learn, in the order of the roles.
+
+    Args:
+        train_roles: comma-separated roles; None for all. `base` never learns.
+        roles_to_policies: as from `parse_policies`.
+
+    Raises:
+        ConfigError: an unknown role, nothing to train, or a policy that a frozen role shares with
+            one that learns.
+    """
+    named = [] if train_roles is None else train_roles.split(",")
+    roles = [role.strip() for role in named] or list(roles_to_policies)
+    for role in roles:
+        if role not in roles_to_policies:
+            raise ConfigError(
+                f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
+            )
+    trained = dict.fromkeys(
+        policy for role, policy in roles_to_policies.items() if role in roles and policy != BASE
+    )
+    if not trained:
+        raise ConfigError(
+            f"nothing to train: {', '.join(roles)} played by the unmodified base model (policy {BASE!r})"
+        )
+    for role, policy in roles_to_policies.items():
+        if role not in roles and policy in trained:
+            raise ConfigError(
+                f"role {role!r} is not in train_roles but shares the policy {policy!r} with a role "
+                "that is; give it a policy of its own (--policies)"
+            )
+    return tuple(trained)
+
+
+def check_policy_name(name: str) -> None:
+    """Refuses a name that cannot name both an adapter in PEFT and a folder.
+
+    Raises:
+        ConfigError: the name does not start with a letter, or has characters other than letters,
+            digits, `_` and `-`.
+    """
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"policy name {name!r} must start with a letter and hold only letters, digits, '_' "
+            "and '-' (it names an adapter and a folder)"
+        )
+
+
+def _from_pairs(spec: str) -> dict[str, str]:
+    pairs: dict[str, str] = {}
+    for item in spec.split(","):
+        role, equals, policy = (part.strip() for part in item.partition("="))
+        if not equals or not role or not policy:
+            raise ConfigError(f"policies: {item!r} is not role=policy, in {spec!r}")
+        if role in pairs:
+            raise ConfigError(f"policies: role {role!r} is named twice, in {spec!r}")
+        pairs[role] = policy
+    return pairs
+
+
+def _from_file(path: Path) -> dict[str, str]:
+    try:
+        text = path.read_text(encoding="utf-8")
+        # YAML would accept most JSON, too, but with worse error messages.
+        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
+    except OSError as error:
+        raise ConfigError(f"policies file {path} cannot be read: {error.strerror}") from error
+    except (ValueError, yaml.YAMLError) as error:
+        raise ConfigError(f"policies file {path} cannot be parsed: {error}") from error
+    if not isinstance(value, Mapping) or not all(
+        isinstance(role, str) and isinstance(policy, str) for role, policy in value.items()
+    ):
+        raise ConfigError(
+            f"policies file {path} must map role names to policy names, for example "
+            f"'coder: a', got {str(value)[:80]!r}"
+        )
+    return dict(value)
+
+
+def _checked(pairs: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
+    for role in pairs:
+        if role not in roles:
+            raise UnknownNameError(f"policies: unknown role {role!r}; {did_you_mean(role, roles)}")
+    missing = [role for role in roles if role not in pairs]
+    if missing:
+        raise ConfigError(
+            f"policies: no policy for {', '.join(map(repr, missing))}; every role needs one, for "
+            f"example {','.join(f'{role}={pairs.get(role, role)}' for role in roles)}"
+        )
+    for policy in pairs.values():
+        check_policy_name(policy)
+    return {role: pairs[role] for role in roles}

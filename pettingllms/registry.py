@@ -1,0 +1,89 @@
+"""Names of things that are imported when they are asked for, open to other packages.
+
+A `Registry` maps names to `module:attribute` paths. Another package adds its own through the entry
+points group `pettingllms.<kind>s`, for example in its pyproject.toml:
+
+    [project.entry-points."pettingllms.estimators"]
+    mine = "my_package.credit:MyEstimator"
+
+A path works wherever a name does, so that nothing has to be installed to try something.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.metadata
+from collections.abc import Mapping
+from typing import Any
+
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+
+class Registry:
+    """Things of one kind by name.
+
+    Args:
+        kind: what they are, one word, for messages and for the group of entry points.
+        paths: name -> `module:attribute`.
+    """
+
+    def __init__(self, kind: str, paths: Mapping[str, str]) -> None:
+        self.kind, self._own = kind, dict(paths)
+
+    def paths(self) -> dict[str, str]:
+        """Name -> `module:attribute`, other packages' included; ours cannot be replaced."""
+        found = importlib.metadata.entry_points(group=f"pettingllms.{self.kind}s")
+        return {each.name: each.value for each in found} | self._own
+
+    def path_of(self, name: str) -> str:
+        """The path of a name, without importing it; a path is its own.
+
+        Raises:
+            UnknownNameError: nothing has this name; the text suggests what does.
+        """
+        if ":" in name or name in self._own:
+            return self._own.get(name, name)
+        paths = self.paths()
+        if name not in paths:
+            raise UnknownNameError(f"unknown {self.kind} {name!r}; {did_you_mean(name, paths)}")
+        return paths[name]
+
+    def load(self, name: str) -> Any:
+        """Imports what has this name, or is at this path.
+
+        Raises:
+            UnknownNameError: nothing has this name, or the path leads nowhere.
+            ConfigError: not a path of the form `module:attribute`.
+        """
+        return resolve(self.path_of(name), self.kind)
+
+
+def resolve(path: str, kind: str) -> Any:
+    """What the path `module:attribute` leads to.
+
+    Raises:
+        UnknownNameError: no such module or attribute; the text suggests a similar one.
+        ConfigError: not a path of this form.
+    """
+    module_name, _, attribute = path.partition(":")
+    if not module_name or not attribute:
+        raise ConfigError(
+            f"{path!r} is not a `module:attribute` path, such as my_package.my_{kind}:x"
+        )
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        # A module that is there but fails to import something else keeps its own error.
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UnknownNameError(
+            f"there is no module {error.name!r} for the {kind} {path!r}; install it, or add "
+            "its folder to PYTHONPATH"
+        ) from None
+    found = getattr(module, attribute, None)
+    if found is None:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        raise UnknownNameError(
+            f"module {module_name!r} has no {attribute!r}; {did_you_mean(attribute, public)}"
+        )
+    return found

@@ -1,0 +1,1 @@
+"""Rollouts: one loop and one record for training, evaluation and benchmarks."""

@@ -1,0 +1,213 @@
+"""The loop of training, evaluation and benchmarks: prompt -> completions -> rewards -> move on.
+
+An episode moves on as soon as its own completions are sampled and scored. How prompts form a batch
+depends on the sampler:
+
+- One that batches requests as they come (`continuous`, a vLLM server) is handed whatever is ready.
+- Any other rounds differently in batches of other shapes. Its batches follow from the tasks
+  alone: episodes stand in fixed cohorts, and each cohort is a batch of its own whenever all of its
+  episodes are scored. Cohorts overtake each other freely.
+
+Nothing random depends on the order in which things become ready: every decision draws from the
+number that `Episode.seed` gives it. Scoring runs on threads beside the sampling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from pettingllms.rollout.episode import AnyEnv, Branch, Episode, score
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.base import Sampler
+from pettingllms.types import Candidate, Completion, Group, Request, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What is sampled of a task: a tree (`width` above 1) or parallel episodes.
+
+    In a tree every prompt of a wide policy gets `width` candidates, and the episode continues from
+    one of them. Else every prompt gets one.
+    """
+
+    episodes: int = 1
+    """Episodes of each task, side by side."""
+    width: int = 1
+    """Candidates of one prompt."""
+    branch: str = "best"
+    """The candidate to continue from: best (ties at random), sample or first."""
+
+
+@dataclass(frozen=True)
+class RolloutEngine:
+    """Rolls out episodes of an environment.
+
+    Args:
+        env: a template, copied for every episode and never stepped itself.
+        sampler: answers prompts.
+        pool: scores completions at the same time.
+        shape: what is sampled of each task.
+        settings: of `Sampler.sample`: max_new_tokens, temperature, ...
+        seed: what makes these decisions random in their own way, e.g. (seed of the run, step).
+        players: role -> policy; the sampler's own mapping where a role is missing.
+        wide: policies whose prompts get `shape.width` candidates; None for all.
+        cohort: episodes of a batch with a sampler that is not continuous; None for all.
+        timed: opened around "sample", and around "score" while nothing else is left to do.
+    """
+
+    env: AnyEnv
+    sampler: Sampler
+    pool: Executor
+    shape: Shape
+    settings: Mapping[str, Any]
+    seed: tuple[object, ...]
+    players: Mapping[str, str] | None = None
+    wide: Collection[str] | None = None
+    cohort: int | None = None
+    timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    def play(
+        self,
+        tasks: Sequence[Task],
+        on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
+    ) -> list[Trajectory]:
+        """Plays all episodes of the tasks to their ends; their records in the order of the tasks.
+
+        Args:
+            tasks: what to play.
+            on_batch: called before every batch with the finished episodes; may raise to stop.
+
+        Raises:
+            NonFiniteError: the environment paid a reward that is not finite.
+            SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
+        """
+        episodes = [Episode(self.env, t, n) for t in tasks for n in range(self.shape.episodes)]
+        ready = deque(self._cohorts(episodes))
+        scoring: list[_Cohort] = []
+        try:
+            while ready or scoring:
+                if ready:
+                    on_batch([episode for episode in episodes if episode.over])
+                    merged = len(ready) if self.sampler.continuous else 1
+                    taken = [ready.popleft() for _ in range(merged)]
+                    with self.timed("sample"):
+                        self._sample(taken)
+                    scoring += taken
+                if ready:
+                    ready += self._scored(scoring)
+                else:
+                    with self.timed("score"):
+                        ready += self._scored(scoring, wait_for_one=True)
+        finally:
+            for cohort in scoring:
+                for decision in cohort.pending:
+                    decision.scored.cancel()
+        return [episode.trajectory() for episode in episodes]
+
+    def _cohorts(self, episodes: Sequence[Episode]) -> list[_Cohort]:
+        size = 1 if self.sampler.continuous else self.cohort or max(1, len(episodes))
+        cut = [_Cohort(episodes[start : start + size]) for start in range(0, len(episodes), size)]
+        return [cohort for cohort in cut if cohort.live()]
+
+    # ------------------------------------------------------------------------------ sampling
+
+    def _sample(self, cohorts: Sequence[_Cohort]) -> None:
+        """Samples for all live episodes in one batch a width, and starts scoring."""
+        live = [(cohort, episode) for cohort in cohorts for episode in cohort.live()]
+        prompts = [episode.prompt() for _, episode in live]
+        requests = [
+            Request(
+                self._policy_for(episode.role),
+                self.sampler.prompt_ids(episode.role, prompt),
+                episode.seed(*self.seed, "sampling"),
+            )
+            for (_, episode), prompt in zip(live, prompts, strict=True)
+        ]
+        completions: list[list[Completion]] = [[] for _ in live]
+        for n in dict.fromkeys((1, self.shape.width)):
+            places = [i for i, r in enumerate(requests) if self._width(r.policy) == n]
+            if not places:
+                continue
+            answers = self.sampler.sample([requests[i] for i in places], n, **self.settings)
+            for place, answer in zip(places, answers, strict=True):
+                completions[place] = answer
+        for (cohort, episode), prompt, request, sampled in zip(
+            live, prompts, requests, completions, strict=True
+        ):
+            scored = self.pool.submit(score, episode, sampled)
+            cohort.pending.append(_Pending(episode, prompt, request, scored))
+
+    def _policy_for(self, role: str) -> str:
+        return (self.players or {}).get(role) or self.sampler.policy_for(role)
+
+    def _width(self, policy: str) -> int:
+        return self.shape.width if self.wide is None or policy in self.wide else 1
+
+    # ------------------------------------------------------------------------------- scoring
+
+    def _scored(self, scoring: list[_Cohort], *, wait_for_one: bool = False) -> list[_Cohort]:
+        """Takes the cohorts whose scores are all there, and moves their episodes on."""
+        while not (done := [cohort for cohort in scoring if cohort.scored()]) and wait_for_one:
+            open_ones = [d.scored for cohort in scoring for d in cohort.pending]
+            wait([future for future in open_ones if not future.done()], return_when=FIRST_COMPLETED)
+        for cohort in done:
+            for decision in cohort.pending:
+                self._move_on(decision)
+            cohort.pending.clear()
+            scoring.remove(cohort)
+        return [cohort for cohort in done if cohort.live()]
+
+    def _move_on(self, decision: _Pending) -> None:
+        """Records the candidates of a decision, and continues the episode from one of them."""
+        episode, branches = decision.episode, decision.scored.result()
+        rewards = [branch.result.reward for branch in branches]
+        # Ties are common; always taking the first would bias which states are seen next.
+        best = [k for k, reward in enumerate(rewards) if reward == max(rewards)]
+        among = {"best": best, "sample": range(len(rewards)), "first": [0]}[self.shape.branch]
+        chosen = random.Random(episode.seed(*self.seed, "branching")).choice(among)
+        candidates = tuple(
+            Candidate(
+                branch.completion,
+                branch.result.reward,
+                branch.result.team,
+                branch.result.local,
+                chosen=k == chosen,
+                info=branch.result.info,
+            )
+            for k, branch in enumerate(branches)
+        )
+        request = decision.request
+        key = episode.key(request.prompt_ids)
+        group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
+        episode.advance(group, branches[chosen])
+
+
+class _Pending(NamedTuple):
+    """A decision whose completions are being scored."""
+
+    episode: Episode
+    prompt: str
+    request: Request
+    scored: Future[list[Branch]]
+
+
+class _Cohort:
+    """Episodes that share batches: all of them move, then all of them are sampled for again."""
+
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = episodes
+        self.pending: list[_Pending] = []
+
+    def live(self) -> list[Episode]:
+        """Those that are not over."""
+        return [episode for episode in self._episodes if not episode.over]
+
+    def scored(self) -> bool:
+        """Whether all pending decisions have their scores."""
+        return all(decision.scored.done() for decision in self.pending)

@@ -1,0 +1,197 @@
+"""Episodes in progress: which agent acts, what its completions earn, what the record keeps.
+
+The environment may be any PettingZoo AEC environment with text (`pettingllms.envs.foreign`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import random
+import zlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from pettingzoo import AECEnv
+
+from pettingllms.envs.foreign import (
+    StepResult,
+    branch_env,
+    clone_env,
+    next_agent,
+    observe_text,
+    role_of,
+    step_result,
+)
+from pettingllms.errors import NonFiniteError
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.types import Completion, Group, GroupKey, Task
+
+AnyEnv = AECEnv[Any, Any, Any]
+_RECORDED = frozenset({"team_reward", "local_reward", "turn"})
+"""Entries of an info that the record holds as fields of its own."""
+
+
+class Branch(NamedTuple):
+    """A completion, and the copy of the environment in which it was played."""
+
+    completion: Completion
+    env: AnyEnv
+    result: StepResult
+
+
+class Episode:
+    """An episode in progress: the copy of the environment that is played on, and its record."""
+
+    def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
+        self.env, self.task, self.index = clone_env(template), task, index
+        self.env.reset(seed=task.seed)
+        self._groups: list[Group] = []
+        self._turns: dict[str, int] = defaultdict(int)
+        self._latest: dict[str, int] = {}
+        """Agent -> index of its latest decision."""
+        self._early: dict[str, float] = {}
+        self._cooperative = False
+
+    @property
+    def depth(self) -> int:
+        """Decisions taken so far."""
+        return len(self._groups)
+
+    @property
+    def agent(self) -> str | None:
+        """The agent to act, or None when the episode is over. Steps terminated agents with None."""
+        return next_agent(self.env)
+
+    @property
+    def over(self) -> bool:
+        """Whether no agent is left to act."""
+        return self.agent is None
+
+    @property
+    def role(self) -> str:
+        """The role of the agent to act."""
+        return role_of(self.agent or "")
+
+    def key(self, prompt_ids: tuple[int, ...]) -> GroupKey:
+        """The place of the pending decision in the rollout."""
+        agent = self.agent or ""
+        return GroupKey(
+            task=self.task.id,
+            episode=self.index,
+            agent=agent,
+            role=role_of(agent),
+            turn=self._turns[agent],
+            parent=self.depth,
+            state_hash=f"{zlib.crc32(repr(prompt_ids).encode()):08x}",
+        )
+
+    def seed(self, *purpose: object) -> int:
+        """The number that decides everything random about the pending decision.
+
+        It depends on `purpose` and on the decision's place, never on what else is in progress.
+        """
+        place = "/".join(map(str, (*purpose, self.task.id, self.index, self.depth)))
+        return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest()) >> 2
+
+    def prompt(self) -> str:
+        """The observation of the agent to act."""
+        return observe_text(self.env, self.agent or "")
+
+    def advance(self, group: Group, branch: Branch) -> None:
+        """Records a decision and continues from `branch`, the one of its candidates chosen."""
+        agent = group.key.agent
+        self._turns[agent] += 1
+        self._latest[agent] = self.depth
+        self._groups.append(group)
+        self._cooperative |= branch.result.cooperative
+        for other, reward in branch.result.others.items():
+            if other in self._latest:
+                place = self._latest[other]
+                late = self._groups[place].late_reward + reward
+                self._groups[place] = replace(self._groups[place], late_reward=late)
+            else:
+                self._early[other] = self._early.get(other, 0.0) + reward
+        self.env = branch.env
+
+    def trajectory(self) -> Trajectory:
+        """The record of the decisions so far."""
+        # Every agent has a return, also one that never acted nor was paid.
+        agents = {} if self._cooperative else dict.fromkeys(map(str, self.env.possible_agents), 0.0)
+        early = {
+            agent: paid
+            for agent, paid in (agents | self._early).items()
+            if agent not in self._latest or paid
+        }
+        return Trajectory.of(
+            self.task, self.index, self._groups, early=early, cooperative=self._cooperative
+        )
+
+
+def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
+    """Plays each completion on its own copy. Equal texts share one copy: they earn the same.
+
+    Raises:
+        NonFiniteError: the environment paid a reward that is not a finite number.
+        SandboxUnavailable: the sandbox failed, which earns no reward.
+    """
+    agent = episode.agent or ""
+    texts = list(dict.fromkeys(completion.text for completion in completions))
+    played: dict[str, tuple[AnyEnv, StepResult]] = {}
+    for text, env in zip(texts, branch_env(episode.env, texts), strict=True):
+        result = step_result(env, agent)
+        for paid, reward in ((agent, result.reward), *result.others.items()):
+            if not math.isfinite(reward):
+                raise NonFiniteError(
+                    f"{env} paid {paid!r} a reward of {reward} in task {episode.task.id}, for the "
+                    f"reply {text[:80]!r}; rewards must be finite numbers"
+                )
+        played[text] = (env, result._replace(info=plain_info(result.info)))
+    return [Branch(completion, *played[completion.text]) for completion in completions]
+
+
+def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """An info as it comes back from JSON, without the entries that are fields of the record."""
+    kept = {name: value for name, value in info.items() if name not in _RECORDED}
+    found: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """`value` with numbers that JSON does not know (NaN, infinity) as null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(each) for each in value]
+    return value
+
+
+def _as_json(value: Any) -> Any:
+    # NumPy's numbers and arrays become Python's.
+    return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> list[Task]:
+    """Fresh tasks of a generator, or the rows of a data set, in a new order every epoch.
+
+    An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
+    end with the epoch, because a row may be played twice in one step.
+    """
+    numbers = range(step * count, (step + 1) * count)
+    rows = getattr(env.unwrapped, "num_tasks", None)
+    if rows is None:
+        # Runs with different seeds never share a task: the upper bits are the run's.
+        seeds = [(seed << 32) + number for number in numbers]
+        return [Task(f"{name}:{task}", task) for task in seeds]
+    tasks, orders = [], dict[int, list[int]]()
+    for epoch, place in (divmod(number, rows) for number in numbers):
+        if epoch not in orders:
+            orders[epoch] = random.Random(f"{seed} epoch {epoch}").sample(range(rows), rows)
+        row = orders[epoch][place]
+        tasks.append(Task(f"{name}:{row}:{epoch}", row))
+    return tasks

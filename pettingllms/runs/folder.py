@@ -1,0 +1,301 @@
+"""`Folder`: files that one process at a time writes; `RunFolder`: that of a training run.
+
+A file is replaced as a whole or not at all, and logs only grow. The lock ends with its process,
+even if that is killed. A checkpoint knows the lengths of the logs: resuming cuts them back to it,
+so that they read as if the run had never stopped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, Self
+
+import yaml
+from safetensors import SafetensorError
+
+from pettingllms import __version__
+from pettingllms.errors import ConfigError, RunFolderError, did_you_mean
+from pettingllms.rollout.episode import plain
+from pettingllms.trainers.config import ATGRPOConfig
+
+CONFIG = "config.yaml"
+METRICS = "metrics.jsonl"
+TRAJECTORIES = "trajectories.jsonl"
+LOGS = (METRICS, TRAJECTORIES)
+PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
+
+
+class Folder:
+    """A folder that this process alone writes to, until `close`.
+
+    Raises:
+        RunFolderError: it cannot be written, or another process uses it.
+    """
+
+    option: ClassVar[str]
+    """The command-line option that chooses the folder."""
+    lock: ClassVar[str] = ".lock"
+    """The file that is locked; it is created if missing."""
+    remedy: ClassVar[str]
+    """What to do after a failed write; `{path}` stands for the folder."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+            flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+            self._descriptor = os.open(path / self.lock, flags, 0o644)
+        except OSError as error:
+            raise RunFolderError(
+                f"{path} cannot be written: {error.strerror}; choose another {self.option}"
+            ) from error
+        try:
+            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            os.close(self._descriptor)
+            raise RunFolderError(
+                f"{path} is in use by another process; wait for it, or choose another {self.option}"
+            ) from error
+
+    def close(self) -> None:
+        """Releases the lock."""
+        os.close(self._descriptor)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def write(self, name: str, content: str | bytes) -> None:
+        """Replaces the file `name` as a whole.
+
+        Raises:
+            RunFolderError: it cannot be written; the old one is untouched.
+        """
+        with self.writing(name):
+            replace_file(self.path / name, content)
+
+    def append(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Adds rows to a log, one line of JSON each; they survive a crash of this process.
+
+        Raises:
+            RunFolderError: for example a full disk; resuming removes a half-written line.
+        """
+        lines = "".join(json.dumps(plain(row), default=str, allow_nan=False) + "\n" for row in rows)
+        with self.writing(name), (self.path / name).open("ab") as file:
+            file.write(lines.encode())
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[None]:
+        """Turns a failure to write `name` into an error that says how to continue."""
+        try:
+            yield
+        except RunFolderError:  # an OSError that already says how to continue
+            raise
+        except (OSError, SafetensorError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise RunFolderError(
+                f"cannot write {self.path / name}: {reason}; {self.remedy.format(path=self.path)}"
+            ) from error
+
+
+class RunFolder(Folder):
+    """The folder of a training run, from `create` or `reopen` to `close`."""
+
+    option = "--output-dir"
+    remedy = (
+        "the last checkpoint is intact: free space or fix permissions, then continue with "
+        "--resume {path}"
+    )
+
+    @classmethod
+    def create(cls, path: Path) -> Self:
+        """Locks a new or empty folder. It becomes a run with `describe`.
+
+        Raises:
+            RunFolderError: it cannot be written, is in use, holds a run or other files.
+        """
+        _refuse_foreign(path)
+        folder = cls(path)
+        if (path / CONFIG).exists():
+            folder.close()
+            raise RunFolderError(
+                f"{path} holds a run already; continue it with --resume {path}, or choose another "
+                "--output-dir"
+            )
+        return folder
+
+    @classmethod
+    def reopen(cls, path: Path) -> Self:
+        """Locks the folder of an earlier run and removes what a killed process left half-written.
+
+        Raises:
+            RunFolderError: there is no run, or it is in use, or cannot be written.
+        """
+        if not (path / CONFIG).is_file():
+            raise RunFolderError(f"{path} is no run folder: it has no {CONFIG}")
+        folder = cls(path)
+        for parent in (path, path / "adapters", path / "checkpoints"):
+            for left in parent.glob(".*.*") if parent.is_dir() else ():
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        return folder
+
+    def close(self) -> None:
+        """Releases the lock, and removes the folder if nothing was written."""
+        if not (self.path / CONFIG).exists():
+            with contextlib.suppress(OSError):  # it also holds files of others: then it stays
+                (self.path / self.lock).unlink()
+                self.path.rmdir()
+        super().close()
+
+    def describe(self, config: ATGRPOConfig, *, isolation: str | None = None) -> None:
+        """Writes config.yaml and adds a start to run.json.
+
+        Args:
+            config: resolved settings.
+            isolation: what confines the agents' programs; None where they write none.
+        """
+        start = {
+            "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            "command": sys.argv,
+            "platform": platform.platform(),
+            "cpus": os.cpu_count(),
+            "isolation": isolation,
+            "versions": versions(),
+        }
+        path = self.path / "run.json"
+        starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        self.write("run.json", json.dumps([*starts, start], indent=2) + "\n")
+        if not (self.path / CONFIG).exists():
+            self.write(CONFIG, config_text(config))
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        """All rows of a log."""
+        path = self.path / name
+        if not path.exists():
+            return []
+        with path.open(encoding="utf-8") as file:
+            return [json.loads(line) for line in file]
+
+    def lengths(self) -> dict[str, int]:
+        """Bytes in each log, all of them on disk when this returns."""
+        lengths = {}
+        for name in LOGS:
+            with self.writing(name), (self.path / name).open("ab") as file:
+                os.fsync(file.fileno())
+                lengths[name] = file.tell()
+        return lengths
+
+    def cut(self, lengths: Mapping[str, int]) -> None:
+        """Shortens the logs to what they were at a checkpoint.
+
+        Raises:
+            RunFolderError: a log is shorter than it was.
+        """
+        for name in LOGS:
+            path, length = self.path / name, lengths.get(name, 0)
+            if (path.stat().st_size if path.exists() else 0) < length:
+                raise RunFolderError(f"{path} lost lines that were there at the last checkpoint")
+            if path.exists():
+                with self.writing(name):
+                    os.truncate(path, length)
+
+
+# --------------------------------------------------------------------------------------- settings
+
+
+def config_text(config: ATGRPOConfig) -> str:
+    """The settings as YAML for `--config`, without unset ones and the folder."""
+    values = dataclasses.asdict(config) | {"output_dir": None}
+    text: str = yaml.safe_dump({k: v for k, v in values.items() if v is not None}, sort_keys=False)
+    return text
+
+
+def read_config(run: Path) -> ATGRPOConfig:
+    """The settings of a run.
+
+    Raises:
+        RunFolderError: there is no run in this folder, or its settings cannot be read.
+    """
+    path = run / CONFIG
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(f"{run} is no run folder: it has no {CONFIG}") from None
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
+    for key in values:
+        if key not in known:
+            raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), known)}")
+    return ATGRPOConfig(**values)
+
+
+def point_latest(run: Path) -> None:
+    """Points the link `latest` beside the run to it."""
+    fresh = run.with_name(f".latest.{os.getpid()}")
+    with contextlib.suppress(OSError):  # a convenience: some file systems have no links
+        fresh.unlink(missing_ok=True)
+        fresh.symlink_to(run.name)
+        fresh.replace(run.with_name("latest"))
+
+
+# ------------------------------------------------------------------------------------------- disk
+
+
+def replace_file(path: Path, content: str | bytes) -> None:
+    """Replaces a file as a whole; on an OSError the old one is untouched."""
+    fresh = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with fresh.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.rename(path)
+    finally:
+        fresh.unlink(missing_ok=True)
+    sync(path.parent)
+
+
+def sync(directory: Path) -> None:
+    """Makes renames in `directory` survive a power failure."""
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_foreign(path: Path) -> None:
+    try:
+        inside = {entry.name for entry in path.iterdir()} - {RunFolder.lock, "vllm.log"}
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be used as a run folder: {error.strerror}") from error
+    if inside and CONFIG not in inside:
+        raise RunFolderError(
+            f"{path} is not empty and holds no run (it has {sorted(inside)[0]!r}); choose another "
+            "--output-dir"
+        )
+
+
+def versions() -> dict[str, str]:
+    """Versions of Python, this package and its key dependencies that are installed."""
+    found = {"python": platform.python_version(), "pettingllms": __version__}
+    for package in PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[package] = importlib.metadata.version(package)
+    return found

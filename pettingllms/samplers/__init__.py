@@ -1,0 +1,1 @@
+"""Sampling: inference engines that draw completions from the policies' weights, and scripts."""

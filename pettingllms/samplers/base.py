@@ -1,0 +1,189 @@
+"""Interfaces of sampling: what a rollout asks, and what an inference engine answers.
+
+A rollout asks a `Sampler`, which knows the roles, their policies and how text becomes tokens;
+`PolicySet` is one and `ScriptedSampler` another. A `PolicySet` in turn asks an `InferenceEngine`,
+which knows tokens only and samples from its own copy of the policies' weights.
+
+A new engine is one file with a function `open_engine(served, settings) -> InferenceEngine`, and one
+line in `SAMPLERS`; another package adds its own through the entry points `pettingllms.samplers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+from pettingllms.registry import Registry
+from pettingllms.types import Completion, Request
+
+if TYPE_CHECKING:
+    # The names of samplers are needed to read settings, long before torch is.
+    import torch
+    from torch import nn
+    from transformers import PreTrainedModel
+
+SAMPLERS = Registry(
+    "sampler",
+    {
+        "transformers": "pettingllms.samplers.transformers:open_engine",
+        "vllm": "pettingllms.samplers.vllm:open_engine",
+        "vllm-server": "pettingllms.samplers.vllm_server:open_engine",
+    },
+)
+DEFAULT_TOKENS_PER_BATCH = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How the next token is chosen.
+
+    Args:
+        max_new_tokens: length at which a completion is truncated.
+        temperature: divides the logits, above 0.
+        greedy: take the likeliest token; the recorded log-probability is still the model's.
+        top_p: keep the likeliest tokens that together reach this probability. For evaluation:
+            the recorded log-probabilities are those of the truncated distribution, which the
+            update does not recompute.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    greedy: bool = False
+    top_p: float = 1.0
+
+
+class SampledTokens(NamedTuple):
+    """One completion as an engine returns it; `Completion` adds the prompt and the text."""
+
+    token_ids: tuple[int, ...]
+    logprobs: tuple[float, ...]
+    truncated: bool
+
+
+class Sampler(Protocol):
+    """Completes prompts of roles."""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether batches may be formed from whatever is ready."""
+
+    def policy_for(self, role: str) -> str:
+        """The policy that plays `role`."""
+
+    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """The prompt tokens of an observation."""
+
+    def sample(
+        self,
+        requests: Sequence[Request],
+        n: int,
+        *,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        greedy: bool = False,
+        top_p: float = 1.0,
+    ) -> list[list[Completion]]:
+        """`n` completions of every request, all randomness from the requests' seeds."""
+
+
+class Weights(Protocol):
+    """The policies' tensors: `LoraWeights` or `FullWeights`."""
+
+    base: str
+    """Name or path of the base model, as it was given."""
+    autocast: torch.dtype | None
+    """What the update is computed in, if the weights are kept in another dtype."""
+
+    def tensors(self, policy: str) -> dict[str, nn.Parameter]:
+        """What the policy trains, under the names it is saved by."""
+
+    def module(self, policy: str) -> PreTrainedModel:
+        """The model that computes this policy, ready for training it alone."""
+
+    def sampling_module(self, policy: str) -> PreTrainedModel:
+        """The model to sample this policy from, as of the last `refresh`."""
+
+    def reference(self) -> AbstractContextManager[PreTrainedModel]:
+        """The base model."""
+
+    def refresh(self, policy: str) -> None:
+        """Brings the sampling module up to date."""
+
+    def save(self, policy: str, directory: Path) -> None:
+        """Writes the policy, atomically."""
+
+    def read(self, directory: Path) -> dict[str, torch.Tensor]:
+        """What `save` wrote, named as `tensors` is."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedPolicies:
+    """The policies that an engine is opened for."""
+
+    weights: Weights
+    names: tuple[str, ...]
+    end_ids: tuple[int, ...]
+    """Tokens that end a completion."""
+    pad_id: int
+    lora_rank: int | None
+    """Greatest rank of an adapter; None: the policies are full models."""
+    dtype: torch.dtype
+    """Of the computation."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplerSettings:
+    """Which engine samples, and its settings."""
+
+    name: str = "transformers"
+    """A name in `SAMPLERS`, or the `module:attribute` path of an `open_engine` function."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """vLLM's options, as `check_options` accepts them."""
+    url: str | None = None
+    """A vLLM server that is already running; None starts one, for the life of the engine."""
+    key: str | None = field(default=None, repr=False)
+    """API key of the server at `url`."""
+    timeout: float = 600.0
+    """Seconds after which a server that does not answer a batch counts as hung."""
+    folder: Path | None = None
+    """Where vLLM's adapters and its log are written; a temporary folder if None. A server on
+    another machine has to see it under the same path."""
+    tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH
+    """Bound on the positions in the cache of the transformers engine."""
+
+
+class InferenceEngine(Protocol):
+    """Completes prompts of all policies, from weights that `publish` hands over."""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether its batches depend on when requests arrive anyway, so that any may be formed."""
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The version of each policy's weights that is sampled from."""
+
+    def publish(self, policy: str, version: int) -> None:
+        """Takes over the policy's current weights.
+
+        Raises:
+            SamplerUnavailable: the engine failed; it keeps the previous version.
+        """
+
+    def sample(
+        self, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> list[list[SampledTokens]]:
+        """Completes every request `n` times, or raises: a part of a batch is never returned.
+
+        Everything random follows from the requests' seeds.
+
+        Raises:
+            ConfigError: a request that does not fit the engine.
+            SamplerUnavailable: the engine failed.
+        """
+
+    def close(self) -> None:
+        """Frees what the engine holds. It cannot be used afterwards."""

@@ -1,0 +1,241 @@
+"""Next-token computation for many candidates of few prompts, in two ways.
+
+Both compute each prompt once. `SharedDecoding` also keeps each prompt's keys and values once and
+lets all candidates attend to them together; it needs a model whose attention can be replaced.
+`PlainDecoding` repeats transformers' own cache for every candidate and works for any model.
+
+Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (candidates not yet ended), `_T` new
+tokens so far, `_K` most candidates of a prompt, `_H` query heads, `_h` key-value heads, `_G`
+query heads per key-value head, `_D` head size, `_V` vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+
+from pettingllms.models.shared_prompts import PackedLayout, forward
+
+_SPARE = 32
+
+
+class Decoding(Protocol):
+    """Candidates that grow by a token a step, one row each."""
+
+    def start(self) -> torch.Tensor:
+        """Computes the prompts; logits `_RV` of every row's first token."""
+
+    def step(self, token_R: torch.Tensor) -> torch.Tensor:
+        """Appends a token to every row; logits `_RV` of the next."""
+
+    def keep(self, index_R: torch.Tensor) -> None:
+        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+
+
+class _Cache:
+    """Keys or values of all rows, in a buffer with spare positions at its end."""
+
+    def __init__(self, new_RhTD: torch.Tensor) -> None:
+        rows, heads, length, size = new_RhTD.shape
+        self._buffer_RhTD = new_RhTD.new_empty(rows, heads, length + _SPARE, size)
+        self._rows, self._length = rows, 0
+        self.append(new_RhTD)
+
+    def append(self, new_RhTD: torch.Tensor) -> torch.Tensor:
+        """Writes positions behind the last one; returns everything so far as a view."""
+        start, end = self._length, self._length + new_RhTD.shape[2]
+        if end > self._buffer_RhTD.shape[2]:
+            old_RhTD = self._buffer_RhTD[: self._rows, :, :start]
+            rows, heads, _, size = old_RhTD.shape
+            self._buffer_RhTD = old_RhTD.new_empty(rows, heads, 2 * end, size)
+            self._buffer_RhTD[:, :, :start] = old_RhTD
+        self._buffer_RhTD[: self._rows, :, start:end] = new_RhTD
+        self._length = end
+        return self._buffer_RhTD[: self._rows, :, :end]
+
+    def keep(self, index_R: torch.Tensor, moved: torch.Tensor) -> None:
+        """Copies the moved rows to their new places."""
+        source_RhTD = self._buffer_RhTD[index_R[moved], :, : self._length]
+        self._buffer_RhTD[moved, :, : self._length] = source_RhTD
+        self._rows = index_R.shape[0]
+
+
+class SharedDecoding:
+    """Keeps each prompt's keys and values once; all its candidates attend to them together.
+
+    Args:
+        model: one that `share_prompts` accepted.
+        prompts: token ids.
+        prompt_of_row: index of the prompt that each row continues.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_row: Sequence[int],
+    ) -> None:
+        self._model, self._prompts = model, prompts
+        device = model.device
+        self._owner_R = torch.tensor(prompt_of_row, device=device)
+        lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
+        self._position_R = lengths_U[self._owner_R]
+        column_P = torch.arange(int(lengths_U.max()), device=device)
+        hidden_UP = column_P >= lengths_U[:, None]
+        self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
+        self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._caches: dict[int, tuple[_Cache, _Cache]] = {}
+        self._arrange()
+
+    def start(self) -> torch.Tensor:
+        """Computes the prompts; logits `_RV` of every row's first token."""
+        device = self._model.device
+        lengths = [len(prompt) for prompt in self._prompts]
+        layout = PackedLayout(lengths, [()] * len(lengths), device, keep_prompts=True)
+        ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
+        position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
+        last_U = torch.tensor(lengths, device=device).cumsum(0) - 1
+        logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
+        self._states = {
+            layer: (key.contiguous(), value.contiguous())
+            for layer, (key, value) in layout.prompt_states.items()
+        }
+        return logits_UV[self._owner_R]
+
+    def step(self, token_R: torch.Tensor) -> torch.Tensor:
+        """Appends a token to every row; logits `_RV` of the next."""
+        logits_R1V = forward(self._model, self, token_R[:, None], self._position_R[:, None], 1)
+        self._position_R = self._position_R + 1
+        return logits_R1V[:, -1]
+
+    def keep(self, index_R: torch.Tensor) -> None:
+        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+        moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
+        for keys, values in self._caches.values():
+            keys.keep(index_R, moved)
+            values.keep(index_R, moved)
+        self._position_R = self._position_R[index_R]
+        self._owner_R = self._owner_R[index_R]
+        self._arrange()
+
+    def attend(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
+    ) -> torch.Tensor:
+        """Attention of one new token per row, `_RH1D` and `_Rh1D` to `_R1HD`."""
+        if layer not in self._caches:
+            self._caches[layer] = (_Cache(key), _Cache(value))
+            key_RhTD, value_RhTD = key, value
+        else:
+            keys, values = self._caches[layer]
+            key_RhTD, value_RhTD = keys.append(key), values.append(value)
+        prompt_key_UhPD, prompt_value_UhPD = self._states[layer]
+        rows, heads, _, size = query.shape
+        few = key.shape[1]
+        query_RhGD = (query * scale).reshape(rows, few, heads // few, size)
+        score_UhKP = self._to_grid(query_RhGD) @ prompt_key_UhPD.transpose(-1, -2)
+        if self._hidden_U11P is not None:
+            score_UhKP = score_UhKP.masked_fill(self._hidden_U11P, float("-inf"))
+        scores = [self._to_rows(score_UhKP, heads // few), query_RhGD @ key_RhTD.transpose(-1, -2)]
+        weight_RhGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
+        width = prompt_key_UhPD.shape[2]
+        out_UhKD = self._to_grid(weight_RhGS[..., :width]) @ prompt_value_UhPD
+        out_RhGD = self._to_rows(out_UhKD, heads // few) + weight_RhGS[..., width:] @ value_RhTD
+        return out_RhGD.reshape(rows, 1, heads, size)
+
+    def _arrange(self) -> None:
+        """Lays the rows out as prompts x candidates, so that a prompt's rows are one matrix."""
+        owners = self._owner_R.tolist()
+        rows: list[list[int]] = [[] for _ in self._prompts]
+        for row, owner in enumerate(owners):
+            rows[owner].append(row)
+        most = max(map(len, rows))
+        # An empty place repeats row 0; its output is not read.
+        grid = [mine + [0] * (most - len(mine)) for mine in rows]
+        places = {row: u * most + k for u, mine in enumerate(rows) for k, row in enumerate(mine)}
+        device = self._owner_R.device
+        self._grid_UK = torch.tensor(grid, device=device)
+        self._place_R = torch.tensor([places[row] for row in range(len(owners))], device=device)
+        # Rows in the order of the grid need no gathering, only views.
+        self._regular = [row for mine in grid for row in mine] == list(range(len(owners)))
+
+    def _to_grid(self, states_RhGX: torch.Tensor) -> torch.Tensor:
+        """Rows to `_UhKX`, where K counts candidates x query heads."""
+        prompts, most = self._grid_UK.shape
+        _, heads, groups, size = states_RhGX.shape
+        if self._regular:
+            states = states_RhGX.reshape(prompts, most, heads, groups, size)
+        else:
+            states = states_RhGX[self._grid_UK]
+        return states.transpose(1, 2).reshape(prompts, heads, most * groups, size)
+
+    def _to_rows(self, states_UhKX: torch.Tensor, groups: int) -> torch.Tensor:
+        prompts, heads, wide, size = states_UhKX.shape
+        states = states_UhKX.reshape(prompts, heads, wide // groups, groups, size).transpose(1, 2)
+        states = states.reshape(-1, heads, groups, size)
+        return states if self._regular else states[self._place_R]
+
+
+class PlainDecoding:
+    """Repeats transformers' own cache for every candidate.
+
+    Args:
+        model: any causal model.
+        prompts: token ids.
+        prompt_of_row: index of the prompt that each row continues.
+        pad_id: fills the left of shorter prompts, masked.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[tuple[int, ...]],
+        prompt_of_row: Sequence[int],
+        pad_id: int,
+    ) -> None:
+        self._model = model
+        device = model.device
+        width = max(len(prompt) for prompt in prompts)
+        ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        self._ids_UP = torch.tensor(ids, device=device)
+        self._mask_RS = torch.tensor(mask, device=device)
+        self._repeat_R = torch.tensor(prompt_of_row, device=device)
+        self._position_R = torch.tensor([len(prompts[u]) for u in prompt_of_row], device=device)
+        self._cache = DynamicCache(config=model.config)
+
+    def start(self) -> torch.Tensor:
+        """Computes the prompts; logits `_RV` of every row's first token."""
+        position_UP = (self._mask_RS.cumsum(-1) - 1).clamp(min=0)
+        logits_UV = self._logits(self._ids_UP, position_UP)
+        self._cache.reorder_cache(self._repeat_R)  # type: ignore[arg-type]
+        self._mask_RS = self._mask_RS[self._repeat_R]
+        return logits_UV[self._repeat_R]
+
+    def step(self, token_R: torch.Tensor) -> torch.Tensor:
+        """Appends a token to every row; logits `_RV` of the next."""
+        self._mask_RS = nn.functional.pad(self._mask_RS, (0, 1), value=1)
+        logits_RV = self._logits(token_R[:, None], self._position_R[:, None])
+        self._position_R = self._position_R + 1
+        return logits_RV
+
+    def keep(self, index_R: torch.Tensor) -> None:
+        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+        self._cache.reorder_cache(index_R)  # type: ignore[arg-type]
+        self._mask_RS = self._mask_RS[index_R]
+        self._position_R = self._position_R[index_R]
+
+    def _logits(self, ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+        output = self._model(
+            input_ids=ids,
+            attention_mask=self._mask_RS,
+            position_ids=positions,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=1,
+        )
+        logits_RV: torch.Tensor = output.logits[:, -1]
+        return logits_RV

@@ -1,0 +1,325 @@
+"""Samples with vLLM in this process: one engine with an adapter for every policy.
+
+Policies that are adapters share one engine, and requests to all of them are one batch. The bare
+base model never samples beside them: on a CPU, vLLM 0.32 computes such requests with one of the
+adapters. Policies that are full models have an engine each, whose weights are replaced.
+
+Log-probabilities are those of the distribution sampled from (vLLM's "processed" ones); greedy
+completions have those at temperature 1. On a CPU the engine runs in this very process. On a GPU
+vLLM starts a process of its own for it, unless VLLM_ENABLE_V1_MULTIPROCESSING=0 says otherwise.
+
+vLLM itself is imported when an engine is opened, so this package works without it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import logging
+import os
+import secrets
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+
+from pettingllms.errors import ConfigError, SamplerUnavailable
+from pettingllms.samplers.base import (
+    SampledTokens,
+    SamplerSettings,
+    SamplingParams,
+    ServedPolicies,
+    Weights,
+)
+from pettingllms.samplers.vllm_args import LOG, check_requests, engine_options
+from pettingllms.types import Request
+
+FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError)
+"""What vLLM raises, on its own account or from torch, when it fails."""
+_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+
+
+def open_engine(served: ServedPolicies, settings: SamplerSettings) -> VllmEngine:
+    """Starts vLLM for the policies.
+
+    Raises:
+        ConfigError: vLLM is missing or cannot run these policies under these settings.
+    """
+    engines = 1 if served.lora_rank is not None else len(served.names)
+    options = engine_options(served, settings, engines=engines)
+    return VllmEngine(
+        served.weights, served.names, served.end_ids, options=options, folder=settings.folder
+    )
+
+
+class PublishedAdapter(NamedTuple):
+    """One version of one policy, under the names that vLLM knows it by."""
+
+    name: str
+    """`coder@v3-...`; the rest is new in every process, for servers that outlive one."""
+    number: int
+    version: int
+    path: Path
+
+
+class AdapterFolder:
+    """Writes versions of policies for vLLM to read.
+
+    Each version has a name, a number and a folder of its own. vLLM finds cached prefixes by an
+    adapter's name and path and never reads a path twice, so weights published under an earlier
+    name, number or path would silently be mixed with older ones.
+
+    Args:
+        weights: the policies.
+        parent: where the folder is made; the system's place for temporary files if None.
+    """
+
+    def __init__(self, weights: Weights, parent: Path | None) -> None:
+        self._weights = weights
+        if parent is not None:
+            parent.mkdir(parents=True, exist_ok=True)
+        self._path = Path(tempfile.mkdtemp(prefix=".sampled.", dir=parent)).resolve()
+        self._path.chmod(0o755)
+        self._token = secrets.token_hex(3)
+        self._numbers = itertools.count(1)
+
+    def write(self, policy: str, version: int) -> PublishedAdapter:
+        """Writes the policy's current weights."""
+        number = next(self._numbers)
+        name = f"{policy}@v{version}-{self._token}-{number}"
+        self._weights.save(policy, self._path / name)
+        return PublishedAdapter(name, number, version, self._path / name)
+
+    def drop(self, published: PublishedAdapter) -> None:
+        """Removes the files of a version that vLLM no longer reads."""
+        shutil.rmtree(published.path, ignore_errors=True)
+
+    def close(self) -> None:
+        """Removes everything."""
+        shutil.rmtree(self._path, ignore_errors=True)
+
+
+class VllmEngine:
+    """The vLLM engine or engines of a policy set.
+
+    Args:
+        weights: the policies.
+        names: of the policies.
+        end_ids: tokens that end a completion.
+        options: vLLM's, from `engine_options`.
+        folder: where adapters and the log are written; a temporary one if None.
+
+    Raises:
+        ConfigError: vLLM cannot run this model with these settings.
+    """
+
+    continuous = False
+
+    def __init__(
+        self,
+        weights: Weights,
+        names: Sequence[str],
+        end_ids: Sequence[int],
+        *,
+        options: Mapping[str, Any],
+        folder: Path | None,
+    ) -> None:
+        self._end_ids, self._full = tuple(end_ids), "enable_lora" not in options
+        self._held: dict[str, PublishedAdapter] = {}
+        _log_to(folder)
+        self._adapters = AdapterFolder(weights, folder)
+        self._engines: list[Any] = []
+        try:
+            for _ in names if self._full else names[:1]:
+                self._engines.append(_started(weights.base, options, self._end_ids))
+        except FAILURES as error:
+            self.close()
+            raise ConfigError(
+                f"vLLM cannot run the model {weights.base!r}: {_last_line(error)}; change "
+                "--vllm.* options, or use --sampler transformers"
+            ) from error
+        engines = self._engines if self._full else self._engines * len(names)
+        self._by_policy = dict(zip(names, engines, strict=True))
+        self._max_model_len = int(self._engines[0].llm_engine.model_config.max_model_len)
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The version of each policy's weights that is sampled from."""
+        return {policy: held.version for policy, held in self._held.items()}
+
+    def publish(self, policy: str, version: int) -> None:
+        """Takes over the policy's current weights.
+
+        Raises:
+            SamplerUnavailable: vLLM failed; adapters keep the previous version.
+        """
+        fresh, old = self._adapters.write(policy, version), self._held.get(policy)
+        engine = self._by_policy[policy]
+        try:
+            if self._full:
+                _replace_weights(engine, fresh.path)
+            else:
+                engine.llm_engine.add_lora(_lora(fresh))
+        except FAILURES as error:
+            raise SamplerUnavailable(
+                f"vLLM does not take version {version} of policy {policy!r}: {_last_line(error)}"
+            ) from error
+        self._held[policy] = fresh
+        if old is not None:
+            if not self._full:
+                engine.llm_engine.remove_lora(old.number)
+            self._adapters.drop(old)
+
+    def sample(
+        self, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> list[list[SampledTokens]]:
+        """Completes every request `n` times; the n candidates of a prompt are one vLLM request.
+
+        Raises:
+            ConfigError: a prompt too long for the engine, a temperature that vLLM changes.
+            SamplerUnavailable: vLLM failed.
+        """
+        check_requests(requests, params, self._max_model_len)
+        found: list[list[SampledTokens]] = [[] for _ in requests]
+        for engine in self._engines:
+            mine = [i for i, r in enumerate(requests) if self._by_policy[r.policy] is engine]
+            if not mine:
+                continue
+            try:
+                outputs = engine.generate(
+                    [{"prompt_token_ids": list(requests[i].prompt_ids)} for i in mine],
+                    [_vllm_params(n, params, requests[i].seed, self._end_ids) for i in mine],
+                    lora_request=None
+                    if self._full
+                    else [_lora(self._held[requests[i].policy]) for i in mine],
+                    use_tqdm=False,
+                )
+            except FAILURES as error:
+                raise SamplerUnavailable(f"vLLM failed: {_last_line(error)}") from error
+            for i, output in zip(mine, outputs, strict=True):
+                sampled = [self._sampled(each) for each in output.outputs]
+                found[i] = sampled * n if params.greedy else sampled
+        return found
+
+    def close(self) -> None:
+        """Stops the engines and removes the files."""
+        for engine in self._engines:
+            engine.llm_engine.engine_core.shutdown()
+        self._engines.clear()
+        self._adapters.close()
+
+    def _sampled(self, output: Any) -> SampledTokens:
+        ids = tuple(output.token_ids)
+        logprobs = [found[token].logprob for token, found in zip(ids, output.logprobs, strict=True)]
+        truncated = ids[-1] not in self._end_ids
+        return SampledTokens(ids, tuple(map(float, logprobs)), truncated)
+
+
+# ------------------------------------------------------------------------------- vLLM itself
+
+
+def _log_to(folder: Path | None) -> None:
+    """Imports vLLM and sends its log into the folder, or discards it."""
+    with _environment(**_VARIABLES):
+        importlib.import_module("vllm")
+    logger = logging.getLogger("vllm")
+    for handler in list(logger.handlers):
+        logger.removeHandler(handler)
+        handler.close()
+    logger.propagate = False
+    if folder is None:
+        logger.addHandler(logging.NullHandler())
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    handler = logging.FileHandler(folder / LOG)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+
+
+def _started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> Any:
+    """Starts an engine and samples once, so that its limits show before training begins."""
+    from vllm import LLM
+
+    alone = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} if _on_cpu() else {}
+    set_num_threads = torch.set_num_threads
+    # An engine in this process seeds torch's generator and replaces this function.
+    with _environment(**_VARIABLES, **alone), torch.random.fork_rng(devices=[]):
+        try:
+            engine = LLM(
+                model=base, seed=0, disable_log_stats=True, use_tqdm_on_load=False, **options
+            )
+            trial = _vllm_params(1, SamplingParams(1), 0, end_ids)
+            engine.generate([{"prompt_token_ids": [0]}], trial, use_tqdm=False)
+        finally:
+            torch.set_num_threads = set_num_threads
+    return engine
+
+
+def _on_cpu() -> bool:
+    from vllm.platforms import current_platform
+
+    return bool(current_platform.is_cpu())
+
+
+def _replace_weights(engine: Any, folder: Path) -> None:
+    engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
+    if _on_cpu():
+        # There, vLLM 0.32 keeps a packed copy of an output layer that is tied to the embedding,
+        # and does not update it.
+        engine.apply_model(_pack_head)
+    engine.reset_prefix_cache()
+
+
+def _pack_head(model: Any) -> None:
+    model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
+
+
+def _vllm_params(n: int, params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
+    import vllm
+
+    return vllm.SamplingParams(
+        n=1 if params.greedy else n,
+        temperature=0.0 if params.greedy else params.temperature,
+        top_p=1.0 if params.greedy else params.top_p,
+        seed=None if params.greedy else seed,
+        max_tokens=params.max_new_tokens,
+        logprobs=0,
+        stop_token_ids=list(end_ids),
+        ignore_eos=True,
+        detokenize=False,
+    )
+
+
+def _lora(published: PublishedAdapter) -> Any:
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(published.name, published.number, str(published.path))
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Sets environment variables for the block, and hides warnings.
+
+    vLLM reads these settings from the environment alone; no argument exists for them. Variables
+    that the user set are left as they are. The warnings are about vLLM's use of other libraries.
+    """
+    fresh = {name: value for name, value in values.items() if name not in os.environ}
+    os.environ.update(fresh)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for name in fresh:
+            os.environ.pop(name, None)
+
+
+def _last_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

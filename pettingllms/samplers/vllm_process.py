@@ -1,0 +1,348 @@
+"""vLLM server processes: started and stopped here, and entered here as well.
+
+`VllmProcess` runs `python -m pettingllms.samplers.vllm_process`, which is vLLM's own server with two
+things added: it ends with the process that started it, even if that process was killed, and
+`RequestGuard` refuses requests that must not be answered. The arguments are vLLM's.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import runpy
+import secrets
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import weakref
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from http.client import HTTPConnection, HTTPException, HTTPSConnection
+from pathlib import Path
+from typing import IO, Any
+from urllib.parse import urlsplit
+
+from pettingllms.errors import ConfigError, SamplerUnavailable
+
+BASE = "base"
+"""The name of the bare base model; requests for it are refused."""
+START_SECONDS = 600.0
+STOP_SECONDS = 20.0
+_TICK_SECONDS = 0.1
+_LOG_LINES = 15
+_PR_SET_PDEATHSIG = 1
+_WITHOUT_MODEL = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
+
+Message = dict[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+
+class ServerError(Exception):
+    """An answer with another status than 200; `status` is HTTP's."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(f"{status}: {message}")
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class VllmEndpoint:
+    """Address and API key of a server. JSON over HTTP; nothing is retried here.
+
+    Raises:
+        ConfigError: not a URL of HTTP.
+    """
+
+    url: str
+    key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"server must be a URL like http://127.0.0.1:8000, got {self.url!r}")
+
+    def healthy(self, timeout: float) -> bool:
+        """Whether the server reports that it is healthy.
+
+        Raises:
+            OSError, HTTPException: it does not answer.
+        """
+        return self._request("GET", "/health", None, timeout)[0] == 200
+
+    def get(self, path: str, timeout: float) -> Any:
+        """The JSON at a path; raises as `post` does."""
+        return self._answer("GET", path, None, timeout)
+
+    def post(self, path: str, content: Mapping[str, Any], timeout: float) -> Any:
+        """The answer to JSON content, decoded if it is JSON.
+
+        Raises:
+            ServerError: another status than 200.
+            OSError, HTTPException: no answer within `timeout` seconds, or not of HTTP.
+        """
+        return self._answer("POST", path, content, timeout)
+
+    def _answer(
+        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
+    ) -> Any:
+        status, data = self._request(method, path, content, timeout)
+        text = data.decode("utf-8", "replace")
+        if status != 200:
+            raise ServerError(status, _message(text))
+        try:
+            return json.loads(text)
+        except ValueError:
+            return text
+
+    def _request(
+        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
+    ) -> tuple[int, bytes]:
+        parts = urlsplit(self.url)
+        host, port = parts.hostname or "", parts.port
+        connection: HTTPConnection
+        if parts.scheme == "https":
+            context = ssl.create_default_context()
+            connection = HTTPSConnection(host, port, timeout=timeout, context=context)
+        else:
+            connection = HTTPConnection(host, port, timeout=timeout)
+        headers = {"Content-Type": "application/json"}
+        if self.key is not None:
+            headers["Authorization"] = f"Bearer {self.key}"
+        body = None if content is None else json.dumps(content).encode()
+        try:
+            connection.request(method, parts.path.rstrip("/") + path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+
+def _message(text: str) -> str:
+    """The error message in any of the forms that vLLM uses."""
+    try:
+        error = json.loads(text).get("error", text)
+        return str(error.get("message", error) if isinstance(error, dict) else error)
+    except (ValueError, AttributeError):
+        return text[:500]
+
+
+class VllmProcess:
+    """A vLLM server that this process starts, watches and stops.
+
+    It listens on this machine only, asks for a random key, writes to a log file, and ends with this
+    process in any case.
+
+    Args:
+        model: name or folder of the base model.
+        arguments: more of vLLM's command line.
+        log: file that its output is appended to.
+        host: address to listen on.
+        port: 0 takes a free one at every start.
+        key: API key that clients need; a random one if None.
+        updates: adapters may be added and removed over HTTP.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        arguments: Sequence[str],
+        log: Path,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        key: str | None = None,
+        updates: bool = True,
+    ) -> None:
+        self.log, self._host, self._port, self._updates = log, host, port, updates
+        self.key = secrets.token_urlsafe(24) if key is None else key
+        self._words = ["--model", model, "--served-model-name", BASE, *arguments]
+        self._words += ["--disable-uvicorn-access-log"]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._stop: Any = None
+        self.endpoint = VllmEndpoint(f"http://{host}:{port}", self.key)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the running server."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process exists; it may hang."""
+        return self._process is not None and self._process.poll() is None
+
+    def start(self, seconds: float = START_SECONDS) -> None:
+        """Starts the server and waits until it answers.
+
+        Raises:
+            SamplerUnavailable: it ended, or did not answer in time; quotes the end of its log.
+        """
+        port = self._port or free_port(self._host)
+        self.endpoint = VllmEndpoint(f"http://{self._host}:{port}", self.key)
+        words = [*self._words, "--host", self._host, "--port", str(port)]
+        words += ["--middleware", "pettingllms.samplers.vllm_process.RequestGuard"]
+        environment = {
+            # On a CPU, saves one of vLLM's three processes; has no effect on a GPU.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            **os.environ,
+            # TRL sets this to ERROR when it is imported.
+            "VLLM_LOGGING_LEVEL": "INFO",
+            "VLLM_API_KEY": self.key,
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if self._updates else "0",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PETTINGLLMS_PARENT": str(os.getpid()),
+        }
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("ab") as log:
+            self._process = _spawned(words, environment, log)
+        self._stop = weakref.finalize(self, _stop, self._process)
+        deadline = time.monotonic() + seconds
+        while not self._answers():
+            if not self.running or time.monotonic() > deadline:
+                state = "did not answer in time" if self.running else "ended"
+                self.stop()
+                raise SamplerUnavailable(f"the vLLM server {state} while starting{self.tail()}")
+            time.sleep(_TICK_SECONDS)
+
+    def stop(self) -> None:
+        """Ends the server and everything it started; does nothing if none is running."""
+        if self._stop is not None:
+            self._stop()
+
+    def wait(self) -> int:
+        """Waits until the server ends by itself; its exit code."""
+        return 0 if self._process is None else self._process.wait()
+
+    def tail(self) -> str:
+        """The end of the log, to append to an error's text."""
+        try:
+            lines = self.log.read_text(encoding="utf-8", errors="replace").splitlines()[
+                -_LOG_LINES:
+            ]
+        except OSError:
+            lines = []
+        return f"; the end of {self.log}:\n" + "\n".join(f"  | {line}" for line in lines)
+
+    def _answers(self) -> bool:
+        try:
+            return self.endpoint.healthy(1.0)
+        except (OSError, HTTPException):
+            return False
+
+
+def _spawned(
+    words: Sequence[str], environment: dict[str, str], log: IO[bytes]
+) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "pettingllms.samplers.vllm_process", *words],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=subprocess.STDOUT,
+        # In a process group of its own, so that Ctrl-C does not reach it and `_stop` ends all of it.
+        start_new_session=True,
+    )
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(STOP_SECONDS)
+    # Even if the leader is gone: its engine's process may have outlived it.
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def free_port(host: str) -> int:
+    """A port on which no process listens at the moment."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+# ------------------------------------------------------------------------------ in the child
+
+
+class RequestGuard:
+    """ASGI middleware that lets through OpenAI's paths only, and published models only.
+
+    vLLM checks its API key on some paths only. And on a CPU, vLLM 0.32 computes a request for the
+    bare model with an adapter if both are in one batch.
+    """
+
+    def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+        """Refuses a request, or passes it on."""
+        if scope["type"] == "http":
+            path = scope["path"]
+            if path != "/health" and not path.startswith("/v1/"):
+                await _refuse(send, f"there is no {path}")
+                return
+            if scope["method"] == "POST" and path not in _WITHOUT_MODEL:
+                body = await _body(receive)
+                if _model(body) in (None, BASE):
+                    await _refuse(send, "name one of the models that /v1/models lists as adapters")
+                    return
+                receive = _again(body, receive)
+        await self.app(scope, receive, send)
+
+
+async def _body(receive: Receive) -> bytes:
+    parts, more = [], True
+    while more:
+        message = await receive()
+        parts.append(message.get("body", b""))
+        more = message.get("more_body", False)
+    return b"".join(parts)
+
+
+def _again(body: bytes, receive: Receive) -> Receive:
+    """Wraps `receive` so that the body already read is delivered once more."""
+    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return waiting.pop() if waiting else await receive()
+
+    return replayed
+
+
+def _model(body: bytes) -> Any:
+    try:
+        return json.loads(body).get("model")
+    except (ValueError, AttributeError):
+        return None
+
+
+async def _refuse(send: Send, why: str) -> None:
+    body = json.dumps({"error": {"message": why, "type": "NotFoundError", "code": 404}}).encode()
+    headers = [(b"content-type", b"application/json")]
+    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _end_with_parent(parent: int) -> None:
+    """Asks the kernel, if it is Linux, to send SIGTERM when the parent process is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if hasattr(libc, "prctl"):
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        raise SystemExit("the process that started this server is gone")
+
+
+def main() -> None:
+    """Serves until the process is stopped."""
+    _end_with_parent(int(os.environ.pop("PETTINGLLMS_PARENT")))
+    runpy.run_module("vllm.entrypoints.openai.api_server", run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,430 @@
+"""The Docker back end: the same worker, each in a warm container of its own.
+
+The `docker` package talks to the engine (images, containers, leftovers); podman's compatible
+socket works where it offers the same. A container is started once and serves thousands of
+requests; it has no network, a read-only root, no capabilities, and cannot gain any. Its seccomp
+profile is made from the worker's tables. Inside, the worker makes namespaces for every program as
+it does on the host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import platform
+import socket
+import ssl
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
+from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.docker_image import image_name
+from pettingllms.sandbox.docker_streams import AttachedStream, plain_end
+from pettingllms.sandbox.embedded import usable_cores
+from pettingllms.sandbox.types import Limits
+from pettingllms.sandbox.worker import seccomp
+from pettingllms.sandbox.worker.frames import Stream
+from pettingllms.sandbox.workers import WorkerConnection, WorkerLost
+
+logger = logging.getLogger(__name__)
+
+OWNER_LABEL = "pettingllms.sandbox.owner"
+REQUESTS = 10_000
+AGE_S = 3600.0
+
+MEMORY_MIB = 2048
+"""Memory of a container, unless the limits of the runs need more."""
+
+_MIB = 1 << 20
+_RESERVED_MIB = 192
+"""Part of a container's memory for the worker, its files in memory, and the program's own."""
+_TMP_MIB = 64
+_PROCESSES = 1024
+_OPEN_FILES = 4096
+_TIMEOUT_S = 60
+
+Connect = Callable[[], Any]
+"""Makes a new `docker.DockerClient`."""
+
+
+def connect(url: str | None = None) -> Any:
+    """A client for the engine at `url`; by default the one that the `docker` command would find.
+
+    Raises:
+        SandboxUnavailable: the `docker` package is missing, or no engine answers.
+    """
+    try:
+        import docker
+    except ImportError:
+        raise SandboxUnavailable(
+            "the docker back end needs the docker package: pip install 'pettingllms[docker]'"
+        ) from None
+    try:
+        environment = {"DOCKER_HOST": url} if url else None
+        _probe(docker.utils.kwargs_from_env(environment=environment).get("base_url"))
+        client = docker.from_env(timeout=_TIMEOUT_S, environment=environment)
+    except (docker.errors.DockerException, OSError) as error:
+        raise SandboxUnavailable(
+            f"no Docker engine answers ({error}); start one, or set DOCKER_HOST to its socket"
+        ) from error
+    return client
+
+
+def _probe(url: str | None) -> None:
+    """Fail at once where nothing listens; the client would leave a socket open then."""
+    url = url or "unix:///var/run/docker.sock"
+    if url.startswith("ssh://"):
+        raise SandboxUnavailable(
+            f"DOCKER_HOST={url} cannot be used; forward the engine's socket instead: ssh -nNT -L "
+            f"/tmp/engine.sock:/var/run/docker.sock {url.removeprefix('ssh://')} & export "
+            "DOCKER_HOST=unix:///tmp/engine.sock"
+        )
+    if "unix://" in url:
+        with socket.socket(socket.AF_UNIX) as attempt:
+            attempt.settimeout(_TIMEOUT_S)
+            attempt.connect(url.partition("unix://")[2])
+
+
+class ContainerChannel:
+    """A worker in a container that was made for it.
+
+    Raises:
+        WorkerLost: the engine does not start it.
+    """
+
+    def __init__(self, connect: Connect, image: str, command: Sequence[str], host: Any) -> None:
+        self._owner = os.getpid()
+        self._connect = connect
+        self._id: str | None = None
+        self._socket: socket.socket | None = None
+        try:
+            with contextlib.closing(connect()) as client:
+                self._socket = self._start(client.api, image, command, host)
+        except SandboxUnavailable as error:
+            raise WorkerLost(str(error)) from error
+        except Exception as error:
+            self.kill()
+            if _is_trouble(error):
+                raise WorkerLost(f"the engine started no container: {error}") from error
+            raise
+        self._attached = AttachedStream(self._socket.fileno())
+        self.stream: Stream = self._attached
+
+    def _start(self, api: Any, image: str, command: Sequence[str], host: Any) -> socket.socket:
+        created = api.create_container(
+            image,
+            command=list(command),
+            user="65534:65534",
+            stdin_open=True,
+            network_disabled=True,
+            stop_signal="SIGKILL",
+            labels={OWNER_LABEL: owner_mark()},
+            host_config=api.create_host_config(**host),
+        )
+        self._id = created["Id"]
+        # Attached before the start, so that nothing is missed; see `docker_streams`.
+        parts = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
+        attached = api.attach_socket(self._id, params=parts)
+        mine = _own_socket(attached)
+        api.start(self._id)
+        return mine
+
+    @property
+    def id(self) -> str | None:
+        """The container's id."""
+        return self._id
+
+    def kill(self) -> None:
+        """Have the engine kill the container, which it then removes."""
+        if self._id is None or os.getpid() != self._owner:
+            return
+        identity, self._id = self._id, None
+        try:
+            with contextlib.closing(self._connect()) as client:
+                client.api.remove_container(identity, force=True)
+        except SandboxUnavailable as error:
+            logger.warning("container %s is left to the next start: %s", identity[:12], error)
+        except Exception as error:
+            if not _is_trouble(error):
+                raise
+            # It is being removed, or gone already, because its worker has ended.
+            logger.debug("container %s: %s", identity[:12], error)
+
+    def close(self) -> None:
+        """Close the socket."""
+        if self._socket is not None:
+            if os.getpid() == self._owner:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_RDWR)
+            self._socket.close()
+
+    def notes(self) -> str:
+        """The end of what the container wrote to standard error."""
+        said = self._attached.notes.decode("utf-8", "replace").strip()
+        return f": {said}" if said else ""
+
+
+def _own_socket(attached: Any) -> socket.socket:
+    """A plain socket of our own for the one that the client made, and closes when it likes."""
+    if isinstance(attached, ssl.SSLSocket):
+        # The client's response to the request holds the connection as well.
+        return plain_end(attached, attached._response.close)  # type: ignore[attr-defined]
+    raw: socket.socket = getattr(attached, "_sock", attached)
+    mine = raw.dup()
+    attached.close()
+    raw.close()
+    return mine
+
+
+def _is_trouble(error: Exception) -> bool:
+    """Tell whether `error` is the engine's or the connection's, not a mistake of ours."""
+    import docker.errors
+    import requests
+
+    return isinstance(
+        error, docker.errors.DockerException | requests.RequestException | OSError | WorkerLost
+    )
+
+
+class DockerSandbox(PooledSandbox):
+    """Runs programs in containers.
+
+    Args:
+        workers: containers, started when needed; the number of cores by default.
+        packages: third-party packages that programs may import; the image must have been built
+            with them.
+        memory_mib: of each container, without swap; the limits of a run must fit in it.
+        cpus: CPU of each container.
+        runtime: OCI runtime of the containers, as `docker run --runtime` names it; None for the
+            engine's default.
+        requests: after so many, a container is replaced.
+        age_s: after so many seconds, a container is replaced.
+        connect: makes a client for the engine.
+
+    Raises:
+        SandboxUnavailable: there is no engine, or it lacks the image.
+    """
+
+    def __init__(
+        self,
+        workers: int | None = None,
+        *,
+        packages: Sequence[str] = (),
+        memory_mib: int = MEMORY_MIB,
+        cpus: float = 1.0,
+        runtime: str | None = None,
+        requests: float = REQUESTS,
+        age_s: float = AGE_S,
+        connect: Connect = connect,
+    ) -> None:
+        self._memory_mib = memory_mib
+        image = image_name(packages)
+        with contextlib.closing(connect()) as client:
+            _require_image(client, image, packages)
+            _require_runtime(client, runtime)
+            remove_orphans(client)
+        # The container's own /tmp, for where programs cannot have one each.
+        options = json.dumps({"packages": list(packages), "scratch": "/tmp"})
+        host = host_config(memory_mib, cpus)
+        if runtime is not None:
+            host["runtime"] = runtime
+        super().__init__(
+            lambda: WorkerConnection(ContainerChannel(connect, image, (options,), host)),
+            workers or usable_cores(),
+            where="docker",
+            requests=requests,
+            age_s=age_s,
+        )
+
+    def _check(self, limits: Limits) -> None:
+        wanted = _needed_mib(limits)
+        if wanted > self._memory_mib:
+            raise ConfigError(
+                f"a run that may use {limits.memory_mib} MiB needs a container of {wanted} MiB, "
+                f"these have {self._memory_mib}; open the sandbox with a larger memory_mib"
+            )
+
+
+def memory_for(limits: Limits) -> int:
+    """MiB of a container in which runs with these limits fit."""
+    return max(MEMORY_MIB, _needed_mib(limits))
+
+
+def _needed_mib(limits: Limits) -> int:
+    return limits.memory_mib + limits.tmp_mib + _RESERVED_MIB
+
+
+def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
+    """Restrictions of a container, as arguments of the engine's API."""
+    return {
+        "auto_remove": True,
+        "network_mode": "none",
+        "read_only": True,
+        "tmpfs": {"/tmp": f"size={_TMP_MIB}m,mode=1777,nosuid,nodev,noexec"},
+        "mem_limit": memory_mib * _MIB,
+        "memswap_limit": memory_mib * _MIB,
+        "pids_limit": _PROCESSES,
+        "nano_cpus": round(cpus * 1e9),
+        "cap_drop": ["ALL"],
+        "security_opt": ["no-new-privileges", f"seccomp={json.dumps(worker_profile())}"],
+        "ipc_mode": "none",
+        "ulimits": [{"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES}],
+        # Output would be written to the host's disk a second time.
+        "log_config": {"Type": "none", "Config": {}},
+    }
+
+
+def _require_image(client: Any, image: str, packages: Sequence[str]) -> None:
+    import docker.errors
+
+    try:
+        client.images.get(image)
+    except docker.errors.ImageNotFound:
+        extra = f" --packages {','.join(packages)}" if packages else ""
+        raise SandboxUnavailable(
+            f"the engine has no image {image}; make it with `pettingllms-sandbox build{extra}`, "
+            "and `--base host` where there is no registry"
+        ) from None
+
+
+def _require_runtime(client: Any, runtime: str | None) -> None:
+    known = client.info().get("Runtimes", {}) if runtime is not None else {}
+    if runtime is not None and runtime not in known:
+        raise SandboxUnavailable(
+            f"the engine has no runtime {runtime!r}; {did_you_mean(runtime, known)} Add it to the "
+            "engine with `dockerd --add-runtime` or in /etc/docker/daemon.json"
+        )
+
+
+def remove_orphans(client: Any) -> int:
+    """Remove the containers whose process has been killed, and no others; returns how many."""
+    removed = 0
+    for container in client.containers.list(
+        all=True, filters={"label": OWNER_LABEL}, ignore_removed=True
+    ):
+        if is_orphan(container.labels.get(OWNER_LABEL, "")):
+            logger.info("removing container %s of a process that has ended", container.short_id)
+            try:
+                container.remove(force=True)
+            except Exception as error:
+                if not _is_trouble(error):
+                    raise
+                logger.debug("container %s: %s", container.short_id, error)
+            removed += 1
+    return removed
+
+
+_UNKNOWN = "-"
+
+
+def owner_mark(pid: int | None = None) -> str:
+    """A name for process `pid`, by default this one, that no other process ever has.
+
+    Machine, boot, PID namespace, process id and the process's start, as far as the system tells.
+    """
+    pid = os.getpid() if pid is None else pid
+    machine = _read("/etc/machine-id") or platform.node()
+    boot = _read("/proc/sys/kernel/random/boot_id") or _UNKNOWN
+    return ":".join((machine, boot, _namespace(), str(pid), _start(pid)))
+
+
+def is_orphan(owner: str) -> bool:
+    """Tell whether the process that `owner_mark` named has certainly ended; False if unknown."""
+    parts = owner.split(":")
+    if len(parts) != 5 or not parts[3].isdigit():
+        return False
+    machine, boot, namespace, pid, _ = parts
+    here = owner_mark(int(pid)).split(":")
+    if machine != here[0]:
+        return False
+    if boot != here[1]:
+        return _UNKNOWN not in (boot, here[1])
+    if namespace != here[2]:
+        return False
+    return owner != owner_mark(int(pid))
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text().strip().replace(":", "")
+    except OSError:
+        return ""
+
+
+def _namespace() -> str:
+    try:
+        return str(Path("/proc/self/ns/pid").stat().st_ino)
+    except OSError:
+        return _UNKNOWN
+
+
+def _start(pid: int) -> str:
+    """When the process began, in clock ticks after the boot; `gone` if there is none."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    except OSError:
+        return _start_without_proc(pid)
+    return stat.rsplit(")", 1)[1].split()[19]
+
+
+def _start_without_proc(pid: int) -> str:
+    if Path("/proc/self/stat").exists():
+        return "gone"
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return "gone"
+    except OSError:
+        return _UNKNOWN
+    return _UNKNOWN
+
+
+_WORKER_ONLY = (
+    "capset",
+    "landlock_add_rule",
+    "landlock_create_ruleset",
+    "landlock_restrict_self",
+    "memfd_create",
+    "mount",
+    "pidfd_open",
+    "pivot_root",
+    "recvmsg",
+    "seccomp",
+    "sendmsg",
+    "setgroups",
+    "sethostname",
+    "setns",
+    "setpgid",
+    "setresgid",
+    "setresuid",
+    "splice",
+    "umount2",
+    "unshare",
+)
+_MACHINES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
+_ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
+_ENOSYS = 38
+
+
+def worker_profile() -> dict[str, Any]:
+    """Build the profile for `docker run --security-opt seccomp=`: every call of worker and programs.
+
+    It lets the worker make user namespaces without a capability; what programs may call is
+    decided again, and more narrowly, by the filter that the worker installs.
+    """
+    known = [*_names(seccomp.ALLOWED), *_names(seccomp.CHECKED), *_WORKER_ONLY]
+    allowed = sorted(set(known) - {"clone3"})
+    machines = [{"architecture": name, "subArchitectures": []} for name in _MACHINES.values()]
+    rules = [
+        {"names": allowed, "action": _ALLOW},
+        {"names": ["clone3"], "action": _ERRNO, "errnoRet": _ENOSYS},
+    ]
+    return {"defaultAction": _ERRNO, "archMap": machines, "syscalls": rules}
+
+
+def _names(table: str) -> list[str]:
+    return [entry.split(":")[0] for entry in table.split()]

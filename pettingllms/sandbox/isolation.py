@@ -1,0 +1,108 @@
+"""Layers of isolation: which ones make it full, and how a machine gets one that it lacks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
+
+LAYERS = ("namespaces", "landlock", "seccomp")
+"""All that the worker can put around a program, the strongest first."""
+LEVELS = {"any": (), "full": LAYERS}
+"""Values of `require_isolation`, and the layers that each requires a worker to report."""
+
+CONTAINER_OPTIONS = (
+    "--security-opt",
+    "seccomp=unconfined",
+    "--security-opt",
+    "apparmor=unconfined",
+)
+"""Options that let a container's processes make namespaces; the worker installs a filter of its own."""
+
+_SWITCHES = (
+    ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
+    ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
+    (
+        "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
+        "1",
+        "kernel.apparmor_restrict_unprivileged_userns=0",
+    ),
+)
+_CURES = {
+    "landlock": "use a kernel >= 5.13 with lsm=landlock,... on its command line",
+    "seccomp": "use a kernel with CONFIG_SECCOMP_FILTER, on x86_64 or aarch64",
+}
+
+
+def layers_of(level: str) -> tuple[str, ...]:
+    """The layers that `level` requires.
+
+    Raises:
+        ConfigError: there is no such level.
+    """
+    if level not in LEVELS:
+        hint = did_you_mean(level, tuple(LEVELS))
+        raise ConfigError(f"no level of isolation {level!r}; {hint}")
+    return tuple(LEVELS[level])
+
+
+def cure(layer: str) -> str:
+    """The command or change that gives this machine `layer`."""
+    if layer in _CURES:
+        return _CURES[layer]
+    for path, bad, setting in _SWITCHES:
+        with contextlib.suppress(OSError):
+            if Path(path).read_text().strip() == bad:
+                return f"sysctl -w {setting}"
+    return f"in a container: start it with docker run {' '.join(CONTAINER_OPTIONS)} ..."
+
+
+def announce(held_by: str) -> str:
+    """One line for the log about what holds programs, as in `docker+landlock+seccomp`."""
+    if held_by.startswith("unavailable"):
+        return f"no program can run here: {held_by}"
+    missing = [layer for layer in LAYERS if layer not in held_by.split("+")]
+    if not missing:
+        return f"programs of the agents are held by {held_by}"
+    return (
+        f"programs of the agents are held by {held_by} alone, without {', '.join(missing)}; "
+        "`pettingllms-sandbox doctor` says how to get more, --require-isolation full refuses less"
+    )
+
+
+def require(wanted: Sequence[str], layers: Sequence[str], problems: Sequence[str]) -> None:
+    """Refuse a worker that reports `layers` and `problems` where `wanted` is required.
+
+    Raises:
+        SandboxUnavailable: names each missing layer, why it is missing, and its cure.
+    """
+    missing = [layer for layer in wanted if layer not in layers]
+    if not missing:
+        return
+    why = {problem.partition(": ")[0]: problem for problem in problems}
+    said = "; ".join(f"{why.get(layer, layer)} ({cure(layer)})" for layer in missing)
+    raise SandboxUnavailable(
+        f"full isolation is required, and programs would be held by {'+'.join(layers) or 'nothing'}"
+        f" alone; missing: {said}"
+    )
+
+
+def held_by(sandbox: Any, level: str) -> str:
+    """Layers around the programs of any sandbox, as in `namespaces+landlock+seccomp`.
+
+    Raises:
+        ConfigError: there is no such level.
+        SandboxUnavailable: the sandbox isolates less than `level`, or does not say how it isolates.
+    """
+    layers_of(level)
+    if hasattr(sandbox, "require_isolation"):
+        sandbox.require_isolation(level)
+    elif level != "any":
+        raise SandboxUnavailable(
+            f"{level} isolation is required, and {type(sandbox).__name__} does not say how it "
+            "isolates; leave --require-isolation out, or use embedded or docker"
+        )
+    return "+".join(getattr(sandbox, "isolation", ("unknown",)))

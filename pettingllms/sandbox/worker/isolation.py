@@ -1,0 +1,444 @@
+"""Rights that a worker gives up once, and those that every program gives up again.
+
+The worker moves into user, mount, network, IPC, UTS and PID namespaces of its own. A program's
+process gets PID and mount namespaces of its own inside these, a fresh scratch folder, resource
+limits, no capabilities and no way to gain any, a Landlock fence, and the system call filter.
+Landlock repeats independently what the namespaces already enforce; where these are missing, it is
+the first line of defense. Source: the kernel's userspace-api/landlock and linux/landlock.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import os
+import resource
+import signal
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from pettingllms.sandbox.worker import folders, kernel, rootfs, seccomp
+
+_CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_VERSION_FLAG = 1
+_PATH_BENEATH = 1
+_QUIET = 1
+
+WRITE_FILE = 1 << 1
+READ_FILE = 1 << 2
+READ_DIR = 1 << 3
+TRUNCATE = 1 << 14
+_EXECUTE = 1 << 0
+_MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
+_IOCTL_DEV = 1 << 15
+_FILES_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, TRUNCATE), (5, _IOCTL_DEV))
+_NETWORK = 0b11
+_SCOPES = 0b11
+
+READ = READ_FILE | READ_DIR
+DEVICE = READ_FILE | WRITE_FILE
+
+
+class _Attributes(ctypes.Structure):
+    _fields_ = (
+        ("files", ctypes.c_uint64),
+        ("network", ctypes.c_uint64),
+        ("scoped", ctypes.c_uint64),
+    )
+
+
+class _PathBeneath(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
+
+
+def version() -> int:
+    """The kernel's Landlock ABI version; 0 where there is none."""
+    result: int = kernel.libc.syscall(
+        ctypes.c_long(_CREATE), None, ctypes.c_size_t(0), ctypes.c_uint32(_VERSION_FLAG)
+    )
+    return max(0, result)
+
+
+@dataclass(frozen=True)
+class Fence:
+    """Which paths a program may read, and the one below which it may do everything."""
+
+    abi: int
+    rules: tuple[_PathBeneath, ...]
+    files: int
+    scratch: int
+
+    @property
+    def descriptors(self) -> tuple[int, ...]:
+        """The folders and files that the rules refer to, open in this process."""
+        return tuple(rule.parent for rule in self.rules)
+
+    def close_in(self, scratch: str) -> None:
+        """Restrict this process for good. Needs no_new_privs.
+
+        A rule belongs to a directory of one mount, so the one for the fresh `scratch` cannot be
+        made ahead.
+        """
+        network = _NETWORK if self.abi >= 4 else 0
+        scopes = _SCOPES if self.abi >= 6 else 0
+        attributes = _Attributes(self.files, network, scopes)
+        size = 24 if self.abi >= 6 else 16 if self.abi >= 4 else 8
+        syscall = kernel.libc.syscall
+        ruleset = kernel.check(
+            syscall(ctypes.c_long(_CREATE), ctypes.byref(attributes), ctypes.c_size_t(size), _NONE),
+            "landlock_create_ruleset",
+        )
+        folder = os.open(scratch, os.O_PATH | os.O_CLOEXEC)
+        for rule in (*self.rules, _PathBeneath(self.scratch, folder)):
+            kernel.check(
+                syscall(
+                    ctypes.c_long(_ADD_RULE), ruleset, _PATH_BENEATH, ctypes.byref(rule), _NONE
+                ),
+                "landlock_add_rule",
+            )
+        os.close(folder)
+        quiet = ctypes.c_uint32(_QUIET if self.abi >= 7 else 0)
+        kernel.check(
+            syscall(ctypes.c_long(_RESTRICT_SELF), ruleset, quiet), "landlock_restrict_self"
+        )
+        os.close(ruleset)
+
+
+def fence(readable: Sequence[str], devices: Iterable[str]) -> Fence | None:
+    """The fence for these paths as they are mounted now; None without Landlock.
+
+    Its descriptors stay open in this process; a program's process closes them with the rest.
+    """
+    abi = version()
+    if abi == 0:
+        return None
+    files = sum(bits for since, bits in _FILES_BY_VERSION if abi >= since)
+    rules = []
+    for path, wanted in (*((p, READ) for p in readable), *((p, DEVICE) for p in devices)):
+        if not os.path.exists(path):
+            continue
+        allowed = wanted if os.path.isdir(path) else wanted & ~READ_DIR
+        rules.append(_PathBeneath(allowed & files, os.open(path, os.O_PATH | os.O_CLOEXEC)))
+    never = _EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _IOCTL_DEV
+    return Fence(abi, tuple(rules), files, files & ~never)
+
+
+_NONE = ctypes.c_uint32(0)
+
+
+NOBODY = 65534
+_STACK_BYTES = 64 << 20
+"""Stack of the main thread, for deep recursion through C; its used part counts as memory."""
+_SCRATCH_INODES = 1024
+OVERFULL = 3
+"""Exit code of a watcher that has ended its program for the deleted files that it kept open."""
+_SCRATCH_WATCH_S = 0.02
+"""Seconds between two measurements of a scratch folder without a mount of its own."""
+_OOM_SCORE = "800"
+_MIB = 1 << 20
+_SETUP_BYTES = 8 << 20
+
+NAMESPACES, LANDLOCK, SECCOMP = "namespaces", "landlock", "seccomp"
+
+# Without these handlers, pid 1 of a namespace would live through its own signals.
+DEADLY = (
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGILL,
+    signal.SIGTRAP,
+    signal.SIGABRT,
+    signal.SIGBUS,
+    signal.SIGFPE,
+    signal.SIGSEGV,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+    signal.SIGALRM,
+    signal.SIGTERM,
+    signal.SIGXCPU,
+    signal.SIGXFSZ,
+    signal.SIGVTALRM,
+    signal.SIGPROF,
+    signal.SIGIO,
+    signal.SIGSYS,
+)
+
+
+class Bounds(NamedTuple):
+    """The limits of one run, as the kernel wants them."""
+
+    cpu_s: float
+    wall_s: float
+    memory_bytes: int
+    output_bytes: int
+    processes: int
+    tmp_bytes: int
+    open_files: int
+
+    @property
+    def file_bytes(self) -> int:
+        """The largest offset a program can write to, more than its scratch folder holds.
+
+        An output file starts `output_bytes` before it, so that the kernel itself stops output
+        at its limit.
+        """
+        return max(self.tmp_bytes, self.output_bytes) + _MIB
+
+    @property
+    def output_start(self) -> int:
+        """Offset at which an output file begins."""
+        return self.file_bytes - self.output_bytes
+
+
+@dataclass(frozen=True)
+class Isolation:
+    """Isolation of this worker's programs: by `layers`, of which an unsafe worker has too few."""
+
+    layers: tuple[str, ...]
+    scratch: str
+    fence: Fence | None
+    filter: seccomp.ProgramFilter | None
+    pid_namespace: int
+    base_bytes: int
+    base_processes: int
+
+    def start(self) -> int:
+        """Fork into new PID and mount namespaces; like os.fork, 0 in the new process."""
+        if NAMESPACES not in self.layers:
+            return kernel.fork()
+        kernel.unshare(kernel.CLONE_NEWPID)
+        pid = kernel.fork()
+        if pid:
+            # Children go back to the worker's own namespace, else the next unshare is refused.
+            kernel.setns(self.pid_namespace, kernel.CLONE_NEWPID)
+        return pid
+
+    def prepare(self, bounds: Bounds) -> None:
+        """Give the new process its own scratch folder. The first thing it does."""
+        if NAMESPACES in self.layers:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            options = f"size={bounds.tmp_bytes},nr_inodes={_SCRATCH_INODES},mode=1777"
+            flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+            kernel.mount("tmpfs", self.scratch, "tmpfs", flags, options)
+        else:
+            kernel.die_with_parent()
+            # Not in a PID namespace, which is as good: with autogroup scheduling, every session
+            # costs 0.1 ms, and on a busy machine its first process waits four times as long.
+            os.setsid()
+        os.chdir(self.scratch)
+
+    def confine(self, bounds: Bounds) -> None:
+        """Give up what is not needed to receive a job, for good."""
+        limit = resource.setrlimit
+        memory = self.base_bytes + _SETUP_BYTES + bounds.memory_bytes
+        limit(resource.RLIMIT_AS, (memory, memory))
+        limit(resource.RLIMIT_FSIZE, (bounds.file_bytes, bounds.file_bytes))
+        limit(resource.RLIMIT_CORE, (0, 0))
+        limit(resource.RLIMIT_STACK, _stack())
+        if NAMESPACES in self.layers:
+            processes = self.base_processes + bounds.processes
+            limit(resource.RLIMIT_NPROC, (processes, processes))
+        if self.layers:
+            kernel.drop_capabilities()
+        # A crash must not reach the host's crash handler, which runs as root and gets the whole
+        # memory: no limit on the size of cores holds where cores go to a pipe.
+        kernel.set_dumpable(False)
+        kernel.forbid_new_privileges()
+        if self.fence is not None:
+            self.fence.close_in(self.scratch)
+            for fd in self.fence.descriptors:
+                os.close(fd)
+
+    def seal(self, cpu_s: int, open_files: int, bounds: Bounds) -> None:
+        """Give up the rest: what is left is what a program may do."""
+        if NAMESPACES not in self.layers:
+            _watch_deleted_files(open_files, bounds.tmp_bytes)
+        limit = resource.setrlimit
+        limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
+        limit(resource.RLIMIT_NOFILE, (open_files, open_files))
+        if self.filter is not None:
+            self.filter_for_this_process().install()
+
+    def end_watcher(self, pid: int) -> bool:
+        """End the watcher of the process `pid`, which is over; whether it had ended that process."""
+        if NAMESPACES in self.layers:
+            return False
+        try:
+            os.killpg(pid, signal.SIGKILL)
+            _, status = os.waitpid(-pid, 0)
+        except (ProcessLookupError, ChildProcessError):
+            return False  # the process had ended before it started one
+        return os.waitstatus_to_exitcode(status) == OVERFULL
+
+    @property
+    def longest_wait_s(self) -> float:
+        """Seconds that a program may run unwatched: infinite where the kernel bounds its /tmp."""
+        return math.inf if NAMESPACES in self.layers else _SCRATCH_WATCH_S
+
+    def overfills(self, bounds: Bounds) -> bool:
+        """Tell whether a scratch folder without a mount of its own holds more than it may.
+
+        A mount has a size and a number of inodes; a folder is measured, every `longest_wait_s`
+        and once more at the end of the run.
+        """
+        if NAMESPACES in self.layers:
+            return False
+        top = folders.open_folder(self.scratch)
+        try:
+            return folders.exceeds(top, bounds.tmp_bytes, _SCRATCH_INODES)
+        finally:
+            os.close(top)
+
+    def clean(self) -> None:
+        """Empty the scratch folder where it is not a mount that went with its process."""
+        if NAMESPACES not in self.layers:
+            top = folders.open_folder(self.scratch)
+            try:
+                folders.empty(top)
+            finally:
+                os.close(top)
+
+    def filter_for_this_process(self) -> seccomp.ProgramFilter:
+        """The prepared filter where every program is pid 1, else one that names its pid."""
+        assert self.filter is not None
+        if NAMESPACES in self.layers:
+            return self.filter
+        return seccomp.program_filter(os.getpid(), narrow=True)
+
+
+def _watch_deleted_files(descriptors: int, most_bytes: int) -> None:
+    """Start a sibling that ends this process if deleted files that it keeps open grow too large.
+
+    A file without a name is in no folder that the worker could measure, and another process's
+    descriptors can be seen by a debugger only, so the sibling shares them. It belongs to this
+    process's group, which the fork server ends together with it.
+    """
+    program, server = os.getpid(), os.getppid()
+    if kernel.fork_sibling():
+        return
+    kernel.die_with_parent()
+    while os.getppid() == server:
+        time.sleep(_SCRATCH_WATCH_S)
+        if folders.hidden_bytes(descriptors) > most_bytes:
+            os.kill(program, signal.SIGKILL)
+            os._exit(OVERFULL)
+    os._exit(0)
+
+
+def _stack() -> tuple[int, int]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_STACK)
+    enough = soft == resource.RLIM_INFINITY or soft >= _STACK_BYTES
+    allowed = hard == resource.RLIM_INFINITY or hard >= _STACK_BYTES
+    return (soft if enough or not allowed else _STACK_BYTES), hard
+
+
+def virtual_bytes() -> int:
+    """Address space that this process uses."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[0]) * resource.getpagesize()
+
+
+def volunteer_for_oom() -> None:
+    """Ask the kernel to kill this process and its children first when memory runs out."""
+    try:
+        with open("/proc/self/oom_score_adj", "w", encoding="ascii") as file:
+            file.write(_OOM_SCORE)
+    except OSError:
+        # A read-only /proc: the score stays unchanged; it is only a preference.
+        return
+
+
+def enter_namespaces(seen: rootfs.RootFs) -> None:
+    """Move this process into namespaces of its own; its next child is pid 1 of a new one.
+
+    Root first builds the new root with root's rights (the interpreter may lie in a folder that only
+    root can enter), then becomes nobody. Other users make it inside the user namespace. Root
+    without CAP_SYS_ADMIN, as in most containers, becomes the root of a user namespace first.
+
+    Raises:
+        OSError: the kernel, or the container around, refuses a step.
+    """
+    as_root = os.geteuid() == 0
+    if as_root and not kernel.has_capability(kernel.CAP_SYS_ADMIN):
+        _become_root_of_a_namespace()
+    flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
+    with _own_proc() as proc:
+        if as_root:
+            kernel.unshare(kernel.CLONE_NEWNS)
+            rootfs.build(seen)
+            become_nobody()
+            kernel.set_dumpable(True)  # else its /proc files are root's, and the maps read-only
+        uid, gid = os.geteuid(), os.getegid()
+        kernel.unshare(flags | kernel.CLONE_NEWNS)
+        proc.write("setgroups", "deny")
+        proc.write("uid_map", f"{NOBODY} {uid} 1")
+        proc.write("gid_map", f"{NOBODY} {gid} 1")
+    if not as_root:
+        rootfs.build(seen)
+    name = b"sandbox"
+    kernel.check(kernel.libc.sethostname(name, ctypes.c_size_t(len(name))), "sethostname")
+    kernel.unshare(kernel.CLONE_NEWPID)
+
+
+def _become_root_of_a_namespace() -> None:
+    """Enter a user namespace in which root and nobody are who they are outside.
+
+    A map of two users needs CAP_SETUID and CAP_SETFCAP outside of the namespace (see
+    user_namespaces(7)), so a process that stays outside writes it.
+    """
+    reader, writer = os.pipe()
+    target = os.getpid()
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            kernel.die_with_parent()
+            os.close(writer)
+            if os.read(reader, 1):
+                for name in ("uid_map", "gid_map"):
+                    with open(f"/proc/{target}/{name}", "w", encoding="ascii") as file:
+                        file.write(f"0 0 1\n{NOBODY} {NOBODY} 1\n")
+                code = 0
+        except OSError as error:
+            code = error.errno or 1
+        finally:
+            os._exit(code)
+    os.close(reader)
+    try:
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        os.write(writer, b"!")
+    finally:
+        os.close(writer)
+        _, status = os.waitpid(pid, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code:
+        raise OSError(
+            code, f"root has no CAP_SYS_ADMIN, and no users can be mapped: {os.strerror(code)}"
+        )
+
+
+def become_nobody() -> None:
+    """Drop from root to the overflow user and group, and with root to all capabilities."""
+    os.setgroups([])
+    os.setresgid(NOBODY, NOBODY, NOBODY)
+    os.setresuid(NOBODY, NOBODY, NOBODY)
+
+
+class _own_proc:
+    """This process's /proc folder, held open because the new root has none."""
+
+    def __enter__(self) -> _own_proc:
+        self._fd = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._fd)
+
+    def write(self, name: str, text: str) -> None:
+        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
+        try:
+            os.write(fd, text.encode())
+        finally:
+            os.close(fd)

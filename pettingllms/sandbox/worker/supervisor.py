@@ -1,0 +1,312 @@
+"""Processes for runs: has them forked, watches them, and decides the status of every run from outside.
+
+Limits are enforced by the kernel and from here. Nothing that a program can write says anything
+about its time or its success: these are measured. The hint that its process leaves decides no more
+than the word for a failure.
+
+The worker reads requests and is itself never forked for a program. Before the first request it
+forks a server, which learns nothing but the limits of each process to come. What a program
+inherits is therefore the same for every run, whatever ran before or runs at the same time: no
+text, length or time of another run is in its memory.
+"""
+
+from __future__ import annotations
+
+import _socket
+import marshal
+import os
+import select
+import signal
+import struct
+import time
+from typing import Any, NamedTuple
+
+from pettingllms.sandbox.worker import kernel, program
+from pettingllms.sandbox.worker.isolation import Bounds, Isolation
+from pettingllms.sandbox.worker.job import (
+    BROKEN,
+    COMPILED,
+    FORBIDDEN,
+    MEMORY,
+    OUTPUT,
+    PROCESSES,
+    SET_UP,
+    HintPage,
+    Job,
+    JobSocket,
+    adopt,
+    close_all_but,
+    pair,
+)
+
+_REASONS = {
+    MEMORY: "memory_limit",
+    PROCESSES: "process_limit",
+    FORBIDDEN: "forbidden",
+    OUTPUT: "output_limit",
+}
+_CORES = os.cpu_count() or 1
+_MIN_WAIT_S, _MAX_WAIT_S = 0.001, 1.0
+_SETUP_S = 10.0
+
+
+class JobFailed(Exception):
+    """The sandbox, not the program, could not do its work."""
+
+
+class ClientGone(Exception):
+    """The client that asked for the results has closed the stream."""
+
+
+class ProcessResult(NamedTuple):
+    """The end of a run, decided outside its process. `exit_code` is -N after signal N."""
+
+    status: str
+    exit_code: int
+    cpu_s: float
+    wall_s: float
+    memory_kib: int
+    compiled: bool
+    """The compiled program is now in the job's `code_fd`."""
+    stray: bool
+    """The process was killed by SIGKILL, and not from here. A program cannot do that to itself,
+    but it may have made the machine run out of memory: the run deserves another try, and no more."""
+
+
+class StartedRun(NamedTuple):
+    """A process, our end of its socket, and since when it has its job, on the monotonic clock."""
+
+    pid: int
+    end: JobSocket
+    begun: float
+
+
+class ProcessPool:
+    """Has processes made and gives them jobs, one at a time.
+
+    A process is made before its job is known, if possible while another works: the job then finds
+    it waiting, in its namespaces and under its limits.
+    """
+
+    def __init__(
+        self, isolation: Isolation, hint: HintPage, forks: ForkServer, client_fd: int
+    ) -> None:
+        self.isolation = isolation
+        self.hint = hint
+        self.forks = forks
+        self.client_fd = client_fd
+        self._spare: tuple[int, JobSocket, Bounds] | None = None
+
+    def make(self, bounds: Bounds) -> None:
+        """See that a process for a job within `bounds` is there."""
+        if self._spare is not None:
+            pid, end, old = self._spare
+            if old == bounds:
+                return
+            self._spare = None
+            end.close()
+            os.kill(pid, signal.SIGKILL)
+            self.forks.wait(pid)
+        ours, theirs = pair()
+        self.forks.request(bounds, theirs)
+        theirs.close()
+        self._spare = (self.forks.pid(), ours, bounds)
+
+    def start(self, job: Job) -> StartedRun:
+        """Give `job` to the process that waits for it, or to another if that one has ended."""
+        for _ in range(2):
+            self.make(job.bounds)
+            assert self._spare is not None
+            pid, end, _ = self._spare
+            self._spare = None
+            self.hint.clear()
+            begun = time.monotonic()
+            try:
+                end.send(job)
+            except OSError:
+                marks = end.marks()
+                end.close()
+                self.forks.wait(pid)
+            else:
+                return StartedRun(pid, end, begun)
+        said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
+        raise JobFailed(f"two processes ended before their job: {said}")
+
+    def finish(self, job: Job, started: StartedRun) -> ProcessResult:
+        """See a process to its end."""
+        pid, end, begun = started
+        killed_for = self._watch(started, job)
+        ended = self.forks.wait(pid)
+        lasted = time.monotonic() - begun
+        if ended.exit_code != -signal.SIGKILL:
+            killed_for = None  # it ended by itself in the same moment
+        if killed_for is None and (ended.overfull or self.isolation.overfills(job.bounds)):
+            killed_for = "output_limit"
+        self.isolation.clean()
+        marks = end.marks()
+        end.close()
+        if not marks.startswith(SET_UP) and ended.exit_code != -signal.SIGKILL:
+            said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
+            raise JobFailed(f"a process could not be set up: {said or ended}")
+        status = killed_for or self._status(job, ended)
+        compiled = COMPILED in marks
+        stray = status == "killed" and ended.exit_code == -signal.SIGKILL
+        cpu_s, memory_kib = ended.cpu_s, ended.memory_kib
+        return ProcessResult(status, ended.exit_code, cpu_s, lasted, memory_kib, compiled, stray)
+
+    def _watch(self, started: StartedRun, job: Job) -> str | None:
+        """Wait for the process; kill it where it overstays. Returns the limit it broke."""
+        pid, end, begun = started
+        pidfd = os.pidfd_open(pid)
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        poll.register(self.client_fd, 0)
+        wait_s = min(job.bounds.cpu_s / _CORES, job.bounds.wall_s)
+        try:
+            while True:
+                wait_s = min(max(wait_s, _MIN_WAIT_S), _MAX_WAIT_S, self.isolation.longest_wait_s)
+                events = dict(poll.poll(wait_s * 1000))
+                if pidfd in events:
+                    return None
+                if self.client_fd in events:
+                    raise ClientGone
+                broken, wait_s = _check(pid, job.bounds, begun)
+                if self.isolation.overfills(job.bounds):
+                    broken = "output_limit"
+                if broken is None:
+                    continue
+                # On a busy machine, a short limit can be over before the program begins.
+                if end.is_set_up() or time.monotonic() - begun > _SETUP_S:
+                    os.kill(pid, signal.SIGKILL)
+                    return broken
+        finally:
+            os.close(pidfd)
+
+    def _status(self, job: Job, ended: ProcessEnd) -> str:
+        run, code = job.run, ended.exit_code
+        if ended.cpu_s > job.bounds.cpu_s:
+            return "cpu_limit"
+        if code != 0 and any(_is_full(fd, job.bounds) for fd in run.descriptors[1:]):
+            return "output_limit"
+        if code == -signal.SIGSYS:
+            return "forbidden"
+        if code < 0:
+            return "killed"
+        if code > 0:
+            return _REASONS.get(self.hint.hint(), "error")
+        if run.value_fd >= 0 and os.fstat(run.value_fd).st_size <= job.bounds.output_start:
+            return "error"
+        return "ok"
+
+
+def _check(pid: int, bounds: Bounds, begun: float) -> tuple[str | None, float]:
+    """The limit that a process has broken, and how long it cannot break one."""
+    clock = (~pid << 3) | 2  # CPU time of another process, from linux/posix-timers.h
+    cpu_left = bounds.cpu_s - time.clock_gettime(clock)
+    wall_left = begun + bounds.wall_s - time.monotonic()
+    if cpu_left <= 0:
+        return "cpu_limit", 0.0
+    if wall_left <= 0:
+        return "wall_limit", 0.0
+    return None, min(cpu_left / _CORES, wall_left)
+
+
+def _is_full(fd: int, bounds: Bounds) -> bool:
+    return os.fstat(fd).st_size >= bounds.file_bytes
+
+
+_MESSAGE_BYTES = 4096
+_INT = struct.Struct("i")
+
+
+class ProcessEnd(NamedTuple):
+    """The kernel's account of a process that has ended. `exit_code` is -N after signal N."""
+
+    exit_code: int
+    cpu_s: float
+    """User and system time of the whole process."""
+    memory_kib: int
+    """The most that was resident."""
+    overfull: bool
+    """It was ended for the deleted files that it kept open."""
+
+
+class ForkServerGone(Exception):
+    """The fork server has ended: this worker cannot run anything any more."""
+
+
+class ForkServer:
+    """The worker's side of its fork server."""
+
+    def __init__(self, end: _socket.socket) -> None:
+        self._end = end
+
+    def request(self, bounds: Bounds, end: JobSocket) -> None:
+        """Ask for a process within `bounds` that gets its job through `end`."""
+        rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _INT.pack(end.fd))
+        self._send(marshal.dumps(tuple(bounds)), [rights])
+
+    def pid(self) -> int:
+        """The process id of the process that was requested last."""
+        (pid,) = self._answer()
+        return int(pid)
+
+    def wait(self, pid: int) -> ProcessEnd:
+        """Wait until a process is over, and release its process id."""
+        self._send(marshal.dumps(pid), [])
+        return ProcessEnd(*self._answer())
+
+    def _send(self, message: bytes, rights: list[tuple[int, int, bytes]]) -> None:
+        try:
+            self._end.sendmsg([message], rights)
+        except OSError as error:
+            raise ForkServerGone(str(error)) from error
+
+    def _answer(self) -> tuple[Any, ...]:
+        message = self._end.recv(_MESSAGE_BYTES)
+        if not message:
+            raise ForkServerGone
+        answer: tuple[Any, ...] = marshal.loads(message)
+        return answer
+
+
+def start_fork_server(
+    isolation: Isolation, hint: HintPage, streams: program.Streams
+) -> ForkServer | program.ProgramProcess:
+    """Fork the server. The result is a `Task` in the processes that the server forks."""
+    ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
+    if kernel.fork():
+        theirs.close()
+        return ForkServer(ours)
+    kernel.die_with_parent()
+    kept = (
+        theirs.fileno(),
+        isolation.pid_namespace,
+        *(isolation.fence.descriptors if isolation.fence else ()),
+    )
+    close_all_but(kept)
+    return _serve(theirs, isolation, hint, streams)
+
+
+def _serve(
+    end: _socket.socket, isolation: Isolation, hint: HintPage, streams: program.Streams
+) -> program.ProgramProcess:
+    """Fork and wait as asked; returns in each forked process, with what that has to do."""
+    space = _socket.CMSG_SPACE(_INT.size)
+    while True:
+        message, rights, _, _ = end.recvmsg(_MESSAGE_BYTES, space)
+        if not message:
+            os._exit(0)
+        asked = marshal.loads(message)
+        if isinstance(asked, int):
+            _, status, usage = os.wait4(asked, 0)
+            overfull = isolation.end_watcher(asked)
+            code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+            end.send(marshal.dumps((code, cpu_s, usage.ru_maxrss, overfull)))
+            continue
+        theirs = adopt(_INT.unpack(rights[0][2])[0])
+        pid = isolation.start()
+        if pid == 0:
+            return program.ProgramProcess(isolation, hint, streams, theirs, Bounds(*asked))
+        theirs.close()
+        end.send(marshal.dumps((pid,)))

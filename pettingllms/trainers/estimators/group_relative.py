@@ -1,0 +1,104 @@
+"""Group-relative advantages: a reward is compared with the others of its comparison group."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+import torch
+
+from pettingllms.errors import GroupError
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.types import Advantage, Group
+
+EPSILON = 1e-4
+"""Added to the standard deviation, as in TRL."""
+SAME = 1e-9
+"""Rewards within this tolerance count as equal (float noise)."""
+
+
+class GroupRelative(Estimator):
+    """Centres rewards in each comparison group and, by default, scales them to unit deviation.
+
+    Subclasses say which candidates share a group; `tree` decides what is compared, the reward of
+    the decision or the return of the episode.
+    """
+
+    key: ClassVar[tuple[str, ...]]
+    """Fields of `GroupKey`; candidates that agree in them share a baseline."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The reward above its group's mean, exactly 0 where a whole group earned the same.
+
+        Raises:
+            GroupError: a tree group has one candidate, so its advantage would always be zero.
+        """
+        rewards: list[float] = []
+        keys: list[Hashable] = []
+        for group in groups:
+            if self.tree and len(group.candidates) < 2:
+                raise GroupError(
+                    f"group {group.key} has one candidate, so its advantage is always zero; "
+                    "sample at least 2 (num_generations)"
+                )
+            key = tuple(getattr(group.key, field) for field in self.key)
+            for candidate in group.candidates:
+                rewards.append(candidate.reward if self.tree else group.episode_return)
+                keys.append(key)
+        rewards_C = torch.tensor(rewards, dtype=torch.float64)
+        return [*centered(rewards_C, keys, self.config.scale_rewards).tolist()]
+
+
+class AtGrpo(GroupRelative):
+    """AT-GRPO: the candidates of one prompt share a baseline."""
+
+    key = ("task", "episode", "role", "turn", "parent")
+    tree = True
+
+
+class Grpo(GroupRelative):
+    """All decisions of a task's episodes share a baseline."""
+
+    key = ("task",)
+
+
+class PerAgent(GroupRelative):
+    """An agent's decisions in a task's episodes share a baseline (Dr. MAS)."""
+
+    key = ("task", "agent")
+
+
+class PerTurn(GroupRelative):
+    """The decisions of one turn in a task's episodes share a baseline."""
+
+    key = ("task", "turn")
+
+
+def centered(
+    rewards_C: torch.Tensor, keys: Sequence[Hashable], scale_rewards: str = "group"
+) -> torch.Tensor:
+    """Rewards above the mean of those with an equal key.
+
+    Args:
+        rewards_C: float64, one a candidate.
+        keys: of the comparison groups.
+        scale_rewards: as in TRL: "group", "batch" (deviation over all rewards given) or "none".
+            The deviation is the unbiased one.
+
+    Returns:
+        float32 of shape _C; exactly 0 for all members of a group that earned the same. A reward that
+        is not finite gives advantages that are not.
+    """
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        members[key].append(index)
+    values_C = torch.zeros_like(rewards_C)
+    for indices in members.values():
+        compared = rewards_C[indices]
+        # `not (... <= SAME)` lets NaN propagate instead of treating it as zero variance.
+        if not compared.max() - compared.min() <= SAME:
+            divisor = {"group": compared, "batch": rewards_C}.get(scale_rewards)
+            scale = 1.0 if divisor is None else divisor.std() + EPSILON
+            values_C[indices] = (compared - compared.mean()) / scale
+    return values_C.float()

@@ -1,0 +1,68 @@
+"""Optimizers, their schedules, and when training ends: at a number of steps or generated tokens.
+
+Generated tokens are what methods are compared at, and a step of one may cost three times that of
+another. With a budget of tokens the learning rate therefore follows the tokens, so that it has
+fallen as far at the end, however many steps that took.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import get_scheduler
+
+from pettingllms.trainers.config import ResolvedConfig
+
+
+def optimization(
+    config: ResolvedConfig, parameters: Mapping[str, Iterable[torch.nn.Parameter]]
+) -> tuple[dict[str, torch.optim.AdamW], dict[str, Any]]:
+    """Each policy's optimizer, and the schedule of its learning rate.
+
+    Args:
+        config: the settings.
+        parameters: policy -> what it trains.
+    """
+    updates = config.max_steps * config.num_iterations
+    optimizers = {
+        policy: torch.optim.AdamW(
+            own,
+            lr=config.learning_rate,
+            betas=(config.adam_beta1, config.adam_beta2),
+            weight_decay=config.weight_decay,
+        )
+        for policy, own in parameters.items()
+    }
+    return optimizers, {
+        policy: get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
+        for policy, optimizer in optimizers.items()
+    }
+
+
+def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
+    """The step that training ends after; a forecast from the steps so far where tokens decide.
+
+    Args:
+        config: resolved settings.
+        step: steps done.
+        tokens: tokens generated in them.
+    """
+    if config.max_tokens is None or not tokens:
+        return config.max_steps
+    if tokens >= config.max_tokens:
+        return min(step, config.max_steps)
+    forecast = math.ceil(config.max_tokens * step / tokens)
+    return min(config.max_steps, max(forecast, step + 1))
+
+
+def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int) -> None:
+    """Moves a schedule on by one update, or to where the tokens are if that is further."""
+    if config.max_tokens is not None:
+        updates = config.max_steps * config.num_iterations
+        reached = int(updates * min(1.0, tokens / config.max_tokens))
+        scheduler.last_epoch = max(scheduler.last_epoch, reached - 1)
+    scheduler.step()

@@ -1,0 +1,209 @@
+"""The rollout loop: order changes nothing, every reward reaches its decision, records survive."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pettingllms.errors import NonFiniteError
+from pettingllms.rollout.engine import RolloutEngine, Shape
+from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
+from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.types import Completion, Request, Task
+from tests import letters_env, tic_tac_toe_env
+
+TASKS = [Task(f"t:{number}", number) for number in range(5)]
+Answer = Callable[[str, int], str]
+
+
+class Recording(ScriptedSampler):
+    """Notes the size of every batch, and gives completions a log-probability of -0.75."""
+
+    def __init__(self, answer: Answer, *, continuous: bool = False) -> None:
+        super().__init__(lambda _policy, text, seed: answer(text, seed), continuous=continuous)
+        self.batches: list[int] = []
+
+    def sample(
+        self, requests: Sequence[Request], n: int, **settings: Any
+    ) -> list[list[Completion]]:
+        self.batches.append(len(requests))
+        return [
+            [replace(one, logprobs=(-0.75, *one.logprobs[1:])) for one in candidates]
+            for candidates in super().sample(requests, n, **settings)
+        ]
+
+
+def letters(_prompt: str, seed: int) -> str:
+    return "abc"[seed % 3] * (1 + seed % 4)
+
+
+def play(
+    env: Any, sampler: Recording, shape: Shape, tasks: Sequence[Task] = TASKS, **options: Any
+) -> list[Trajectory]:
+    with ThreadPoolExecutor(4) as pool:
+        given = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
+        return RolloutEngine(env, sampler, pool, shape=shape, **given).play(tasks)
+
+
+class Slow(letters_env.raw_env):
+    """Takes a time over each completion that has nothing to do with anything."""
+
+    def _act(self, state: Any, agent: str, text: str) -> Any:
+        time.sleep(zlib.crc32(f"{time.perf_counter_ns()}".encode()) % 7 / 1000)
+        return super()._act(state, agent, text)
+
+
+@pytest.mark.parametrize("shape", [Shape(width=3), Shape(width=3, branch="sample"), Shape(4)])
+def test_records_do_not_depend_on_what_is_ready_first_or_how_batches_are_formed(
+    shape: Shape,
+) -> None:
+    expected = play(letters_env.raw_env(max_turns=3), Recording(letters), shape)
+    for cohort in (1, 2, None):
+        assert play(Slow(max_turns=3), Recording(letters), shape, cohort=cohort) == expected
+    ready = Recording(letters, continuous=True)
+    assert play(Slow(max_turns=3), ready, shape) == expected
+    assert len(set(ready.batches)) > 1
+    texts = [g.chosen.completion.text for each in expected for g in each.groups]
+    assert len(set(texts)) > 2
+
+
+@pytest.mark.parametrize("options", [{"continuous": True}, {"cohort": 1}])
+def test_an_episode_moves_on_while_another_is_still_being_scored(options: dict[str, Any]) -> None:
+    far = threading.Event()
+
+    class Waiting(letters_env.raw_env):
+        def _act(self, state: Any, agent: str, text: str) -> Any:
+            if self.task_seed == 0 and self.turn == 0:
+                assert far.wait(20), "the other episodes never got to their second turn"
+            elif self.task_seed == 1 and self.turn == 1:
+                far.set()
+            return super()._act(state, agent, text)
+
+    continuous = options.pop("continuous", False)
+    sampler = Recording(letters, continuous=continuous)
+    found = play(Waiting(max_turns=2), sampler, Shape(), TASKS[:2], **options)
+    assert [len(each.groups) for each in found] == [4, 4]
+
+
+def test_a_failure_while_scoring_ends_the_rollout() -> None:
+    class Broken(letters_env.raw_env):
+        def _act(self, state: Any, agent: str, text: str) -> Any:
+            return replace(super()._act(state, agent, text), local=float("nan"))
+
+    with pytest.raises(NonFiniteError, match="paid 'writer_0' a reward of nan"):
+        play(Broken(), Recording(letters), Shape())
+
+
+def test_only_wide_policies_get_several_candidates_and_players_replace_the_mapping() -> None:
+    found = play(
+        letters_env.raw_env(max_turns=1),
+        Recording(letters),
+        Shape(width=3),
+        wide=("writer",),
+        players={"reader": "other"},
+    )
+    for each in found:
+        writer, reader = each.groups
+        assert (writer.policy, len(writer.candidates)) == ("writer", 3)
+        assert (reader.policy, len(reader.candidates)) == ("other", 1)
+
+
+# ----------------------------------------------------------------------------- late rewards
+
+
+def moves(*order: int) -> Answer:
+    """Plays these squares, one after another."""
+
+    def answer(prompt: str, _seed: int) -> str:
+        return str(order[sum(mark in "xo" for mark in prompt.split(": ")[1])])
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("order", "returns", "late"),
+    [
+        ((0, 3, 1, 4, 2), {"cross_1": 1.0, "nought_1": -1.0}, [0, 0, 0, -1, 0]),
+        ((0, 3, 1, 4, 8, 5), {"cross_1": -1.0, "nought_1": 1.0}, [0, 0, 0, 0, -1, 0]),
+        ((0, 1, 2, 4, 3, 5, 7, 6, 8), {"cross_1": 0.0, "nought_1": 0.0}, [0] * 9),
+        ((0, 0), {"cross_1": 1.0, "nought_1": -1.0}, [1, 0]),
+    ],
+)
+def test_what_a_player_is_paid_at_the_others_move_reaches_its_last_decision(
+    order: tuple[int, ...], returns: dict[str, float], late: list[float]
+) -> None:
+    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), Shape(), TASKS[:1])
+    assert found.returns == returns
+    assert [group.late_reward for group in found.groups] == late
+    assert not found.cooperative
+    for group in found.groups:
+        assert group.episode_return == returns[group.key.agent]
+
+
+def test_a_reward_before_the_first_decision_counts_for_the_return() -> None:
+    [found] = play(tic_tac_toe_env.env(), Recording(lambda *_: "no move"), Shape(), TASKS[:1])
+    assert len(found.groups) == 1
+    assert found.early == {"nought_1": 1.0}
+    assert found.returns == {"cross_1": -1.0, "nought_1": 1.0}
+
+
+def test_a_team_shares_one_return() -> None:
+    found = play(letters_env.raw_env(max_turns=2), Recording(letters), Shape(width=2))
+    for each in found:
+        assert each.cooperative
+        total = sum(group.chosen.reward for group in each.groups)
+        assert [g.episode_return for g in each.groups] == pytest.approx([total] * 4)
+        assert sum(each.returns.values()) == pytest.approx(total)
+
+
+# --------------------------------------------------------------------------------- records
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1 << 40), st.sampled_from([Shape(width=2), Shape(episodes=2)]))
+def test_a_record_survives_its_line(seed: int, shape: Shape) -> None:
+    envs = (letters_env.raw_env(max_turns=2), tic_tac_toe_env.env())
+    for env in envs:
+        answer = (lambda _p, s: str(s % 10)) if env is envs[1] else letters
+        played = play(env, Recording(answer), shape, [Task(f"t:{seed}", seed)])
+        groups = in_order(played)
+        values = [0.5 * n for n in range(sum(len(group.candidates) for group in groups))]
+        for each in with_advantages(played, groups, values):
+            line = json.dumps(each.row(step=3))
+            row = json.loads(line)
+            again = Trajectory.from_row(row)
+            unsaid = {"logprob"}
+            assert without(again.row(step=3), unsaid) == without(row, unsaid)
+            assert again.returns == each.returns
+            assert again.success == each.success
+            assert row["decisions"][0]["candidates"][0]["logprob"] == -0.75
+
+
+def without(value: Any, names: set[str]) -> Any:
+    if isinstance(value, dict):
+        return {key: without(each, names) for key, each in value.items() if key not in names}
+    return [without(each, names) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        ({"format": 2}, ValueError),
+        ({"decisions": [{}]}, KeyError),
+        ({"decisions": None}, TypeError),
+    ],
+)
+def test_a_line_of_something_else_is_refused(change: dict[str, Any], error: type) -> None:
+    [played] = play(letters_env.raw_env(max_turns=1), Recording(letters), Shape(), TASKS[:1])
+    with pytest.raises(error):
+        Trajectory.from_row(played.row() | change)

@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import chain
+
+import pytest
+import torch
+from transformers import Qwen3Config
+
+from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.transformers import BatchGenerator, choose, uniform
+from tests.tiny_lm import tiny_config, tiny_model
+
+torch.set_num_threads(1)
+PROMPTS = [(5, 6, 7), (9,), (20, 30, 40, 50, 60, 70), (5, 6, 7)]
+
+
+def a_model(shared: bool, config: Qwen3Config | None = None):
+    model = tiny_model(seed=1, config=config)
+    if shared:
+        assert share_prompts(model)
+    return model
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def seeds(count: int, seed: int = 0) -> list[int]:
+    return [1000 * seed + number for number in range(count)]
+
+
+def sample_all(model, prompts=PROMPTS, n=4, params=None, seed=0, ends=(3, 4), **settings):
+    generator = BatchGenerator(ends, 0, **settings)
+    return generator.generate(
+        model, prompts, n, params or SamplingParams(12), seeds(len(prompts), seed)
+    )
+
+
+def ids(result):
+    return [[one.token_ids for one in answers] for answers in result]
+
+
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_sharing_prompts_changes_no_reply(kv_heads):
+    config = tiny_config(num_key_value_heads=kv_heads)
+    # Many end tokens, so that rows leave the batch at every step.
+    ends = tuple(range(3, 60))
+    plain = sample_all(a_model(False, config), n=8, ends=ends)
+    shared = sample_all(a_model(True, config), n=8, ends=ends)
+    assert ids(plain) == ids(shared)
+    assert len({len(one) for answers in ids(plain) for one in answers}) > 3
+    for left, right in zip(chain(*plain), chain(*shared), strict=True):
+        assert left.logprobs == pytest.approx(right.logprobs, abs=2e-5)
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("bound", [1, 40, 90])
+def test_replies_do_not_depend_on_how_rows_are_cut_into_batches(shared, bound):
+    model = a_model(shared)
+    ends = tuple(range(3, 30))
+    assert ids(sample_all(model, tokens_per_batch=bound, ends=ends)) == ids(
+        sample_all(model, ends=ends)
+    )
+
+
+def test_a_completion_depends_on_its_own_seed_and_prompt_alone():
+    model = a_model(True)
+    together = ids(sample_all(model))
+    apart = BatchGenerator((3, 4), 0).generate(
+        model, PROMPTS[2:3], 4, SamplingParams(12), seeds(3)[2:]
+    )
+    assert ids(apart) == together[2:3]
+    reverse = BatchGenerator((3, 4), 0).generate(
+        model, PROMPTS[::-1], 4, SamplingParams(12), seeds(len(PROMPTS))[::-1]
+    )
+    assert ids(reverse) == together[::-1]
+
+
+def test_random_numbers_are_those_of_the_seed_whatever_else_is_drawn():
+    both = uniform([7, -(1 << 62)], 3, 5)
+    assert both.shape == (6, 5)
+    assert torch.equal(uniform([-(1 << 62)], 3, 5), both[3:])
+    assert len(both.unique()) == both.numel()
+    assert both.min() >= 0
+    assert both.max() < 1
+
+
+def test_the_same_seeds_give_the_same_replies_and_others_give_others():
+    model = a_model(True)
+    assert ids(sample_all(model, seed=3)) == ids(sample_all(model, seed=3))
+    assert ids(sample_all(model, seed=3)) != ids(sample_all(model, seed=4))
+
+
+def test_the_global_generator_is_neither_used_nor_moved():
+    model = a_model(True)
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    first = ids(sample_all(model))
+    assert torch.equal(torch.get_rng_state(), before)
+    torch.manual_seed(2)
+    assert ids(sample_all(model)) == first
+
+
+def test_equal_prompts_get_candidates_of_their_own():
+    answers = ids(sample_all(a_model(True), [(5, 6)] * 3, n=3))
+    assert len({one for group in answers for one in group}) == 9
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_greedy_replies_are_those_of_generate(shared):
+    model = a_model(shared)
+    result = sample_all(model, n=2, params=SamplingParams(12, greedy=True), ends=(3,))
+    for prompt, answers in zip(PROMPTS, result, strict=True):
+        with torch.no_grad():
+            expected = model.generate(
+                torch.tensor([prompt]),
+                attention_mask=torch.ones(1, len(prompt), dtype=torch.long),
+                max_new_tokens=12,
+                do_sample=False,
+                pad_token_id=0,
+                eos_token_id=3,
+            )[0, len(prompt) :].tolist()
+        assert [list(one.token_ids) for one in answers] == [expected] * 2
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_reply_ends_with_its_first_end_token_or_at_the_limit(shared):
+    ends = set(range(3, 20))
+    result = sample_all(a_model(shared), n=16, ends=tuple(ends))
+    replies = [one for answers in result for one in answers]
+    assert {one.truncated for one in replies} == {True, False}
+    for one in replies:
+        assert len(one.token_ids) == len(one.logprobs)
+        assert not ends & set(one.token_ids[:-1])
+        assert one.truncated == (one.token_ids[-1] not in ends)
+        assert not one.truncated or len(one.token_ids) == 12
+
+
+def test_one_token_replies_are_possible():
+    result = sample_all(a_model(True), params=SamplingParams(1))
+    assert {len(one.token_ids) for answers in result for one in answers} == {1}
+
+
+def test_tokens_appear_as_often_as_the_model_says():
+    logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0), -1e30]])
+    drawn = torch.rand(20_000, generator=seeded(), dtype=torch.float64)
+    token, logprob = choose(logits.expand(20_000, -1), drawn, SamplingParams(1))
+    counts = Counter(token.tolist())
+    for index, odds in enumerate((1 / 8, 2 / 8, 5 / 8)):
+        assert counts[index] / 20_000 == pytest.approx(odds, abs=0.015)
+        assert logprob[token == index].tolist() == pytest.approx(
+            [math.log(odds)] * counts[index], abs=1e-6
+        )
+    assert counts[3] == 0
+
+
+def test_temperature_shapes_both_the_draw_and_its_log_probability():
+    logits = torch.tensor([[0.0, 1.0]])
+    cold = choose(
+        logits, torch.tensor([0.5], dtype=torch.float64), SamplingParams(1, temperature=0.5)
+    )
+    assert cold[0].item() == 1
+    assert cold[1].item() == pytest.approx(math.log(1 / (1 + math.exp(-2.0))))
+
+
+@pytest.mark.parametrize(("top_p", "kept"), [(0.3, {2}), (0.7, {1, 2}), (1.0, {0, 1, 2})])
+def test_top_p_keeps_the_likeliest_tokens_and_their_own_distribution(top_p, kept):
+    logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]]).expand(500, -1)
+    drawn = torch.rand(500, generator=seeded(), dtype=torch.float64)
+    token, logprob = choose(logits, drawn, SamplingParams(1, top_p=top_p))
+    assert set(token.tolist()) == kept
+    weights = {0: 1.0, 1: 2.0, 2: 5.0}
+    expected = {index: weights[index] / sum(weights[each] for each in kept) for index in kept}
+    for index in kept:
+        assert logprob[token == index][0].item() == pytest.approx(math.log(expected[index]))
+
+
+@pytest.mark.parametrize("drawn", [0.0, 1.0 - 2**-53])
+def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token(drawn):
+    logits = torch.tensor([[-1e30, 0.0, 0.0, -1e30]])
+    token, logprob = choose(logits, torch.tensor([drawn], dtype=torch.float64), SamplingParams(1))
+    assert token.item() in (1, 2)
+    assert math.isfinite(logprob.item())

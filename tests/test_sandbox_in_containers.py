@@ -1,0 +1,112 @@
+"""The embedded back end inside other people's containers: what holds there, and the cure."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("docker", reason="the docker extra is not installed")
+
+from pettingllms.sandbox import docker, docker_image, isolation
+from tests import engine as engines
+
+pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
+
+ROOT = Path(__file__).parents[1]
+START = """
+import json, os, sys
+sys.path.insert(0, "/src")
+from pettingllms.errors import SandboxUnavailable
+from pettingllms.sandbox import Case, Limits, open_sandbox
+"""
+LOOK = (
+    START
+    + """
+sandbox = open_sandbox("embedded", 1)
+def result(program, **limits):
+    return sandbox.run([program], [Case()], limits=Limits(**limits))[0][0]
+look = result("import os; open('x', 'w').write('1'); print(os.getuid(), os.listdir())")
+outer = result("open('/tmp/x', 'w').write('1')")
+full = result(
+    "for n in range(10**6):\\n with open(str(n), 'wb') as file: file.write(bytes(1 << 20))",
+    tmp_mib=16,
+)
+after = result("import os; print(os.listdir())")
+sandbox.close()
+try:
+    open_sandbox("embedded", 1, require_isolation="full").close()
+    refused = ""
+except SandboxUnavailable as error:
+    refused = str(error)
+print(json.dumps({
+    "isolation": look.isolation, "stdout": look.stdout, "stderr": look.stderr[-300:],
+    "outer": outer.status, "full": full.status, "after": after.stdout, "left": os.listdir("/tmp"),
+    "refused": refused,
+}))
+"""
+)
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[Any]:
+    with contextlib.closing(docker.connect()) as client:
+        docker_image.host_base(client)
+        yield client
+
+
+@pytest.fixture(scope="module", autouse=True)
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        if not engines.reachable(None):
+            url = stack.enter_context(engines.own_engine(tmp_path_factory.mktemp("engine")))
+            stack.enter_context(pytest.MonkeyPatch.context()).setenv("DOCKER_HOST", url)
+        yield
+
+
+def look(client: Any, *, options: Sequence[str] = (), **host: Any) -> dict[str, Any]:
+    """What `LOOK` finds in a container that is started in the usual way, with `options`."""
+    said = client.containers.run(
+        docker_image.HOST_BASE,
+        ["python3", "-c", LOOK],
+        remove=True,
+        network_disabled=True,
+        security_opt=list(options),
+        volumes={str(ROOT / "pettingllms"): {"bind": "/src/pettingllms", "mode": "ro"}},
+        **host,
+    )
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return found
+
+
+def test_a_default_container_holds_programs_by_less_and_says_so(client: Any):
+    found = look(client)
+    assert found["isolation"] == "landlock+seccomp"
+    assert found["stdout"] == "65534 ['x']\n", found
+    assert found["outer"] == "error"
+    assert found["full"] == "output_limit"
+    assert (found["after"], found["left"]) == ("[]\n", [])
+    assert "namespaces" in found["refused"]
+    assert " ".join(isolation.CONTAINER_OPTIONS) in found["refused"]
+
+
+@pytest.mark.parametrize("user", ["0:0", "65534:65534", "1000:1000"])
+def test_the_cure_gives_a_container_every_layer(client: Any, user: str):
+    """Root has no CAP_SYS_ADMIN there, and gets its namespaces inside a user namespace."""
+    options = isolation.CONTAINER_OPTIONS[1::2]
+    assert isolation.CONTAINER_OPTIONS[::2] == ("--security-opt",) * len(options)
+    found = look(client, options=options, user=user)
+    assert found["isolation"] == "namespaces+landlock+seccomp", found
+    assert found["stdout"] == "65534 ['x']\n", found
+    assert (found["outer"], found["full"]) == ("ok", "error")
+    assert (found["after"], found["left"], found["refused"]) == ("[]\n", [], "")
+
+
+def test_root_without_any_capability_still_holds_programs(client: Any):
+    found = look(client, cap_drop=["ALL"])
+    assert found["isolation"] == "landlock+seccomp"
+    assert found["full"] == "output_limit"

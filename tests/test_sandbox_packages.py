@@ -1,0 +1,91 @@
+"""`packages=` finds what this interpreter finds, wherever that is installed, and shows no more."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from pettingllms.sandbox import Case, Limits
+from pettingllms.sandbox.client import RunPlan
+from pettingllms.sandbox.embedded import ENVIRONMENT, FLAGS, WORKER_MAIN
+from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
+
+PROGRAM = "import {name}; print({name}.where, {name}.part.more)"
+
+
+def package(folder: Path, name: str) -> None:
+    (folder / name).mkdir(parents=True)
+    (folder / name / "__init__.py").write_text(
+        f"where = {folder.name!r}\nfrom {name} import part\n"
+    )
+    (folder / name / "part.py").write_text("more = 1\n")
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A virtual environment with a package, a `.pth` file, and one that imports a finder."""
+    root = tmp_path_factory.mktemp("venv")
+    root.chmod(0o755)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", root / "v"], check=True)
+    [site] = (root / "v" / "lib").glob("python*/site-packages")
+    package(site, "installed")
+    package(root / "edited", "editable")
+    package(root / "found", "finder")
+    (root / "edited" / "secret.py").write_text("key = 'of the host'")
+    (root / "found" / "finder" / "__init__.py").write_text(
+        "where = 'found'\nfrom finder import part\n"
+    )
+    (site / "edited.pth").write_text(f"{root / 'edited'}\n")
+    (site / "found.pth").write_text("import _found_finder\n")
+    (site / "_found_finder.py").write_text(
+        "import importlib.util, sys\nclass Finder:\n @classmethod\n def find_spec(cls, name, path=None, target=None):\n"
+        f"  if name == 'finder': return importlib.util.spec_from_file_location(name, {str(root / 'found' / 'finder' / '__init__.py')!r}, submodule_search_locations=[{str(root / 'found' / 'finder')!r}])\n"
+        "sys.meta_path.append(Finder)\n"
+    )
+    return root / "v" / "bin" / "python"
+
+
+def says(python: Path, packages: Sequence[str], programs: Sequence[str]) -> list[str]:
+    command = (str(python), *FLAGS, str(WORKER_MAIN), json.dumps({"packages": list(packages)}))
+    order = RunPlan.of(programs, [Case()], Limits(), stop=False, end_at_limit=True)
+    request = order.request([(number, 0) for number in range(len(programs))])
+    with contextlib.closing(WorkerConnection(ProcessChannel(command, ENVIRONMENT))) as link:
+        rows = list(link.ask(*request, wall_s=30.0))
+    return [(row.stdout or row.stderr).decode().strip() for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("name", "where"),
+    [("installed", "site-packages"), ("editable", "edited"), ("finder", "found")],
+)
+def test_a_package_is_found_where_the_interpreter_finds_it(
+    environment: Path, name: str, where: str
+):
+    assert says(environment, [name], [PROGRAM.format(name=name)]) == [f"{where} 1"]
+
+
+def test_nothing_else_of_the_folder_of_a_package_is_shown(environment: Path):
+    source = environment.parents[2] / "edited" / "secret.py"
+    look = [f"print(open({str(source)!r}).read())", "import secret", "import installed"]
+    said = says(environment, ["editable"], look)
+    assert [text.splitlines()[-1].split(":")[0] for text in said] == [
+        "FileNotFoundError",
+        "ModuleNotFoundError",
+        "ModuleNotFoundError",
+    ]
+
+
+def test_without_packages_no_site_is_looked_at(environment: Path):
+    [text] = says(environment, [], ["import installed"])
+    assert text.endswith("No module named 'installed'")
+
+
+def test_a_package_that_no_site_has_is_named(environment: Path):
+    with pytest.raises(WorkerLost, match="no_such_package"):
+        says(environment, ["no_such_package"], ["1"])
