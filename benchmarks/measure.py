@@ -91,17 +91,49 @@ def tiny() -> Qwen3Config:
 
 
 def random_texts(
-    options: argparse.Namespace, model: PreTrainedModel, count: int, mean: int, seed: int
+    options: argparse.Namespace,
+    model: PreTrainedModel,
+    count: int,
+    mean: int,
+    seed: int,
+    longest: int | None = None,
 ) -> list[tuple[int, ...]]:
-    """Random tokens, in lengths spread evenly around `mean`."""
+    """Random tokens, in lengths spread evenly around `mean`, or with a long tail.
+
+    With `longest`, lengths are log-normal (deviation 1 of the logarithm), cut at `longest`, and the
+    first one has that length, as in training, where some completions run into the limit.
+    """
     generator = torch.Generator().manual_seed(options.seed + seed)
-    low, high = round(mean * (1 - options.spread)), round(mean * (1 + options.spread))
-    lengths = torch.randint(max(low, 1), high + 1, (count,), generator=generator).tolist()
+    if longest is None:
+        low, high = round(mean * (1 - options.spread)), round(mean * (1 + options.spread))
+        lengths = torch.randint(max(low, 1), high + 1, (count,), generator=generator).tolist()
+    else:
+        drawn = torch.randn(count, generator=generator).sub(0.5).exp().mul(mean)
+        lengths = [longest, *drawn.round().clamp(1, longest).int().tolist()[1:]]
     vocabulary = model.config.vocab_size
     return [
         tuple(torch.randint(5, vocabulary, (length,), generator=generator).tolist())
         for length in lengths
     ]
+
+
+def saved_bytes(forward: Callable[[], torch.Tensor], *, backward: bool = True) -> int:
+    """Bytes of the distinct tensors that a forward pass keeps for its backward pass."""
+    storages: dict[int, int] = {}
+    kept: list[torch.Tensor] = []  # or a freed one's address could be taken for a kept one's
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in storages:
+            storages[storage.data_ptr()] = storage.nbytes()
+            kept.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        loss = forward()
+    if backward:
+        loss.backward()
+    return sum(storages.values())
 
 
 def alternate(

@@ -2,10 +2,12 @@
 
     python -m benchmarks.update
 
-The same adapter, the same samples, whose lengths vary as they do in training (`--spread 0` makes
-them equal). Packed: every prompt once, its replies behind it, no padding.
+The same adapter, the same samples. Replies have lengths spread evenly around a mean, or log-normal
+ones with one at the limit (`--longest`), as in training. Packed: every prompt once, its replies
+behind it, no padding.
 Flat: prompt and reply in a row of its own. Both are run with several sizes of micro-batches; `best
-over best` compares the fastest of each. `gradient difference` is the largest one between the two,
+over best` compares the fastest of each; `memory` the most that a micro-batch keeps for its backward
+pass, packed over flat, at the largest size. `gradient difference` is the largest one between the two,
 to be seen beside the largest gradient.
 """
 
@@ -13,12 +15,13 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.measure import POLICY, alternate, parser, random_texts, report, weights
-from pettingllms.policies.packing import batch_logprobs, microbatches
+from benchmarks.measure import POLICY, alternate, parser, random_texts, report, saved_bytes, weights
+from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
 from pettingllms.policies.weights import LoraWeights
 from pettingllms.types import Sample
 
@@ -27,22 +30,28 @@ def main() -> None:
     """Prints the table."""
     options = parser(__doc__)
     options.add_argument("--tokens-per-batch", type=int, nargs="+", default=[2048, 4096, 8192])
+    options.add_argument("--longest", type=int, default=2048, help="tokens of the longest reply")
     settings = options.parse_args()
     policies = weights(settings)
     model = policies.module(POLICY)
     rows = [
-        _row(settings, policies, k, length)
+        _row(settings, policies, k, length, longest)
         for k, length in zip(settings.k, settings.reply_tokens, strict=True)
+        for longest in (None, settings.longest)
     ]
     report("update", settings, model, rows)
 
 
 def _row(
-    settings: argparse.Namespace, policies: LoraWeights, k: int, length: int
+    settings: argparse.Namespace,
+    policies: LoraWeights,
+    k: int,
+    length: int,
+    longest: int | None,
 ) -> dict[str, Any]:
     model = policies.module(POLICY)
     prompts = random_texts(settings, model, settings.prompts, settings.prompt_tokens, seed=0)
-    replies = random_texts(settings, model, k * len(prompts), length, seed=1)
+    replies = random_texts(settings, model, k * len(prompts), length, seed=1, longest=longest)
     samples = [
         Sample(prompts[number // k], reply, (-1.0,) * len(reply), 1.0)
         for number, reply in enumerate(replies)
@@ -59,12 +68,19 @@ def _row(
     }
     seconds = alternate(contestants, settings.rounds, settings.device)
     tokens = sum(map(len, replies))
-    row: dict[str, Any] = {"K": k, "reply tokens": length}
+    row: dict[str, Any] = {
+        "K": k,
+        "reply tokens": length,
+        "lengths": "log-normal" if longest else "even",
+    }
     row |= {name: tokens / each for name, each in seconds.items()}
     packed, flat = (
         min(seconds[f"{kind} {limit}"] for limit in limits) for kind in ("packed", "flat")
     )
     row["best over best"] = flat / packed
+    row["memory"] = _kept(policies, samples, max(limits), True) / _kept(
+        policies, samples, max(limits), False
+    )
     one, two = (contestant(packed, max(limits))() for packed in (True, False))
     row["gradient difference"] = max(
         float((x - y).abs().max()) for x, y in zip(one, two, strict=True)
@@ -81,10 +97,21 @@ def _update(
     for parameter in parameters:
         parameter.grad = None
     for batch in microbatches(samples, limit, packed=packed, device=device):
-        logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
-        ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_BT
-        (ratio * batch.mask_BT).sum().div(len(samples)).backward()
+        _loss(policies, batch).div(len(samples)).backward()
     return [parameter.grad.clone() for parameter in parameters if parameter.grad is not None]
+
+
+def _loss(policies: LoraWeights, batch: Batch) -> torch.Tensor:
+    logprobs, _ = batch_logprobs(policies.module(POLICY), batch)
+    ratio = torch.exp(logprobs - logprobs.detach()) * batch.advantages_BT
+    return (ratio * batch.mask_BT).sum()
+
+
+def _kept(policies: LoraWeights, samples: list[Sample], limit: int, packed: bool) -> int:
+    return max(
+        saved_bytes(partial(_loss, policies, batch))
+        for batch in microbatches(samples, limit, packed=packed)
+    )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForCausalLM
 
 from pettingllms.errors import GroupError
-from pettingllms.models.shared_prompts import enabled
+from pettingllms.models.shared_prompts import PackedLayout, alike, enabled
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.types import Sample
@@ -91,6 +91,65 @@ def test_packed_rows_have_the_gradients_of_flat_rows(limit):
     assert len(packed) == len(flat) > 10
     for left, right in zip(packed, flat, strict=True):
         torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
+
+
+def kept_bytes(model, batch):
+    """Bytes of the distinct tensors that a forward pass keeps for its backward pass."""
+    storages = {}
+
+    def keep(tensor):
+        storage = tensor.untyped_storage()
+        storages[storage.data_ptr()] = (storage.nbytes(), tensor)  # alive, so that none is reused
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        batch_logprobs(model, batch)
+    return sum(size for size, _ in storages.values())
+
+
+long_tailed = st.one_of(st.integers(1, 30), st.integers(1, 30), st.integers(200, 400))
+mixes = st.lists(
+    st.tuples(st.integers(2, 150), st.lists(long_tailed, min_size=1, max_size=24)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(max_examples=10, deadline=None)
+@given(mixes)
+def test_packed_rows_keep_no_more_memory_than_flat_ones(mix):
+    """Also where one completion is many times as long as the others, or prompts are long."""
+    model = sharing_model(hidden_size=64, num_attention_heads=4, intermediate_size=192)
+    samples = [
+        a_sample([number + 1] * prompt, [1] * reply)
+        for number, (prompt, replies) in enumerate(mix)
+        for reply in replies
+    ]
+    most = {
+        packed: max(
+            kept_bytes(model, batch) for batch in microbatches(samples, 1500, packed=packed)
+        )
+        for packed in (True, False)
+    }
+    # A batch that both can hold whole differs by what a prompt's own attention keeps.
+    assert most[True] <= 1.15 * most[False]
+
+
+def test_long_and_short_completions_are_padded_apart():
+    """63 completions of 16 tokens and one of 2,064: padded to one length they are 132,096 positions."""
+    layout = PackedLayout([30] * 8, [[16] * 8] * 7 + [[16] * 7 + [2064]], torch.device("cpu"))
+    tokens = 8 * 30 + 63 * 16 + 2064
+    assert sum(row.width for part in layout._parts for row in part.rows) <= 1.05 * tokens
+
+
+@settings(max_examples=100)
+@given(st.lists(st.integers(1, 5000), min_size=1, max_size=80))
+def test_rows_are_grouped_once_each_and_padded_by_little(lengths):
+    groups = alike(lengths)
+    assert sorted(index for group in groups for index in group) == list(range(len(lengths)))
+    for group in groups:
+        longest = max(lengths[index] for index in group)
+        assert all(longest - lengths[index] <= max(longest / 5, 2048) for index in group)
 
 
 def test_gradient_checkpointing_changes_no_gradient():

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import nn
@@ -94,17 +94,36 @@ def forward(
     return logits
 
 
+def hidden_states(
+    model: PreTrainedModel, layout: Layout, ids: torch.Tensor, positions: torch.Tensor
+) -> torch.Tensor:
+    """Computes the decoder's last hidden states, one for each token; see `forward`."""
+    untouched = torch.zeros(1, 1, 1, 1, device=ids.device)
+    states: torch.Tensor = model.base_model(
+        input_ids=ids,
+        attention_mask=untouched,
+        position_ids=positions,
+        use_cache=False,
+        layout=layout,
+    ).last_hidden_state
+    return states
+
+
 class PackedLayout:
     """Prompts and completions in one flat list: prompt 1, its completions, prompt 2, its completions...
 
     A prompt's tokens see those before them in the prompt. A completion's tokens see the whole
     prompt and those before them in the completion.
 
+    Attention needs rows of equal length. Rows of similar length are padded together (`alike`), so
+    that one long completion does not make all others as long as itself.
+
     Args:
         prompts: length of each prompt.
         completions: lengths of the completions of each prompt.
         device: where the model is.
-        keep_prompts: keep the prompts' keys and values of each layer in `prompt_states`.
+        keep_prompts: pad all prompts to one length, and keep their keys and values of each layer in
+            `prompt_states`.
     """
 
     def __init__(
@@ -115,27 +134,29 @@ class PackedLayout:
         *,
         keep_prompts: bool = False,
     ) -> None:
-        owners = [u for u, lengths in enumerate(completions) for _ in lengths]
-        longest = max((max(lengths, default=0) for lengths in completions), default=0)
         prompt_rows: list[range] = []
         reply_rows: list[range] = []
-        order: list[torch.Tensor] = []
-        end, width = 0, max(prompts)
+        owners: list[int] = []
+        end = 0
         for u, (length, lengths) in enumerate(zip(prompts, completions, strict=True)):
             prompt_rows.append(range(end, end + length))
-            order.append(torch.arange(length) + u * width)
             end += length
             for completion in lengths:
-                first = len(prompts) * width + len(reply_rows) * longest
-                order.append(torch.arange(completion) + first)
                 reply_rows.append(range(end, end + completion))
+                owners.append(u)
                 end += completion
-        self._prompt_UP = _padded(prompt_rows, width).to(device)
-        self._reply_BT = _padded(reply_rows, longest).to(device)
-        self._owner_B = torch.tensor(owners, dtype=torch.long, device=device)
-        self._order_N = torch.cat(order).to(device)
-        self._lengths_U = torch.tensor(prompts, device=device)
-        self._mask_B1TS: torch.Tensor | None = None
+        parts = [[*range(len(prompts))]] if keep_prompts else alike(prompts)
+        self._parts = [_Part(prompt_rows, reply_rows, owners, part, device) for part in parts]
+        # Where each token of the flat list stands in the padded rows of all parts.
+        order_N = torch.empty(end, dtype=torch.long)
+        first = 0
+        for part in self._parts:
+            for row in part.rows:
+                order_N[row.tokens.start : row.tokens.stop] = (
+                    torch.arange(len(row.tokens)) + first + row.skipped
+                )
+                first += row.width
+        self._order_N = order_N.to(device)
         self._keep_prompts = keep_prompts
         self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
@@ -146,55 +167,203 @@ class PackedLayout:
         query_NHD, key_NhD, value_NhD = (
             states[0].transpose(0, 1) for states in (query, key, value)
         )
-        key_UhPD = _take(key_NhD, self._prompt_UP)
-        value_UhPD = _take(value_NhD, self._prompt_UP)
-        if self._keep_prompts:
-            self.prompt_states[layer] = (key_UhPD, value_UhPD)
+        rows: list[torch.Tensor] = []
+        for part in self._parts:
+            key_UhPD = _take(key_NhD, part.prompt_UP)
+            value_UhPD = _take(value_NhD, part.prompt_UP)
+            if self._keep_prompts:
+                self.prompt_states[layer] = (key_UhPD, value_UhPD)
+            rows += part.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
+        return torch.cat(rows).index_select(0, self._order_N)[None]
+
+
+class _Row(NamedTuple):
+    """One row of padded attention."""
+
+    tokens: range
+    """Positions in the flat list that it computes."""
+    skipped: int
+    """Tokens before these whose results are not used."""
+    width: int
+    """Its length with padding."""
+
+
+class _Part:
+    """Prompts of similar length with their completions, in groups of similar length.
+
+    Args:
+        prompts: positions of each prompt in the flat list.
+        replies: positions of each completion.
+        owners: the prompt of each completion.
+        members: the prompts of this part.
+        device: where the model is.
+    """
+
+    def __init__(
+        self,
+        prompts: Sequence[range],
+        replies: Sequence[range],
+        owners: Sequence[int],
+        members: Sequence[int],
+        device: torch.device,
+    ) -> None:
+        width = max(len(prompts[u]) for u in members)
+        self.prompt_UP = _padded([prompts[u] for u in members], width).to(device)
+        self.rows = [_Row(prompts[u], 0, width) for u in members]
+        """In the order in which `attend` returns them."""
+        place = {u: index for index, u in enumerate(members)}
+        own = [index for index, owner in enumerate(owners) if owner in place]
+        self._groups: list[_Behind | _Whole] = []
+        for group in alike([len(replies[index]) for index in own]):
+            mine = [replies[own[index]] for index in group]
+            before = [prompts[owners[own[index]]] for index in group]
+            longest = max(map(len, mine))
+            whole = max(
+                len(prompt) + len(reply) for prompt, reply in zip(before, mine, strict=True)
+            )
+            # A causal square of prompt and completion costs half of its scores and needs no mask.
+            if whole * whole / 2 < longest * (width + longest):
+                both = [[*prompt, *reply] for prompt, reply in zip(before, mine, strict=True)]
+                self._groups.append(_Whole(_padded(both, whole).to(device)))
+                self.rows += [
+                    _Row(reply, len(prompt), whole)
+                    for prompt, reply in zip(before, mine, strict=True)
+                ]
+            else:
+                owner_B = torch.tensor([place[owners[own[index]]] for index in group])
+                lengths_B = torch.tensor([len(prompt) for prompt in before])
+                index_BT = _padded(mine, longest)
+                self._groups.append(
+                    _Behind(index_BT.to(device), owner_B.to(device), lengths_B.to(device), width)
+                )
+                self.rows += [_Row(reply, 0, longest) for reply in mine]
+
+    def attend(
+        self,
+        query_NHD: torch.Tensor,
+        key_NhD: torch.Tensor,
+        value_NhD: torch.Tensor,
+        key_UhPD: torch.Tensor,
+        value_UhPD: torch.Tensor,
+        scale: float,
+    ) -> list[torch.Tensor]:
+        """Attention of the prompts, then of each group of completions; padded rows end to end."""
+        out_UHPD = _causal(_take(query_NHD, self.prompt_UP), key_UhPD, value_UhPD, scale)
+        found = [out_UHPD.transpose(1, 2).flatten(0, 1)]
+        for group in self._groups:
+            if isinstance(group, _Whole):
+                states = (_take(each, group.index_BS) for each in (query_NHD, key_NhD, value_NhD))
+                out_BHTD = _causal(*states, scale)
+            else:
+                out_BHTD = group.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
+            found.append(out_BHTD.transpose(1, 2).flatten(0, 1))
+        return found
+
+
+class _Whole(NamedTuple):
+    """Completions that are long beside their prompts: each attends as one text with its prompt."""
+
+    index_BS: torch.Tensor
+
+
+class _Behind:
+    """Completions that are short beside their prompts, whose own attention is not repeated.
+
+    Args:
+        index_BT: their tokens in the flat list.
+        owner_B: the prompt of each, in its part.
+        lengths_B: of these prompts.
+        width: what the prompts are padded to.
+    """
+
+    def __init__(
+        self,
+        index_BT: torch.Tensor,
+        owner_B: torch.Tensor,
+        lengths_B: torch.Tensor,
+        width: int,
+    ) -> None:
+        self._index_BT, self._owner_B = index_BT, owner_B
+        self._lengths_B, self._width = lengths_B, width
+        self._mask_B1TS: torch.Tensor | None = None
+
+    def attend(
+        self,
+        query_NHD: torch.Tensor,
+        key_NhD: torch.Tensor,
+        value_NhD: torch.Tensor,
+        key_UhPD: torch.Tensor,
+        value_UhPD: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention of the completions, `_BHTD`."""
         groups = query_NHD.shape[1] // key_NhD.shape[1]
-        out_UHPD = nn.functional.scaled_dot_product_attention(
-            _take(query_NHD, self._prompt_UP),
-            _repeat(key_UhPD, groups),
-            _repeat(value_UhPD, groups),
-            is_causal=True,  # padding is on the right, so no prompt token sees any
+        own_BhTD = _take(key_NhD, self._index_BT)
+        key_BhSD = torch.cat([key_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
+        own_BhTD = _take(value_NhD, self._index_BT)
+        value_BhSD = torch.cat([value_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
+        return nn.functional.scaled_dot_product_attention(
+            _take(query_NHD, self._index_BT),
+            _repeat(key_BhSD, groups),
+            _repeat(value_BhSD, groups),
+            attn_mask=self._mask(query_NHD.dtype),
             scale=scale,
         )
-        parts = [out_UHPD.transpose(1, 2).flatten(0, 1)]
-        if len(self._owner_B):
-            own_BhTD = _take(key_NhD, self._reply_BT)
-            key_BhSD = torch.cat([key_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
-            own_BhTD = _take(value_NhD, self._reply_BT)
-            value_BhSD = torch.cat([value_UhPD.index_select(0, self._owner_B), own_BhTD], 2)
-            out_BHTD = nn.functional.scaled_dot_product_attention(
-                _take(query_NHD, self._reply_BT),
-                _repeat(key_BhSD, groups),
-                _repeat(value_BhSD, groups),
-                attn_mask=self._mask(query.dtype),
-                scale=scale,
-            )
-            parts.append(out_BHTD.transpose(1, 2).flatten(0, 1))
-        return torch.cat(parts).index_select(0, self._order_N)[None]
 
     def _mask(self, dtype: torch.dtype) -> torch.Tensor:
-        """Mask added to the scores of completion tokens, `_B1TS`: -inf at what they must not see."""
+        """Mask added to the scores, `_B1TS`: -inf at the prompt's padding and at later tokens."""
         if self._mask_B1TS is None:
-            width, longest = self._prompt_UP.shape[1], self._reply_BT.shape[1]
-            device = self._owner_B.device
-            column_P = torch.arange(width, device=device)
-            prompt_BP = column_P >= self._lengths_U[self._owner_B, None]
+            rows, longest = self._index_BT.shape
+            device = self._index_BT.device
+            prompt_BP = torch.arange(self._width, device=device) >= self._lengths_B[:, None]
             later_TT = torch.ones(longest, longest, dtype=torch.bool, device=device).triu(1)
             hidden_BTS = torch.cat(
-                [
-                    prompt_BP[:, None].expand(-1, longest, -1),
-                    later_TT[None].expand(len(self._owner_B), -1, -1),
-                ],
+                [prompt_BP[:, None].expand(-1, longest, -1), later_TT[None].expand(rows, -1, -1)],
                 -1,
             )
             mask_BTS = torch.zeros(hidden_BTS.shape, dtype=dtype, device=device)
+            # The same in all layers.
             self._mask_B1TS = mask_BTS.masked_fill_(hidden_BTS, float("-inf"))[:, None]
         return self._mask_B1TS
 
 
-def _padded(rows: Sequence[range], width: int) -> torch.Tensor:
+def _causal(
+    query_BHSD: torch.Tensor, key_BhSD: torch.Tensor, value_BhSD: torch.Tensor, scale: float
+) -> torch.Tensor:
+    """Attention of rows padded on the right, so that no token sees any padding."""
+    groups = query_BHSD.shape[1] // key_BhSD.shape[1]
+    return nn.functional.scaled_dot_product_attention(
+        query_BHSD,
+        _repeat(key_BhSD, groups),
+        _repeat(value_BhSD, groups),
+        is_causal=True,
+        scale=scale,
+    )
+
+
+def alike(lengths: Sequence[int]) -> list[list[int]]:
+    """Cuts rows into groups of similar length, longest first; the order within a group stays.
+
+    A group ends where its next row is a fifth shorter than its longest, if padding this row and
+    all shorter ones would add more than `_WORTH_A_GROUP` positions: one more call for each layer is
+    cheaper than these, and not cheaper than less.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
+    for place, index in enumerate(by_length):
+        saved = (longest - lengths[index]) * (len(lengths) - place)
+        if not groups or (lengths[index] <= 0.8 * longest and saved > _WORTH_A_GROUP):
+            groups.append([])
+            longest = lengths[index]
+        groups[-1].append(index)
+    return [sorted(group) for group in groups]
+
+
+_WORTH_A_GROUP = 2048
+
+
+def _padded(rows: Sequence[Sequence[int]], width: int) -> torch.Tensor:
     """Pads indices to rows of equal length with 0; those entries are never read."""
     full = [[*row, *([0] * (width - len(row)))] for row in rows]
     return torch.tensor(full, dtype=torch.long).view(len(rows), width)

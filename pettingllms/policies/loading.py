@@ -20,7 +20,7 @@ from trl.trainer.utils import disable_dropout_in_model
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.policies.prefix_trial import check_head, share_prompts
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
@@ -133,6 +133,7 @@ def _load_base(
         ) from error
     nn.Module.to(base.eval(), device)  # transformers' own `to` is not typed
     disable_dropout_in_model(base)
+    check_head(base)
     if checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if shared:

@@ -7,8 +7,8 @@ tokens, prompt 1, its completions, prompt 2, its completions, and so on, without
 attention cannot be replaced gets separate ("flat") rows: a prompt and a completion each, padded,
 with an ordinary mask.
 
-Shapes: `_B` completions, `_T` completion tokens, `_N` tokens of the flat list, `_M` completion
-tokens of all completions in a row, `_V` vocabulary.
+Shapes: `_B` completions, `_T` completion tokens, `_M` completion tokens of
+all completions, one after the other, `_X` hidden size.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from dataclasses import dataclass
 
 import torch
 from transformers import PreTrainedModel
-from trl.trainer.utils import pad, selective_log_softmax, selective_log_softmax_and_entropy
+from trl.trainer.utils import pad
 
 from pettingllms.errors import GroupError
-from pettingllms.models.shared_prompts import PackedLayout, forward
+from pettingllms.models.head import token_logprobs
+from pettingllms.models.shared_prompts import PackedLayout, hidden_states
 from pettingllms.types import Sample
 
 
@@ -85,21 +86,32 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
         groups.setdefault(sample.prompt_ids, []).append(index)
     parts: list[list[int]] = [[]]
     used = 0
-    # Attention pads prompts to the longest of a micro-batch, so similar lengths go together.
+    # Similar prompts go together, because attention pads them.
     for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
-        whole = len(prompt) + sum(len(samples[index].token_ids) for index in members)
+        costs = {index: _packed_cost(samples[index]) for index in members}
+        whole = len(prompt) + sum(costs.values())
         if used and used + whole > limit:
             parts.append([])
             used = 0
         for index in members:
-            completion = len(samples[index].token_ids)
+            cost = costs[index]
             opened = bool(parts[-1]) and samples[parts[-1][-1]].prompt_ids == prompt
-            if used and used + completion > limit:
+            if used and used + cost > limit:
                 parts.append([])
                 used, opened = 0, False
-            used += completion if opened else completion + len(prompt)
+            used += cost if opened else cost + len(prompt)
             parts[-1].append(index)
     return [part for part in parts if part]
+
+
+def _packed_cost(sample: Sample) -> int:
+    """Positions that a completion adds to a packed list, in memory.
+
+    Attention keeps its prompt's keys and values once for each completion. What a layer keeps of one
+    position in all is about eight times as much.
+    """
+    prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
+    return completion + (prompt + completion) // 8
 
 
 def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
@@ -167,29 +179,25 @@ def batch_logprobs(
     Returns:
         Log-probabilities `_BT`, and entropies `_BT` or None.
     """
-    logits = _packed_logits(model, batch) if batch.packed else _flat_logits(model, batch)
-    logits = logits.float()
-    if temperature != 1.0:
-        logits = logits / temperature
-    # Packed: one row of all completion tokens, `_1MV`; flat: a row per completion, `_BTV`.
-    ids = batch.token_ids_BT[batch.mask_BT][None] if batch.packed else batch.token_ids_BT
-    if not entropy:
-        logprobs = selective_log_softmax(logits, ids)
-        return _by_completion(batch, logprobs), None
-    logprobs, entropies = selective_log_softmax_and_entropy(
-        logits, ids, entropy_requires_grad=entropy_grad
+    states = _packed_states(model, batch) if batch.packed else _flat_states(model, batch)
+    logprobs_M, entropies_M = token_logprobs(
+        model,
+        states,
+        batch.token_ids_BT[batch.mask_BT],
+        temperature=temperature,
+        entropy=entropy,
+        entropy_grad=entropy_grad,
     )
-    return _by_completion(batch, logprobs), _by_completion(batch, entropies)
+    entropies_BT = None if entropies_M is None else _by_completion(batch, entropies_M)
+    return _by_completion(batch, logprobs_M), entropies_BT
 
 
-def _by_completion(batch: Batch, values: torch.Tensor) -> torch.Tensor:
-    if not batch.packed:
-        return values.masked_fill(~batch.mask_BT, 0.0)
-    return values.new_zeros(batch.mask_BT.shape).masked_scatter(batch.mask_BT, values)
+def _by_completion(batch: Batch, values_M: torch.Tensor) -> torch.Tensor:
+    return values_M.new_zeros(batch.mask_BT.shape).masked_scatter(batch.mask_BT, values_M)
 
 
-def _packed_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Logits `_1MV` of every completion token, one completion after the other."""
+def _packed_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Hidden states `_MX` that predict the completion tokens, one completion after the other."""
     prompts: list[int] = []
     completions: list[list[int]] = []
     ids: list[int] = []
@@ -212,14 +220,13 @@ def _packed_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         ids += completion
         positions += range(len(prompt), len(prompt) + len(completion))
     device = batch.mask_BT.device
-    layout = PackedLayout(prompts, completions, device)
-    return forward(
+    states = hidden_states(
         model,
-        layout,
+        PackedLayout(prompts, completions, device),
         torch.tensor([ids], device=device),
         torch.tensor([positions], device=device),
-        torch.tensor(predicting, device=device),
     )
+    return states[0, torch.tensor(predicting, device=device)]
 
 
 def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
@@ -229,8 +236,8 @@ def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
     )
 
 
-def _flat_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Logits `_BTV` of every completion token, one row per completion."""
+def _flat_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Hidden states `_MX` that predict the completion tokens, from one row per completion."""
     left, right = _flat_widths(batch.samples)
     ids: list[list[int]] = []
     mask: list[list[int]] = []
@@ -240,11 +247,10 @@ def _flat_logits(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         mask.append([0] * before + [1] * (left + right - before - after) + [0] * after)
     device = batch.mask_BT.device
     mask_BS = torch.tensor(mask, device=device)
-    logits: torch.Tensor = model(
+    states: torch.Tensor = model.base_model(
         input_ids=torch.tensor(ids, device=device),
         attention_mask=mask_BS,
         position_ids=(mask_BS.cumsum(-1) - 1).clamp(min=0),
         use_cache=False,
-        logits_to_keep=right + 1,
-    ).logits
-    return logits[:, :-1]
+    ).last_hidden_state
+    return states[:, left - 1 : -1][batch.mask_BT]

@@ -1,4 +1,7 @@
-"""Decides by the model's type and a trial whether prompts are computed once for all completions."""
+"""Tries a model when it is loaded: its output layer, and whether prompts can be shared.
+
+A prompt is computed once for all its completions where the model's type and a trial allow it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import logging
 import torch
 from transformers import PreTrainedModel
 
+from pettingllms.errors import ConfigError
+from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import NAME
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
@@ -42,6 +47,28 @@ def share_prompts(model: PreTrainedModel) -> bool:
             reason,
         )
     return reason is None
+
+
+@torch.no_grad()
+def check_head(model: PreTrainedModel) -> None:
+    """Compares our logits from hidden states with the model's own.
+
+    Raises:
+        ConfigError: they differ, so that its log-probabilities would be wrong.
+    """
+    ids = torch.tensor([_PROMPTS[0]], device=model.device)
+    own = model(input_ids=ids, use_cache=False).logits.float()
+    ours = logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
+    difference = float((own - ours.float()).abs().max())
+    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} change their logits in a way that is not "
+            f"known here (a trial differs by {difference:.2g}); choose another model, or report it"
+        )
+
+
+def _is_low(model: PreTrainedModel) -> bool:
+    return model.dtype in (torch.bfloat16, torch.float16)
 
 
 def _misfit(model: PreTrainedModel) -> str | None:
@@ -84,8 +111,7 @@ def _trial(model: PreTrainedModel) -> str | None:
         float((found[0] - found[1]).abs().max()),
         float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),
     )
-    low = model.dtype in (torch.bfloat16, torch.float16)
     # Written so that a difference of nan counts as a misfit, too.
-    if not difference <= (_LOW_PRECISION_TOLERANCE if low else _TOLERANCE):
+    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
         return f"a trial differed by {difference:.2g} in log-probability"
     return None
