@@ -100,6 +100,14 @@ def test_batch_scaling_divides_by_the_deviation_of_all_rewards():
     assert values(groups, scale="batch") == pytest.approx(expected, abs=1e-6)
 
 
+def test_batch_scaling_knows_the_rewards_of_one_policy_only():
+    """Roles may be paid on scales of their own: a coder in points, a tester in hundreds."""
+    coder, tester = a_group(0.0, 1.0), replace(a_group(0.0, 500.0, role="tester"), policy="other")
+    estimator = ESTIMATORS.load("at_grpo")(ATGRPOConfig(scale_rewards="batch"))
+    together = estimator.advantages([coder, tester])
+    assert together[:2] == estimator.advantages([coder])
+
+
 def test_no_scaling_only_centres():
     assert values([a_group(0, 1, 5)], scale="none") == [-2.0, -1.0, 3.0]
 

@@ -16,6 +16,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import in_order
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.schedule import last_step
@@ -364,8 +365,8 @@ def test_equal_replies_are_computed_once_and_counted(model_dir):
     trainer = a_trainer(model_dir, max_completion_length=1, num_generations=32, tasks_per_step=2)
     tasks = tasks_of_step(trainer.env, "graded", 0, 2, 0)
     groups = in_order(trainer.credited(trainer.rollout(tasks, Clock())))
-    samples, _ = trainer.samples(groups)
-    for policy, own in samples.items():
+    for policy, batch in policy_batches(trainer.config, trainer.trained, groups).items():
+        own = batch.samples
         mine = [group for group in groups if group.policy == policy]
         assert sum(sample.count for sample in own) == sum(len(g.candidates) for g in mine)
         assert max(sample.count for sample in own) > 1
@@ -388,7 +389,7 @@ def test_merged_equal_replies_train_like_listing_them_singly(model_dir):
             trainer = a_trainer(
                 model_dir, loss_type=loss_type, beta=0.04, entropy_coef=0.01, tokens_per_batch=9
             )
-            found.append(trainer.update({"writer": samples}))
+            found.append(trainer.update({"writer": PolicyBatch.of(samples)}))
         assert found[0] == pytest.approx(found[1], rel=1e-4, abs=1e-7)
         assert found[0]["writer/grad_norm"] > 0.01
 
@@ -397,12 +398,12 @@ def test_truncated_replies_can_be_left_out(model_dir):
     options = {"max_completion_length": 3, "num_generations": 16}
     groups, kept = stepped(a_trainer(model_dir, **options))
     trainer = a_trainer(model_dir, mask_truncated_completions=True, **options)
-    samples, metrics = trainer.samples(groups)
+    batches = policy_batches(trainer.config, trainer.trained, groups)
     cut = Counter(g.policy for g in groups for c in g.candidates if c.completion.truncated)
-    for policy, own in samples.items():
+    for policy, own in batches.items():
         assert kept[f"{policy}/dropped_truncated"] == 0
-        assert metrics[f"{policy}/dropped_truncated"] == cut[policy] > 0
-        assert all(sample.token_ids[-1] == 2 for sample in own)
+        assert own.truncated == cut[policy] > 0
+        assert all(sample.token_ids[-1] == 2 for sample in own.samples)
 
 
 # Determinism and failure
@@ -497,7 +498,7 @@ def test_a_failing_sandbox_stops_the_step_and_is_nobodys_reward(model_dir, agent
 
 def test_a_policy_cannot_be_sampled_after_an_update_without_publishing(model_dir):
     trainer = a_trainer(model_dir)
-    trainer.update({"writer": [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)]})
+    trainer.update({"writer": PolicyBatch.of([Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)])})
     with pytest.raises(StaleSamplerError, match="publish"):
         trainer.policies.sample([Request("writer", (5, 6), 0)], 2, max_new_tokens=2)
 
@@ -559,6 +560,18 @@ def test_the_learning_rate_follows_the_schedule(model_dir):
     trainer = a_trainer(model_dir, lr_scheduler_type="linear", warmup_steps=2, max_steps=4)
     rates = [trainer.train_step()[1]["writer/learning_rate"] for _ in range(4)]
     assert rates == pytest.approx([0.005, 0.01, 0.005, 0.0])
+
+
+def test_a_policy_without_signal_keeps_its_weights_while_its_learning_rate_falls(model_dir):
+    trainer = a_trainer(model_dir, weight_decay=0.1, lr_scheduler_type="linear")
+    batch = PolicyBatch.of([Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)])
+    trainer.update({"writer": batch, "reader": batch})
+    before = weights(trainer)
+    metrics = trainer.update({"writer": batch, "reader": PolicyBatch((), 0, 0)})
+    assert moved(before, weights(trainer)) == {"writer"}
+    rates = {name: trainer.schedulers[name].get_last_lr() for name in trainer.trained}
+    assert rates["reader"] == rates["writer"] < [trainer.config.learning_rate]
+    assert "reader/loss" not in metrics
 
 
 def test_with_a_budget_of_tokens_the_learning_rate_follows_the_tokens(model_dir):

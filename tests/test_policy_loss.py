@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from pettingllms.policies.packing import microbatches
 from pettingllms.trainers.at_grpo import k3, policy_loss
+from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
@@ -37,8 +38,6 @@ def loss_of(config, samples=REPLIES, origin=(0, 1), limit=1 << 20):
     Sample i is the reply `origin[i]`. The reference model is at twice the probability.
     """
     leaves = [torch.tensor(ratios).log().sub(1).requires_grad_() for ratios in RATIOS]
-    replies = sum(sample.count for sample in samples)
-    tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
     total, meter = torch.zeros(()), LossMeter("p")
     for batch in microbatches(samples, limit, packed=False):
         size = batch.mask_BT.shape
@@ -52,12 +51,11 @@ def loss_of(config, samples=REPLIES, origin=(0, 1), limit=1 << 20):
         logp_BT = rows(leaves)
         total = total + policy_loss(
             config,
+            PolicyBatch.of(samples),
             batch,
             logp_BT,
             rows([torch.tensor(values) for values in ENTROPIES]),
             (logp_BT + math.log(2)).detach() if config.beta else None,
-            replies,
-            tokens,
             meter,
         )
     gradient = torch.cat(torch.autograd.grad(total, leaves)).tolist()
@@ -80,14 +78,14 @@ def test_the_loss_is_what_pencil_and_paper_give(options, loss, gradient):
     found, grads, metrics = loss_of(a_config(**options))
     assert found == pytest.approx(loss, abs=1e-6)
     assert grads == pytest.approx(gradient, abs=1e-6)
-    assert metrics["p/loss"] == pytest.approx(loss, abs=1e-6)
+    assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
 
 
 def test_the_kl_term_is_weighed_by_the_ratio():
     plain, penalised = loss_of(a_config()), loss_of(a_config(beta=0.1))
     each = 2 - math.log(2) - 1  # k3 of a reference at twice the probability
     assert penalised[0] - plain[0] == pytest.approx(0.1 * (1.5 + 0.5 + 4) * each / 3, abs=1e-6)
-    assert penalised[2]["p/kl"] == pytest.approx((1.5 + 0.5 + 4) * each / 3, abs=1e-6)
+    assert penalised[2]["kl"] == pytest.approx((1.5 + 0.5 + 4) * each / 3, abs=1e-6)
     # The derivative of ratio * k3: ratio * (k3 + 1 - 2) = -ratio * log(2), that of the reverse KL.
     added = [with_kl - without for with_kl, without in zip(penalised[1], plain[1], strict=True)]
     expected = [-0.1 * ratio * math.log(2) / 3 for ratio in (1.5, 0.5, 4)]
@@ -108,14 +106,14 @@ def test_the_entropy_bonus_is_a_mean_over_tokens_whatever_the_loss_type(loss_typ
         loss_of(a_config(loss_type=loss_type, entropy_coef=coef)) for coef in (0.0, 0.5)
     )
     assert plain[0] - bonus[0] == pytest.approx(0.5 * (1 + 2 + 6) / 3, abs=1e-6)
-    assert plain[2]["p/entropy"] == pytest.approx(3)
+    assert plain[2]["entropy"] == pytest.approx(3)
 
 
 def test_clipped_tokens_are_counted():
     metrics = loss_of(a_config())[2]
-    assert metrics["p/clip_ratio/high_mean"] == pytest.approx(1 / 3)
-    assert metrics["p/clip_ratio/low_mean"] == 0  # the ratio 0.5 is of a good reply
-    assert metrics["p/clip_ratio/region_mean"] == pytest.approx(1 / 3)
+    assert metrics["clip_ratio/high_mean"] == pytest.approx(1 / 3)
+    assert metrics["clip_ratio/low_mean"] == 0  # the ratio 0.5 is of a good reply
+    assert metrics["clip_ratio/region_mean"] == pytest.approx(1 / 3)
 
 
 options = st.fixed_dictionaries(

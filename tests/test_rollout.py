@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.engine import RolloutEngine, Shape
+from pettingllms.rollout.episode import reset_seed, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.types import Completion, Request, Task
@@ -207,3 +208,14 @@ def test_a_line_of_something_else_is_refused(change: dict[str, Any], error: type
     [played] = play(letters_env.raw_env(max_turns=1), Recording(letters), Shape(), TASKS[:1])
     with pytest.raises(error):
         Trajectory.from_row(played.row() | change)
+
+
+def test_an_environment_that_takes_seeds_of_32_bits_gets_them():
+    """`numpy.random.RandomState` refuses larger ones; tasks of runs with a seed have more bits."""
+    env = tic_tac_toe_env.env()
+    seeds = [task.seed for task in tasks_of_step(env, "t", 0, 100, seed=3)]
+    assert min(seeds) >= 1 << 32
+    fitting = {reset_seed(env, seed) for seed in seeds}
+    assert len(fitting) == 100
+    assert max(fitting) < 1 << 32
+    assert [reset_seed(env, seed) for seed in range(5)] == [*range(5)]

@@ -7,6 +7,7 @@ several micro-batches.
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -19,9 +20,10 @@ from trl.trainer.utils import pad
 
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.at_grpo import policy_loss
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.metrics import LossMeter
-from pettingllms.types import Sample
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Sample
 from tests.tiny_lm import save_tiny, tiny_tokenizer
 
 torch.set_num_threads(1)
@@ -90,7 +92,8 @@ def some_samples(policies, temperature=1.0):
 def our_loss(policies, samples, config, tokens_per_batch=40):
     """Loss, gradients and metrics of all micro-batches together."""
     meter, total = LossMeter("coder"), 0.0
-    batches = policies.microbatches(samples, tokens_per_batch)
+    own = samples if isinstance(samples, PolicyBatch) else PolicyBatch.of(samples)
+    batches = policies.microbatches(own.samples, tokens_per_batch)
     assert len(batches) > 1
     for parameter in policies.parameters("coder"):
         parameter.grad = None
@@ -101,8 +104,7 @@ def our_loss(policies, samples, config, tokens_per_batch=40):
         logp, entropy = policies.logprobs(
             "coder", batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
         )
-        tokens = sum(len(sample.token_ids) for sample in samples)
-        loss = policy_loss(config, batch, logp, entropy, reference, len(samples), tokens, meter)
+        loss = policy_loss(config, own, batch, logp, entropy, reference, meter)
         loss.backward()
         total += loss.item()
     grads = [parameter.grad.clone() for parameter in policies.parameters("coder")]
@@ -156,8 +158,12 @@ def trl_inputs(samples):
     }
 
 
-def trl_loss(trainer, samples):
+def trl_loss(trainer, samples, cut=()):
     inputs = trl_inputs(samples)
+    for row, left_out in enumerate(cut):
+        if left_out:
+            inputs["completion_mask"][row] = 0
+    inputs["num_items_in_batch"] = inputs["completion_mask"].sum()
     if trainer.beta:
         ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
         mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
@@ -192,8 +198,8 @@ def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tm
     assert_same_gradients(grads, [parameter.grad for parameter in trainer.model.parameters()])
     compared = ["entropy", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))]
     for name in compared + ["kl"] * bool(config.beta):
-        assert metrics[f"coder/{name}"] == pytest.approx(their_metrics[name], rel=1e-4), name
-        assert metrics[f"coder/{name}"] > 0
+        assert metrics[name] == pytest.approx(their_metrics[name], rel=1e-4), name
+        assert metrics[name] > 0
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -213,6 +219,63 @@ def test_an_adapter_gets_the_gradients_that_trl_would_give_it(temperature, model
     assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
     by_name = {name.replace(".default.", "."): p.grad for name, p in theirs.items()}
     assert_same_gradients(grads, [by_name[name] for name in state])
+
+
+def as_groups(samples):
+    """The samples by prompt; every second group earned nothing, and one completion was cut."""
+    prompts = list(dict.fromkeys(sample.prompt_ids for sample in samples))
+    groups = []
+    for number, prompt in enumerate(prompts):
+        own = [sample for sample in samples if sample.prompt_ids == prompt]
+        candidates = tuple(
+            Candidate(
+                Completion(prompt, s.token_ids, s.logprobs, "", len(s.token_ids) == LIMIT, 0),
+                *(0.0, 0.0, 0.0),
+                chosen=index == 0,
+                advantage=0.0 if number % 2 else s.advantage,
+            )
+            for index, s in enumerate(own)
+        )
+        key = GroupKey(f"t:{number}", 0, "coder_0", "coder", 0, 0, "")
+        groups.append(Group(key, "coder", "", prompt, candidates))
+    return groups
+
+
+@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "dr_grpo"])
+@pytest.mark.parametrize("terms", [{}, {"beta": 0.04, "entropy_coef": 0.01}])
+def test_groups_without_variance_and_cut_completions_count_as_in_trl(
+    loss_type, terms, full, model_dir, tmp_path
+):
+    """From groups to the gradient, with `silent_groups=keep`."""
+    config = ATGRPOConfig(
+        loss_type=loss_type,
+        silent_groups="keep",
+        mask_truncated_completions=True,
+        max_completion_length=LIMIT,
+        **terms,
+    )
+    samples = some_samples(full)
+    groups = as_groups(samples)
+    batch = policy_batches(config, ["coder"], groups)["coder"]
+    assert batch.silent == 1
+    assert batch.truncated == 2
+    assert (len(batch.samples) < batch.replies - batch.truncated) is not bool(terms)
+    loss, grads, _ = our_loss(full, batch, config, tokens_per_batch=20)
+    trainer = trl_trainer(model_dir, tmp_path, config)
+    state = full.state("coder")
+    with torch.no_grad():
+        for name, parameter in trainer.model.named_parameters():
+            parameter.copy_(state[name])
+    # What TRL makes of the same completions: an advantage of 0, and a mask without tokens.
+    prompts = [group.prompt_ids for group in groups]
+    theirs = [
+        replace(s, advantage=0.0 if prompts.index(s.prompt_ids) % 2 else s.advantage)
+        for s in samples
+    ]
+    cut = [len(s.token_ids) == LIMIT for s in samples]
+    expected, _ = trl_loss(trainer, theirs, cut)
+    assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
+    assert_same_gradients(grads, [parameter.grad for parameter in trainer.model.parameters()])
 
 
 def test_the_batch_reaches_every_bound(full):

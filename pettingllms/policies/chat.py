@@ -42,7 +42,10 @@ class Chat:
         self.end_ids = tuple(end_ids)
         self.pad_id = int(tokenizer.pad_token_id or 0)
         self._kwargs = dict(template_kwargs or {})
-        special = sorted(filter(None, tokenizer.all_special_tokens), key=len, reverse=True)
+        # Llama 3 lists the tokens that open a turn here only, not among `all_special_tokens`.
+        added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
+        known = {*filter(None, tokenizer.all_special_tokens), *added}
+        special = sorted(known, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:

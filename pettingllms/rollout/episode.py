@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
+from pettingllms.envs.base import TextEnv
 from pettingllms.envs.foreign import (
     StepResult,
     branch_env,
@@ -48,7 +49,7 @@ class Episode:
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
         self.env, self.task, self.index = clone_env(template), task, index
-        self.env.reset(seed=task.seed)
+        self.env.reset(seed=reset_seed(self.env, task.seed))
         self._groups: list[Group] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._latest: dict[str, int] = {}
@@ -174,6 +175,16 @@ def plain(value: Any) -> Any:
 def _as_json(value: Any) -> Any:
     # NumPy's numbers and arrays become Python's.
     return plain(value.tolist()) if hasattr(value, "tolist") else str(value)
+
+
+def reset_seed(env: AnyEnv, seed: int) -> int:
+    """The seed that plays a task: of 32 bits, as `numpy.random.RandomState` needs it.
+
+    Environments of this package take seeds of any size.
+    """
+    if isinstance(env.unwrapped, TextEnv) or 0 <= seed < 1 << 32:
+        return seed
+    return random.Random(seed).getrandbits(32)
 
 
 def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> list[Task]:

@@ -2,13 +2,13 @@
 
 Zhao et al. 2025, "Stronger-MAS", https://arxiv.org/abs/2510.11062, section 4.
 
-    rollout      at each turn of each role, K completions of ONE prompt; each is scored on its own
-                 copy of the environment; the episode continues from one of the copies
-    credited     the same records with advantages: what each earned above its group
-    samples      for each policy the completions to train on
-    policy_loss  PPO-clip on token ratios, with TRL's loss types
-    update       every policy on its own completions only, with its own optimizer
-    train_step   all of these, then the new weights are published to the sampler
+    rollout         at each turn of each role, K completions of ONE prompt; each is scored on its
+                    own copy of the environment; the episode continues from one of the copies
+    credited        the same records with advantages: what each earned above its group
+    policy_batches  for each policy the completions to train on
+    policy_loss     PPO-clip on token ratios, with TRL's loss types
+    update          every policy on its own completions only, with its own optimizer
+    train_step      all of these, then the new weights are published to the sampler
 
 The environment pays `alpha * team + local` right after a completion. Which completions are compared
 with which is the estimator's: see `pettingllms.trainers.estimators`. Everything random about a decision follows from
@@ -21,11 +21,9 @@ Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C cand
 from __future__ import annotations
 
 import copy
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import torch
 
 from pettingllms.policies.packing import Batch
@@ -34,13 +32,14 @@ from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.metrics import Clock, LossMeter, left_out_metrics, rollout_metrics
+from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.schedule import advance, last_step, optimization
-from pettingllms.types import Advantage, Group, Sample, Task
+from pettingllms.types import Task
 
 
 class ATGRPOTrainer:
@@ -103,8 +102,9 @@ class ATGRPOTrainer:
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
-                samples, left_out = self.samples(in_order(trajectories))
-                metrics |= left_out | self.update(samples)
+                groups = in_order(trajectories)
+                batches = policy_batches(self.config, self.trained, groups)
+                metrics |= self.update(batches)
         except BaseException:
             self.tokens = tokens
             self.estimator.load_state_dict(learned)
@@ -143,64 +143,40 @@ class ATGRPOTrainer:
         compared = [g for g in groups if not tree or g.policy in self.trained]
         return with_advantages(trajectories, compared, self.estimator.advantages(compared))
 
-    def samples(self, groups: Sequence[Group]) -> tuple[dict[str, list[Sample]], dict[str, float]]:
-        """For each trained policy its completions with their advantages; and what was left out."""
-        samples: dict[str, list[Sample]] = {policy: [] for policy in self.trained}
-        counts = {policy: Counter[str]() for policy in self.trained}
-        for group in groups:
-            if group.policy not in self.trained:
-                continue
-            counts[group.policy]["groups"] += 1
-            if not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates):
-                counts[group.policy]["silent"] += 1
-                continue
-            # Equal completions earned the same: they are computed once and counted.
-            merged: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
-            for candidate in group.candidates:
-                completion, ids = candidate.completion, candidate.completion.token_ids
-                same = (ids, advantage := candidate.advantage or 0.0)
-                if self.config.mask_truncated_completions and completion.truncated:
-                    counts[group.policy]["truncated"] += 1
-                    continue
-                count = merged[same].count + 1 if same in merged else 1
-                merged[same] = Sample(group.prompt_ids, ids, completion.logprobs, advantage, count)
-            samples[group.policy] += merged.values()
-        return samples, left_out_metrics(counts)
-
     # ------------------------------------------------------------------------- 3. update
-    def update(self, samples: Mapping[str, list[Sample]]) -> dict[str, float]:
+    def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
         """`num_iterations` optimizer steps of each policy on its own completions.
 
         All gradients are there before any policy changes: a loss that is not finite, or memory
         that runs out, leaves every policy as it was, without a copy to go back to.
         """
         config, norms = self.config, dict[str, float]()
-        meters = {policy: LossMeter(policy) for policy, own in samples.items() if own}
+        meters = {policy: LossMeter(policy) for policy, own in batches.items() if own.samples}
         for _ in range(config.num_iterations):
+            for policy in batches:
+                self.optimizers[policy].zero_grad(set_to_none=True)
             for policy, meter in meters.items():
-                norms[policy] = self._gradient(policy, samples[policy], meter)
+                norms[policy] = self._gradient(policy, batches[policy], meter)
                 meter.on_policy = False
             self.intact = False
-            for policy in meters:
+            # A policy without a gradient stays as it is; its learning rate falls with the others'.
+            for policy in batches:
                 self.optimizers[policy].step()
                 advance(self.schedulers[policy], config, self.tokens)
         self.intact = True
-        rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in meters}
-        found = [meter.metrics(norms[name], rates[name]) for name, meter in meters.items()]
-        return {name: value for each in found for name, value in each.items()}
+        rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in batches}
+        found = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
+        return by_policy({name: own.metrics | found.get(name, {}) for name, own in batches.items()})
 
-    def _gradient(self, policy: str, samples: list[Sample], meter: LossMeter) -> float:
+    def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of all micro-batches; returns its norm before that."""
         config, heat, policies = self.config, self.config.temperature, self.policies
-        replies = sum(sample.count for sample in samples)
-        tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
-        self.optimizers[policy].zero_grad(set_to_none=True)
-        for batch in policies.microbatches(samples, config.tokens_per_batch):
+        for batch in policies.microbatches(own.samples, config.tokens_per_batch):
             base_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
             )
-            loss = policy_loss(config, batch, logp_BT, entropy_BT, base_BT, replies, tokens, meter)
+            loss = policy_loss(config, own, batch, logp_BT, entropy_BT, base_BT, meter)
             meter.check_finite("loss", loss)
             loss.backward()
         norm = torch.nn.utils.clip_grad_norm_(policies.parameters(policy), config.max_grad_norm)
@@ -215,19 +191,18 @@ def k3(log_ratio: torch.Tensor) -> torch.Tensor:
 
 def policy_loss(
     config: ResolvedConfig,
+    own: PolicyBatch,
     batch: Batch,
     logp_BT: torch.Tensor,
     entropy_BT: torch.Tensor | None,
     reference_BT: torch.Tensor | None,
-    replies: int,
-    tokens: int,
     meter: LossMeter,
 ) -> torch.Tensor:
-    """This micro-batch's part of the loss; the parts of a policy's batch add up to the whole.
+    """This micro-batch's part of the loss; the parts of `own`, the policy's batch, add up to the whole.
 
     Everything is as in TRL's GRPO, also that the KL term is weighed by the ratio, which makes its
-    gradient unbiased (arXiv 2512.02556). `replies` and `tokens` are those of the policy's whole
-    batch, equal replies counted as often as drawn; for one process `bnpo` and `dapo` are the same.
+    gradient unbiased (arXiv 2512.02556). For one process `bnpo` and `dapo` are the same. Which
+    completions the means are over: `policy_batches`.
     """
     ratio_BT = torch.exp(logp_BT - batch.old_logprobs_BT)
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
@@ -239,12 +214,12 @@ def policy_loss(
     weight_BT = batch.mask_BT * batch.counts_B[:, None]
     if config.loss_type == "grpo":
         lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
-        loss = (loss_BT * weight_BT / lengths_B1).sum() / replies
+        loss = (loss_BT * weight_BT / lengths_B1).sum() / own.replies
     elif config.loss_type == "dr_grpo":
-        loss = (loss_BT * weight_BT).sum() / (replies * config.max_completion_length)
+        loss = (loss_BT * weight_BT).sum() / (own.replies * config.max_completion_length)
     else:
-        loss = (loss_BT * weight_BT).sum() / tokens
+        loss = (loss_BT * weight_BT).sum() / own.tokens
     if entropy_BT is not None and config.entropy_coef:
-        loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / tokens
+        loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / own.tokens
     meter.add(config, batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
     return loss

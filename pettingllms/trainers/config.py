@@ -232,6 +232,12 @@ class ATGRPOConfig:
     mask_truncated_completions: bool = _algorithm(
         False, "Leave completions that were cut at the limit out of the loss"
     )
+    silent_groups: str = _algorithm(
+        "drop",
+        "Groups in which all earned the same: drop leaves them out of the loss and its means, keep "
+        "counts them, as TRL does",
+        choices=("drop", "keep"),
+    )
     loss_type: str = _algorithm(
         "dapo",
         "grpo, bnpo, dr_grpo or dapo, as in TRL",

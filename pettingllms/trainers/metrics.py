@@ -8,7 +8,7 @@ the limit), `num_tokens` (generated), `turns` (mean decisions of an episode).
 
 Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipping), `learning_rate`,
 `entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
-`.../region_mean` (share of tokens), `groups`, `frac_reward_zero_std` (share of groups without variance, left out), `dropped_truncated` (replies),
+`.../region_mean` (share of tokens), `groups`, `frac_reward_zero_std` (share of groups without variance), `dropped_truncated` (replies),
 `sampling/sampling_logp_difference/mean` and `/max` (nats between the sampler's log-probabilities and the trainer's on the
 same tokens and weights), `sampling/kl` (of the trainer from the sampler, nats a token; a sampler that differs is seen here).
 
@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -99,14 +99,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     return metrics
 
 
-def left_out_metrics(counts: Mapping[str, Counter[str]]) -> dict[str, float]:
-    """Of each policy: its groups, the share without variance, and replies that were dropped."""
-    metrics = {}
-    for policy, count in counts.items():
-        metrics[f"{policy}/groups"] = float(count["groups"])
-        metrics[f"{policy}/frac_reward_zero_std"] = count["silent"] / max(1, count["groups"])
-        metrics[f"{policy}/dropped_truncated"] = float(count["truncated"])
-    return metrics
+def by_policy(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """One dictionary, with the policy before each name."""
+    return {
+        f"{policy}/{name}": value for policy, own in metrics.items() for name, value in own.items()
+    }
 
 
 def mean(values: Sequence[float]) -> float:
@@ -186,7 +183,7 @@ class LossMeter:
             if name not in _TOTALS
         }
         gap = "sampling/sampling_logp_difference"
-        metrics = means | {
+        return means | {
             "loss": self._sums["loss"].item(),
             f"{gap}/mean": self._sums["gap"].item() / self._sums["gap_tokens"].item(),
             f"{gap}/max": self._worst,
@@ -194,7 +191,6 @@ class LossMeter:
             "grad_norm": grad_norm,
             "learning_rate": learning_rate,
         }
-        return {f"{self.policy}/{name}": value for name, value in metrics.items()}
 
 
 _TOTALS = ("loss", "gap", "gap_kl", "gap_tokens")

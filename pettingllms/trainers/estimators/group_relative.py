@@ -36,6 +36,7 @@ class GroupRelative(Estimator):
         """
         rewards: list[float] = []
         keys: list[Hashable] = []
+        policies: list[str] = []
         for group in groups:
             if self.tree and len(group.candidates) < 2:
                 raise GroupError(
@@ -46,8 +47,9 @@ class GroupRelative(Estimator):
             for candidate in group.candidates:
                 rewards.append(candidate.reward if self.tree else group.episode_return)
                 keys.append(key)
+                policies.append(group.policy)
         rewards_C = torch.tensor(rewards, dtype=torch.float64)
-        return [*centered(rewards_C, keys, self.config.scale_rewards).tolist()]
+        return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
 
 
 class AtGrpo(GroupRelative):
@@ -76,15 +78,20 @@ class PerTurn(GroupRelative):
 
 
 def centered(
-    rewards_C: torch.Tensor, keys: Sequence[Hashable], scale_rewards: str = "group"
+    rewards_C: torch.Tensor,
+    keys: Sequence[Hashable],
+    scale_rewards: str = "group",
+    batches: Sequence[Hashable] | None = None,
 ) -> torch.Tensor:
     """Rewards above the mean of those with an equal key.
 
     Args:
         rewards_C: float64, one a candidate.
         keys: of the comparison groups.
-        scale_rewards: as in TRL: "group", "batch" (deviation over all rewards given) or "none".
+        scale_rewards: as in TRL: "group", "batch" (deviation over its whole batch) or "none".
             The deviation is the unbiased one.
+        batches: the batch of each; all rewards are one by default. Policies have batches of their
+            own, because roles may be paid on scales of their own.
 
     Returns:
         float32 of shape _C; exactly 0 for all members of a group that earned the same. A reward that
@@ -93,12 +100,16 @@ def centered(
     members: dict[Hashable, list[int]] = defaultdict(list)
     for index, key in enumerate(keys):
         members[key].append(index)
+    together: dict[Hashable, list[int]] = defaultdict(list)
+    for index, batch in enumerate(batches or [None] * len(keys)):
+        together[batch].append(index)
     values_C = torch.zeros_like(rewards_C)
     for indices in members.values():
         compared = rewards_C[indices]
+        batch = None if batches is None else batches[indices[0]]
         # `not (... <= SAME)` lets NaN propagate instead of treating it as zero variance.
         if not compared.max() - compared.min() <= SAME:
-            divisor = {"group": compared, "batch": rewards_C}.get(scale_rewards)
+            divisor = {"group": compared, "batch": rewards_C[together[batch]]}.get(scale_rewards)
             scale = 1.0 if divisor is None else divisor.std() + EPSILON
             values_C[indices] = (compared - compared.mean()) / scale
     return values_C.float()

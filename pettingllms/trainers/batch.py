@@ -1,0 +1,95 @@
+"""What one policy trains on in a step, and what its loss is divided by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.types import Advantage, Candidate, Group, Sample
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyBatch:
+    """Completions of one policy, equal ones of a prompt once, with their advantages."""
+
+    samples: tuple[Sample, ...]
+    """What the update computes."""
+    replies: int
+    """What a mean over completions is divided by."""
+    tokens: int
+    """What a mean over tokens is divided by."""
+    groups: int = 0
+    silent: int = 0
+    """Groups in which all advantages are 0."""
+    truncated: int = 0
+    """Completions that were cut at the limit and left out."""
+
+    @classmethod
+    def of(cls, samples: Sequence[Sample]) -> PolicyBatch:
+        """A batch in which every completion counts."""
+        replies = sum(sample.count for sample in samples)
+        tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
+        return cls(tuple(samples), replies, tokens)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was compared and left out."""
+        return {
+            "groups": float(self.groups),
+            "frac_reward_zero_std": self.silent / max(1, self.groups),
+            "dropped_truncated": float(self.truncated),
+        }
+
+
+def policy_batches(
+    config: ResolvedConfig, policies: Iterable[str], groups: Sequence[Group]
+) -> dict[str, PolicyBatch]:
+    """Sorts completions with advantages by policy.
+
+    A group whose advantages are all 0 moves nothing by itself. With `silent_groups="drop"` it is
+    left out, also of what the loss is divided by. With "keep" it counts as it does in TRL: in the
+    means, and in the KL and entropy terms if there are any; only then is it computed.
+
+    A completion left out because it was cut at the limit has no tokens in the means over tokens; in
+    means over completions it counts with "keep", as in TRL, and not with "drop".
+    """
+    keep = config.silent_groups == "keep"
+    needed = keep and (config.beta != 0 or config.entropy_coef != 0)
+    return {policy: _batch(config, policy, groups, keep, needed) for policy in policies}
+
+
+def _batch(
+    config: ResolvedConfig, policy: str, groups: Sequence[Group], keep: bool, needed: bool
+) -> PolicyBatch:
+    samples: list[Sample] = []
+    replies = tokens = silent = cut = 0
+    masked = config.mask_truncated_completions
+    own = [group for group in groups if group.policy == policy]
+    for group in own:
+        quiet = not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
+        silent += quiet
+        if quiet and not keep:
+            continue
+        counted = [c for c in group.candidates if not (masked and c.completion.truncated)]
+        left_out = len(group.candidates) - len(counted)
+        cut += left_out
+        replies += len(counted) + (left_out if keep else 0)
+        tokens += sum(len(candidate.completion.token_ids) for candidate in counted)
+        if needed or not quiet:
+            samples += _merged(group.prompt_ids, counted)
+    return PolicyBatch(tuple(samples), replies, tokens, len(own), silent, cut)
+
+
+def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Iterable[Sample]:
+    """One sample for equal completions, which earned the same: computed once, and counted."""
+    found: dict[tuple[tuple[int, ...], Advantage], Sample] = {}
+    for candidate in candidates:
+        completion, advantage = candidate.completion, candidate.advantage or 0.0
+        ids = completion.token_ids
+        same = (ids, advantage)
+        count = found[same].count + 1 if same in found else 1
+        found[same] = Sample(prompt_ids, ids, completion.logprobs, advantage, count)
+    return found.values()
