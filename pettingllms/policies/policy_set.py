@@ -52,10 +52,7 @@ class PolicySet:
         self._engine: InferenceEngine | None = engine
         model = weights.module(self.names[0])
         self._packing, self._checkpointing = enabled(model), model.is_gradient_checkpointing
-        text = model.config.get_text_config(decoder=True)
-        self.context: int = getattr(
-            text, "max_position_embeddings", chat.tokenizer.model_max_length
-        )
+        self.context = context_of(model, chat.tokenizer.model_max_length)
         """Most tokens of a prompt and its completion together."""
         self._parameters = {name: list(weights.tensors(name).values()) for name in self.names}
         self._published = {name: self._counter(name) for name in self.names}
@@ -267,6 +264,24 @@ class PolicySet:
                 f"the engine holds version {self._engine.versions[policy]} of policy {policy!r}, "
                 f"the trainer {self.versions[policy]}; call publish({policy!r}) before sampling"
             )
+
+
+def context_of(model: PreTrainedModel, default: int) -> int:
+    """The most tokens that a model is computed for.
+
+    Models with "longrope" or "dynamic" positions turn all of them in another way once a text is
+    longer than they were first trained for. The log-probabilities of a completion would then
+    depend on what else is in its batch, so their texts end there.
+    """
+    text = model.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or default)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        first = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        return min(longest, int(first or longest))
+    return longest
 
 
 def _set_training(model: PreTrainedModel, training: bool) -> None:

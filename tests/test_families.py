@@ -1,0 +1,133 @@
+"""Model families, with random weights: each trains, and all its log-probabilities agree."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    CohereConfig,
+    Gemma2Config,
+    Gemma3TextConfig,
+    GptOssConfig,
+    GraniteConfig,
+    LlamaConfig,
+    MistralConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+    Qwen3MoeConfig,
+    SmolLM3Config,
+)
+
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.policy_set import context_of
+from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Request
+from tests.graded_env import GradedEnv
+from tests.tiny_lm import tiny_tokenizer
+
+torch.set_num_threads(1)
+SIZES: dict[str, Any] = {
+    "vocab_size": 264,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 1024,
+    "pad_token_id": 0,
+    "bos_token_id": None,
+    "eos_token_id": 2,
+}
+EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
+WINDOW = {"head_dim": 8, "sliding_window": 16}
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+    "qwen2.5": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+    "qwen3-moe": (Qwen3MoeConfig, {**EXPERTS, "num_experts": 4}),
+    "llama": (LlamaConfig, {}),
+    "gemma2": (Gemma2Config, {**WINDOW, "final_logit_softcapping": 3.0}),
+    "gemma3": (Gemma3TextConfig, WINDOW),
+    "mistral": (MistralConfig, {"sliding_window": 16}),
+    "phi3": (Phi3Config, {}),
+    "smollm3": (SmolLM3Config, {}),
+    "gpt-oss": (GptOssConfig, {**WINDOW, "num_experts_per_tok": 2, "num_local_experts": 4}),
+    "cohere": (CohereConfig, {"logit_scale": 0.25}),
+    "granite": (GraniteConfig, {"logits_scaling": 8.0}),
+}
+ROLES = {"writer": "writer", "reader": "reader"}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request, tmp_path_factory):
+    kind, changes = FAMILIES[request.param]
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes}))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(3.0)  # so that next-token odds are uneven
+    directory = tmp_path_factory.mktemp("families") / request.param
+    model.save_pretrained(directory)
+    tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+# PEFT renames the experts of a mixture and then misses the names that it has itself put in.
+@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
+def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
+    policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8)
+    config = ATGRPOConfig(
+        env="graded",
+        num_generations=4,
+        tasks_per_step=2,
+        max_steps=2,
+        max_completion_length=12,
+        learning_rate=1e-2,
+        warmup_steps=0,
+        tokens_per_batch=400,
+        scoring_threads=1,
+        temperature=1.3,
+    )
+    trainer = ATGRPOTrainer(config, GradedEnv(), policies)
+    before = {name: policies.state(name) for name in policies.names}
+    for _ in range(2):
+        _, metrics = trainer.train_step()
+        for name in ROLES:
+            assert metrics[f"{name}/sampling/sampling_logp_difference/max"] < 2e-3
+    for name in ROLES:
+        prompt = policies.prompt_ids(name, "Say it.")
+        [[reply]] = policies.sample([Request(name, prompt, 5)], 1, max_new_tokens=24)
+        ids = torch.tensor([[*prompt, *reply.token_ids]])
+        with torch.no_grad():
+            logits = policies._weights.module(name)(input_ids=ids, use_cache=False).logits[0]
+        table = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
+        plain = table.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
+        torch.testing.assert_close(torch.tensor(reply.logprobs), plain, atol=2e-3, rtol=0)
+    after = {name: policies.state(name) for name in policies.names}
+    for name in ROLES:
+        assert any(not torch.equal(each, after[name][key]) for key, each in before[name].items())
+
+
+@pytest.mark.parametrize(
+    ("rope", "longest"),
+    [
+        ({"rope_type": "default"}, 1024),
+        ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}, 64),
+        ({"rope_type": "dynamic", "factor": 2.0}, 64),
+        ({"rope_type": "llama3", "factor": 16.0}, 1024),
+    ],
+)
+def test_texts_end_where_a_model_would_begin_to_turn_all_positions_in_another_way(rope, longest):
+    """Phi-3-128k's log-probabilities depend on the longest text of a batch beyond that."""
+    more = (
+        {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope["rope_type"] == "llama3" else {}
+    )
+    parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **rope, **more}
+    config = LlamaConfig(**SIZES, rope_parameters=parameters)
+    assert context_of(AutoModelForCausalLM.from_config(config), 10) == longest
