@@ -79,7 +79,7 @@ INTERPRETER = {
     "recursion in a thread": "import sys, threading\nsys.setrecursionlimit(10**6); threading.stack_size(1 << 26)\ndef f(n): return n and 1 + f(n - 1)\nt = threading.Thread(target=lambda: print(f(20000))); t.start(); t.join()",
     "deep recursion": "import sys\nsys.setrecursionlimit(10**6)\ndef f(n): return n and 1 + f(n - 1)\nprint(f(30000))",
     "recursion fails": "def f(n): return f(n + 1)\ntry: f(0)\nexcept RecursionError: print('deep')",
-    "threads left": "import threading, time; threading.Thread(target=time.sleep, args=(0.01,), daemon=True).start(); print(threading.active_count())",
+    "threads left": "import threading, time; threading.Thread(target=time.sleep, args=(30,), daemon=True).start(); print(threading.active_count())",
     "daemon forever": "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start(); print('x')",
     "timer": "import threading; threading.Timer(0.01, print, ['tick']).start()",
     "executor": "from concurrent.futures import ThreadPoolExecutor as E; p = E(3); print(list(p.map(abs, [-1, 2])))",
