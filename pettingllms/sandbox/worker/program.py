@@ -34,6 +34,7 @@ import traceback
 import types
 import typing
 from collections.abc import Callable
+from resource import RLIMIT_CPU, RLIMIT_NOFILE
 from typing import IO, Any, NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker.isolation import Bounds, Isolation
@@ -100,6 +101,7 @@ class ProgramExit(NamedTuple):
     reason: int
 
 
+_REHEARSALS, _SMALL = 20, b"x = [1]\nprint(len(x))\n"
 SUCCESS = ProgramExit(0, FINE)
 
 
@@ -168,6 +170,20 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         if outcome.exit_code == 0:
             outcome = ended
     return outcome
+
+
+def rehearse() -> None:
+    """Run a small program a few times, in a process that programs are then forked from.
+
+    Python adapts code to what it does the first times that it runs, by writing to it. What is
+    adapted before a fork need not be copied in every forked process.
+    """
+    streams = open_streams()
+    for _ in range(_REHEARSALS):
+        prepare(_SMALL)
+        code, _ = try_compile(_SMALL)
+        assert code is not None
+        execute(code, b"", -1, streams)
 
 
 def _play(code: types.CodeType, space: dict[str, Any], call: bytes, value_fd: int) -> None:
@@ -380,32 +396,35 @@ def cpu_cap_s(bounds: Bounds) -> int:
 
 
 class ProgramProcess:
-    """The work of a program's process. `bounds` are those of the job that it will get."""
+    """The work of a program's process. The server sets `socket` and `bounds` before it forks one."""
 
-    def __init__(
-        self,
-        isolation: Isolation,
-        hint: HintPage,
-        streams: Streams,
-        socket: JobSocket,
-        bounds: Bounds,
-    ) -> None:
+    socket: JobSocket
+
+    def __init__(self, isolation: Isolation, hint: HintPage, streams: Streams) -> None:
         self.isolation = isolation
         self.hint = hint
         self.streams = streams
-        self.socket = socket
+        self._fence = (isolation.fence.ruleset,) if isolation.fence is not None else ()
+
+    def bind(self, bounds: Bounds) -> None:
+        """Fix the bounds of the jobs of all processes that are forked from now on."""
         self.bounds = bounds
+        self._scratch_options = self.isolation.scratch_options(bounds)
+        self._limits = self.isolation.limits(bounds)
+        cpu_s = cpu_cap_s(bounds)
+        self._last_limits = [
+            ((RLIMIT_NOFILE, (files, files)), (RLIMIT_CPU, (cpu_s, cpu_s)))
+            for files in (3 + bounds.open_files, 4 + bounds.open_files)
+        ]
 
     def perform(self) -> NoReturn:
         """Confine this process, wait for a job, do it, and exit."""
         try:
-            fence = self.isolation.fence.descriptors if self.isolation.fence is not None else ()
-            close_all_but((self.socket.fd, *fence))
-            self.isolation.prepare(self.bounds)
-            self.isolation.confine(self.bounds)
+            close_all_but((self.socket.fd, *self._fence))
+            self.isolation.prepare(self._scratch_options)
+            self.isolation.confine(self._limits)
             job = self.socket.receive(self.bounds)
-            given = 3 + (job.run.value_fd >= 0)
-            self.isolation.seal(cpu_cap_s(self.bounds), given + self.bounds.open_files, self.bounds)
+            self.isolation.seal(self._last_limits[job.run.value_fd >= 0], self.bounds)
             self.socket.mark(SET_UP)
         except BaseException as error:  # noqa: BLE001 - the worker must learn of any failure
             self._give_up(error)

@@ -19,7 +19,7 @@ import resource
 import signal
 import termios
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pettingllms.sandbox.worker import kernel
 
@@ -222,8 +222,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     return bodies
 
 
-@dataclass(frozen=True)
-class ProgramFilter:
+class ProgramFilter(NamedTuple):
     """A filter ready to be installed; `entry` keeps its instructions alive."""
 
     instructions: tuple[Instruction, ...]

@@ -22,8 +22,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from pettingllms.sandbox.worker import (
     folders,
@@ -41,9 +40,9 @@ from pettingllms.sandbox.worker import (
 PROTOCOL = 1
 # fmt: off
 PRELOADED = (
-    "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "functools",
-    "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random",
-    "re", "string", "threading", "time", "traceback", "types", "typing",
+    "bisect", "collections.abc", "contextlib", "copy", "functools", "heapq", "io", "itertools", "json",
+    "linecache", "math", "operator", "random", "re", "string", "threading", "time", "traceback", "types",
+    "typing",
 )
 # fmt: on
 """The modules that small programs import most. Each one makes every fork a little slower."""
@@ -55,8 +54,7 @@ _KEPT: list[object] = []
 _ISOLATED = (isolation.NAMESPACES, isolation.LANDLOCK)
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The launcher's options."""
 
     packages: tuple[str, ...] = ()
@@ -99,6 +97,7 @@ def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
     streams, claims = _set_the_stage(), job.HintPage()
     _KEPT.extend((given, options, own, stream, hello, streams, claims))
     gc.collect()
+    kernel.trim_heap()
     gc.freeze()
     gc.disable()
     forks = supervisor.start_fork_server(own, claims, streams)
@@ -168,6 +167,7 @@ def _set_the_stage() -> program.Streams:
     sys.orig_argv[:] = [sys.executable, program.FILE_NAME]
     own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
     _KEPT.extend(sys.modules.pop(name) for name in own)
+    program.rehearse()
     sys.modules["__main__"] = types.ModuleType("__main__")
     # Only now: a fork, such as the worker's own, gives `random` a new seed.
     _fix_random_numbers()
@@ -231,7 +231,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     isolation.volunteer_for_oom()
     base_bytes = isolation.virtual_bytes()
     layers: list[str] = []
-    scratch = rootfs.SCRATCH
+    scratch, above = rootfs.SCRATCH, rootfs.SCRATCH_PARENT
     if _usable(isolation.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
         layers.append(isolation.NAMESPACES)
         isolation.enter_namespaces(seen)
@@ -242,13 +242,14 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         problems += _give_up_root(seen, options.scratch)
         # By its inode from now on: a program that nothing confines could replace the path.
         os.chdir(options.scratch)
-        scratch = "."
+        scratch = above = "."
         folders.memory_device()  # now, and not in a process that shares a program's descriptors
         _end_with(options.parent)
     fence = None
     if _usable(isolation.LANDLOCK, options, problems, _try_landlock):
         layers.append(isolation.LANDLOCK)
-        fence = isolation.fence((*seen.shown, *seen.packages), rootfs.DEVICES)
+        readable = (*seen.shown, *seen.packages)
+        fence = isolation.fence(readable, rootfs.DEVICES, above)
     program_filter = None
     if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
         layers.append(isolation.SECCOMP)
