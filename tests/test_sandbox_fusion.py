@@ -159,10 +159,8 @@ def test_a_function_finds_the_names_that_puzzles_take_for_granted(stub):
 def test_a_program_that_breaks_its_limit_is_not_run_on_later_cases(stub):
     with FusionSandbox(stub.url, 1) as sandbox:
         [row] = sandbox.run(["while True: pass"], [Case()] * 3, limits=Limits(wall_s=0.5))
-        [short] = sandbox.run(["1/0"], [Case()] * 3, limits=LIMITS, stop_on_failure=True)
     assert [result.status for result in row] == ["wall_limit"] * 3
-    assert len(short) == 1
-    assert len(stub.bodies) == 2
+    assert len(stub.bodies) == 1
 
 
 @pytest.mark.parametrize(

@@ -53,7 +53,7 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def says(python: Path, packages: Sequence[str], programs: Sequence[str]) -> list[str]:
     command = (str(python), *FLAGS, str(WORKER_MAIN), json.dumps({"packages": list(packages)}))
-    order = RunPlan.of(programs, [Case()], Limits(), stop=False, end_at_limit=True)
+    order = RunPlan.of(programs, [Case()], Limits(), end_at_limit=True)
     request = order.request([(number, 0) for number in range(len(programs))])
     with contextlib.closing(WorkerConnection(ProcessChannel(command, ENVIRONMENT))) as link:
         rows = list(link.ask(*request, wall_s=30.0))

@@ -107,8 +107,3 @@ def test_other_failures_end_nothing(one: PooledSandbox):
     program = "import os\nn = int(input())\nif n == 0: os.abort()\nif n == 1: x = bytes(1 << 40)\nprint(n)"
     [row] = one.run([program], CASES[:3])
     assert [result.status for result in row] == ["killed", "memory_limit", "ok"]
-
-
-def test_stopping_at_the_first_failure_leaves_no_more_results(one: PooledSandbox):
-    [row] = one.run([LOOP_FROM_2], CASES, limits=SHORT, stop_on_failure=True)
-    assert [result.status for result in row] == ["ok", "ok", "cpu_limit"]

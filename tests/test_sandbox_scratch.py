@@ -16,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from pettingllms.sandbox import Case, Limits
-from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.scratch import ScratchFolder, remove_leftovers
+from pettingllms.sandbox.embedded import EmbeddedSandbox, ScratchFolder, remove_leftovers
 from pettingllms.sandbox.worker import folders
 from tests.kernel import needs_namespaces
 from tests.private_tmp import in_private_tmp
@@ -159,7 +158,7 @@ import os
 from pathlib import Path
 from pettingllms.sandbox import Case, Limits
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.scratch import ScratchFolder, remove_leftovers
+from pettingllms.sandbox.embedded import ScratchFolder, remove_leftovers
 folder = ScratchFolder()
 pid = os.fork()
 if pid == 0:

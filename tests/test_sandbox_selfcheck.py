@@ -24,7 +24,6 @@ from tests.private_tmp import in_private_tmp
 pytestmark = needs_namespaces
 
 
-
 @pytest.fixture(scope="module")
 def sandbox() -> Iterator[Sandbox]:
     with open_sandbox("embedded", workers=1) as sandbox:

@@ -57,7 +57,6 @@ class RunPlan:
     calls: tuple[bytes, ...]
     stdins: tuple[bytes, ...]
     limits: Limits
-    stop: bool
     end_at_limit: bool
 
     @classmethod
@@ -67,7 +66,6 @@ class RunPlan:
         cases: Sequence[Case],
         limits: Limits,
         *,
-        stop: bool,
         end_at_limit: bool,
     ) -> RunPlan:
         """The plan for these texts, as bytes."""
@@ -76,7 +74,6 @@ class RunPlan:
             tuple(map(_call, cases)),
             tuple(_encode(case.stdin) for case in cases),
             limits,
-            stop,
             end_at_limit,
         )
 
@@ -95,7 +92,6 @@ class RunPlan:
             "calls": [len(text) for text in calls],
             "stdins": [len(text) for text in stdins],
             "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
-            "stop": self.stop,
             "end": self.end_at_limit,
             "limits": {
                 "cpu_ms": math.ceil(limits.cpu_s * 1000),
@@ -152,7 +148,7 @@ class RunProgress:
 
     def _note_end(self, pair: Pair) -> None:
         program, case = pair
-        if self._ends(self._results[pair]):
+        if self._plan.end_at_limit and self._results[pair].status in RUNAWAY:
             self._last[program] = min(case, self._last.get(program, case))
 
     def _drop_excess(self, changed: Pair) -> None:
@@ -214,16 +210,11 @@ class RunProgress:
         """Every program's results, in the order of the cases."""
         return [self._row(program) for program in range(len(self._plan.programs))]
 
-    def _ends(self, result: RunResult) -> bool:
-        if self._plan.stop and result.status != "ok":
-            return True
-        return self._plan.end_at_limit and result.status in RUNAWAY
-
     def _row(self, program: int) -> list[RunResult]:
         cases = len(self._plan.calls)
         ran = min(cases, self._last.get(program, cases) + 1)
         row = [self._results[program, case] for case in range(ran)]
-        if ran < cases and not self._plan.stop:
+        if ran < cases:
             said = f"not run: {row[-1].status} on an earlier case\n"
             skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=said.encode())
             row += [skipped] * (cases - ran)
@@ -256,16 +247,13 @@ def _call(case: Case) -> bytes:
 
 
 def split(plan: RunPlan, pairs: Sequence[Pair], parts: int) -> Iterator[list[Pair]]:
-    """`pairs` in about `parts` requests that are not too large, programs unbroken if they stop."""
-    share = math.ceil(len(pairs) / parts) if pairs else 1
+    """`pairs` in about `parts` requests that are not too large."""
+    most = min(_REQUEST_RUNS, math.ceil(len(pairs) / parts))
     request: list[Pair] = []
     size = 0
     for pair in pairs:
         more = plan.size(pair)
-        same_program = bool(request) and request[-1][0] == pair[0]
-        breakable = not (plan.stop and same_program)
-        full = len(request) >= share and breakable
-        if request and (full or len(request) >= _REQUEST_RUNS or size + more > _REQUEST_BYTES):
+        if request and (len(request) >= most or size + more > _REQUEST_BYTES):
             yield request
             request, size = [], 0
         request.append(pair)
@@ -321,12 +309,11 @@ class PooledSandbox:
         cases: Sequence[Case],
         *,
         limits: Limits = DEFAULT_LIMITS,
-        stop_on_failure: bool = False,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
         """Run every program on every case; see `Sandbox.run`."""
         self._check(limits)
-        plan = RunPlan.of(programs, cases, limits, stop=stop_on_failure, end_at_limit=end_at_limit)
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
         progress = RunProgress(plan)
         self._do_all(plan, progress)
         return progress.rows()

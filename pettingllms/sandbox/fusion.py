@@ -144,11 +144,10 @@ class FusionSandbox:
         cases: Sequence[Case],
         *,
         limits: Limits = DEFAULT_LIMITS,
-        stop_on_failure: bool = False,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
         """Run every program on every case; see `Sandbox.run`."""
-        plan = RunPlan.of(programs, cases, limits, stop=stop_on_failure, end_at_limit=end_at_limit)
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
         progress = RunProgress(plan)
         todo = progress.left(progress.pairs())
 

@@ -28,8 +28,8 @@ from pettingllms.sandbox.worker import (
     folders,
     frames,
     isolation,
-    job,
     kernel,
+    process,
     program,
     rootfs,
     seccomp,
@@ -66,7 +66,7 @@ class Options(NamedTuple):
     """The process that the worker ends with, 0 in a container."""
 
 
-def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
+def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
     """Become a worker. Returns in a program's process, with what that has to do."""
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
@@ -94,14 +94,14 @@ def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    streams, claims = _set_the_stage(), job.HintPage()
+    streams, claims = _set_the_stage(), process.HintPage()
     _KEPT.extend((given, options, own, stream, hello, streams, claims))
     gc.collect()
     kernel.trim_heap()
     gc.freeze()
     gc.disable()
     forks = supervisor.start_fork_server(own, claims, streams)
-    if isinstance(forks, program.ProgramProcess):
+    if isinstance(forks, process.ProgramProcess):
         return forks
     gc.enable()
     stream.write(frames.encode(hello))

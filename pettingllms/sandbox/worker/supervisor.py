@@ -21,23 +21,21 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from pettingllms.sandbox.worker import kernel, program
+from pettingllms.sandbox.worker import kernel
 from pettingllms.sandbox.worker.isolation import Bounds, Isolation
-from pettingllms.sandbox.worker.job import (
+from pettingllms.sandbox.worker.process import (
     BROKEN,
     COMPILED,
-    FORBIDDEN,
-    MEMORY,
-    OUTPUT,
-    PROCESSES,
     SET_UP,
     HintPage,
     Job,
     JobSocket,
+    ProgramProcess,
     adopt,
     close_all_but,
     pair,
 )
+from pettingllms.sandbox.worker.program import FORBIDDEN, MEMORY, OUTPUT, PROCESSES, Streams
 
 _REASONS = {
     MEMORY: "memory_limit",
@@ -276,8 +274,8 @@ open would warn, which is a tenth of a small run."""
 
 
 def start_fork_server(
-    isolation: Isolation, hint: HintPage, streams: program.Streams
-) -> ForkServer | program.ProgramProcess:
+    isolation: Isolation, hint: HintPage, streams: Streams
+) -> ForkServer | ProgramProcess:
     """Fork the server. The result is a `ProgramProcess` in the processes that the server forks."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     if kernel.fork():
@@ -287,10 +285,10 @@ def start_fork_server(
     _KEPT.extend((ours, theirs))
     fence = (isolation.fence.ruleset,) if isolation.fence else ()
     close_all_but((theirs.fileno(), isolation.pid_namespace, *fence))
-    return _serve(theirs, program.ProgramProcess(isolation, hint, streams))
+    return _serve(theirs, ProgramProcess(isolation, hint, streams))
 
 
-def _serve(end: _socket.socket, work: program.ProgramProcess) -> program.ProgramProcess:
+def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
     """Fork and wait as asked; returns in each forked process, with what that has to do.
 
     Whatever can be done before a fork is done here, where memory is written to once and not in
