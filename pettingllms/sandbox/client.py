@@ -6,6 +6,7 @@ it so far.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import logging
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import isolation
@@ -35,14 +36,6 @@ from pettingllms.sandbox.workers import ResultRow, WorkerConnection, WorkerLost,
 
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
-
-
-class Worker(Protocol):
-    """Carries out a part of a plan."""
-
-    def kill(self) -> None:
-        """End it at once. Safe from any thread."""
-        ...
 
 
 Pair = tuple[int, int]
@@ -124,7 +117,7 @@ class RunProgress:
         """Program -> case -> bytes that it put out, also where they were dropped."""
         self._totals = dict.fromkeys(self._sizes, 0)
         self._lock = threading.Lock()
-        self._workers: set[Worker] = set()
+        self._workers: set[WorkerConnection] = set()
         self.given_up = False
         """The caller no longer waits for results."""
         for pair in self.pairs():
@@ -177,7 +170,7 @@ class RunProgress:
                 self._note_end((program, case))
 
     @contextlib.contextmanager
-    def worked_on_by(self, worker: Worker) -> Iterator[None]:
+    def worked_on_by(self, worker: WorkerConnection) -> Iterator[None]:
         """Let `give_up` end `worker` while the body runs."""
         with self._lock:
             self._workers.add(worker)
@@ -278,7 +271,39 @@ _ADVICE = (
 )
 
 
-class PooledSandbox:
+class PlannedSandbox(abc.ABC):
+    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
+
+    def run(
+        self,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        end_at_limit: bool = True,
+    ) -> list[list[RunResult]]:
+        """Run every program on every case; see `Sandbox.run`."""
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
+        progress = RunProgress(plan)
+        self._do_all(plan, progress)
+        return progress.rows()
+
+    @abc.abstractmethod
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        """Add the results of all pairs that are left."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what runs; see `Sandbox.close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PooledSandbox(PlannedSandbox):
     """A `Sandbox` whose workers are started by `launch`.
 
     `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
@@ -302,24 +327,6 @@ class PooledSandbox:
         self._where = where
         # Also for callers that never close: at the latest when the interpreter ends.
         self._finalizer = weakref.finalize(self, self._pool.close)
-
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        self._check(limits)
-        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
-        self._do_all(plan, progress)
-        return progress.rows()
-
-    def _check(self, limits: Limits) -> None:
-        """Raise `ConfigError` for limits that this back end cannot offer."""
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -348,12 +355,6 @@ class PooledSandbox:
         self._finalizer()
         if self._threads is not None and self._threads[0] == os.getpid():
             self._threads[1].shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         """Do what is left in one request if it can be, else in several, on as many workers."""
