@@ -169,8 +169,8 @@ LIMITS = (
     Behavior("a fork is a process too many", "import os; os.fork()", ("process_limit",)),
     Behavior(
         "threads end at the process limit",
-        "import threading, time\nthreading.stack_size(1 << 18)\n"
-        "for _ in range(99): threading.Thread(target=time.sleep, args=(0.2,)).start()",
+        "import threading\nthreading.stack_size(1 << 18); e = threading.Event()\n"
+        "for _ in range(99): threading.Thread(target=e.wait, daemon=True).start()",
         ("process_limit",),
     ),
     Behavior(

@@ -73,8 +73,8 @@ BEHAVIORS = (
     ),
     Behavior(
         "thread stacks count as memory",
-        "import threading, time\nthreading.stack_size(1 << 27)\n"
-        "for _ in range(8): threading.Thread(target=time.sleep, args=(0.2,)).start()",
+        "import threading\nthreading.stack_size(1 << 27); e = threading.Event()\n"
+        "for _ in range(8): threading.Thread(target=e.wait, daemon=True).start()",
         ("memory_limit", "process_limit"),
     ),
     Behavior(
