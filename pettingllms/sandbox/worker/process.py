@@ -201,7 +201,7 @@ class ProgramProcess:
         self.isolation = isolation
         self.hint = hint
         self.streams = streams
-        self._fence = (isolation.fence.ruleset,) if isolation.fence is not None else ()
+        self.fence = (isolation.fence.ruleset,) if isolation.fence is not None else ()
 
     def bind(self, bounds: Bounds) -> None:
         """Fix the bounds of the jobs of all processes that are forked from now on."""
@@ -217,7 +217,7 @@ class ProgramProcess:
     def perform(self) -> NoReturn:
         """Confine this process, wait for a job, do it, and exit."""
         try:
-            close_all_but((self.socket.fd, *self._fence))
+            close_all_but((self.socket.fd, *self.fence))
             self.isolation.prepare(self._scratch_options)
             self.isolation.confine(self._limits)
             job = self.socket.receive(self.bounds)

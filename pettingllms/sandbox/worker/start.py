@@ -22,7 +22,7 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import (
     folders,
@@ -49,6 +49,7 @@ PRELOADED = (
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "pettingllms"
 _PENDING_SIGNALS = 1024
+_READY: list[Any] = []
 _KEPT: list[object] = []
 """Objects kept alive so that no process spends time on deallocating them."""
 _ISOLATED = (isolation.NAMESPACES, isolation.LANDLOCK)
@@ -67,7 +68,26 @@ class Options(NamedTuple):
 
 
 def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
-    """Become a worker. Returns in a program's process, with what that has to do."""
+    """Become a worker. Returns in a program's process, with what that has to do.
+
+    What this function holds is written to in every program's process, where it returns.
+    """
+    _READY.extend(_prepare(arguments))
+    if not _READY:
+        return None
+    gc.collect()
+    kernel.trim_heap()
+    gc.freeze()
+    gc.disable()
+    forks = supervisor.start_fork_server(_READY[0])
+    if isinstance(forks, process.ProgramProcess):
+        return forks
+    gc.enable()
+    return _serve(forks, *_READY)
+
+
+def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
+    """Isolate this process; returns the work of program's processes, the stream, and the greeting."""
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
         tuple(given.get("packages", ())),
@@ -89,24 +109,25 @@ def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
         _preload(options)
         if given.get("describe"):
             stream.write(frames.encode({"protocol": PROTOCOL, **rootfs.describe(options.packages)}))
-            return None
+            return ()
         own, hello = _isolate(options)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    streams, claims = _set_the_stage(), process.HintPage()
-    _KEPT.extend((given, options, own, stream, hello, streams, claims))
-    gc.collect()
-    kernel.trim_heap()
-    gc.freeze()
-    gc.disable()
-    forks = supervisor.start_fork_server(own, claims, streams)
-    if isinstance(forks, process.ProgramProcess):
-        return forks
-    gc.enable()
+    work = process.ProgramProcess(own, process.HintPage(), _set_the_stage())
+    return work, stream, hello
+
+
+def _serve(
+    forks: supervisor.ForkServer,
+    work: process.ProgramProcess,
+    stream: frames.Stream,
+    hello: dict[str, object],
+) -> NoReturn:
     stream.write(frames.encode(hello))
+    pool = supervisor.ProcessPool(work.isolation, work.hint, forks, stream.read_fd)
     try:
-        server.serve(stream, supervisor.ProcessPool(own, claims, forks, stream.read_fd))
+        server.serve(stream, pool)
     except (
         frames.FrameError,
         BrokenPipeError,

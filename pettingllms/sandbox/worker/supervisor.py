@@ -35,7 +35,7 @@ from pettingllms.sandbox.worker.process import (
     close_all_but,
     pair,
 )
-from pettingllms.sandbox.worker.program import FORBIDDEN, MEMORY, OUTPUT, PROCESSES, Streams
+from pettingllms.sandbox.worker.program import FORBIDDEN, MEMORY, OUTPUT, PROCESSES
 
 _REASONS = {
     MEMORY: "memory_limit",
@@ -273,19 +273,16 @@ _KEPT: list[object] = []
 open would warn, which is a tenth of a small run."""
 
 
-def start_fork_server(
-    isolation: Isolation, hint: HintPage, streams: Streams
-) -> ForkServer | ProgramProcess:
-    """Fork the server. The result is a `ProgramProcess` in the processes that the server forks."""
+def start_fork_server(work: ProgramProcess) -> ForkServer | ProgramProcess:
+    """Fork the server. The result is `work` in the processes that the server forks."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     if kernel.fork():
         theirs.close()
         return ForkServer(ours)
     kernel.die_with_parent()
     _KEPT.extend((ours, theirs))
-    fence = (isolation.fence.ruleset,) if isolation.fence else ()
-    close_all_but((theirs.fileno(), isolation.pid_namespace, *fence))
-    return _serve(theirs, ProgramProcess(isolation, hint, streams))
+    close_all_but((theirs.fileno(), work.isolation.pid_namespace, *work.fence))
+    return _serve(theirs, work)
 
 
 def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
