@@ -200,7 +200,7 @@ def test_files_beyond_the_limit_end_a_program_without_a_mount(write: str, status
 def processes_below(pid: int) -> list[int]:
     """Running or not yet waited for."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
-    found = []
+    found: list[int] = []
     for file in children:
         with contextlib.suppress(OSError):  # it has just ended
             found += map(int, file.read_text().split())
