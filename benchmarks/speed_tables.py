@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from benchmarks.evidence import Table
+if TYPE_CHECKING:
+    # Not at run time: it imports torch, and a benchmark that forks would measure the size of torch.
+    from benchmarks.evidence import Table
 
 Rows = Sequence[dict[str, Any]]
 

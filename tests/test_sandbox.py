@@ -73,12 +73,6 @@ def test_a_failed_run_does_not_touch_the_others(sandbox: Sandbox):
     assert row[5].exit_code == 7
 
 
-def test_a_program_stops_at_its_first_failure_if_asked(sandbox: Sandbox):
-    cases = [Case("1"), Case("x"), Case("2")]
-    rows = sandbox.run([DOUBLE, "print(input())"], cases, stop_on_failure=True)
-    assert [[result.status for result in row] for row in rows] == [["ok", "error"], ["ok"] * 3]
-
-
 def test_results_say_what_was_used_and_what_held(sandbox: Sandbox):
     [[result]] = sandbox.run(["x = sum(range(10**6)); y = bytearray(60 << 20)"], [Case()])
     assert 0.001 < result.cpu_s < 5
@@ -88,10 +82,10 @@ def test_results_say_what_was_used_and_what_held(sandbox: Sandbox):
 
 
 def test_each_of_several_runs_has_a_cpu_limit_of_its_own(sandbox: Sandbox):
-    burn = "import time\nend = time.process_time() + 0.2\nwhile time.process_time() < end: pass"
-    [row] = sandbox.run([burn], [Case()] * 4, limits=SHORT)
+    burn = "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass"
+    [row] = sandbox.run([burn], [Case()] * 4, limits=Limits(cpu_s=0.6))
     assert [result.status for result in row] == ["ok"] * 4
-    assert all(0.1 < result.cpu_s < 0.3 for result in row)
+    assert all(0.2 < result.cpu_s < 0.6 for result in row)
 
 
 def test_the_functions_of_a_case_are_called_with_their_arguments(sandbox: Sandbox):

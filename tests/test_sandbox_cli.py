@@ -12,7 +12,7 @@ import pytest
 
 from pettingllms.cli.sandbox import _parser, main
 from pettingllms.sandbox import isolation
-from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
+from pettingllms.sandbox.selfcheck import GROUPS, Behavior
 
 
 @pytest.fixture
@@ -141,7 +141,7 @@ def test_check_counts_by_group_and_names_what_is_wrong(
     said = capfd.readouterr().out
     assert all(f"{group}" in said for group in GROUPS)
     assert "seccomp" in said
-    monkeypatch.setitem(GROUPS, "honest", (Behaviour("is two", "print(1)", stdout="2\n"),))
+    monkeypatch.setitem(GROUPS, "honest", (Behavior("is two", "print(1)", stdout="2\n"),))
     assert main(["check"]) == 1
     assert "FAILED   honest: is two: printed '1\\n', expected '2\\n'" in capfd.readouterr().out
 

@@ -23,15 +23,13 @@ from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, docker, docker_image
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.docker import ContainerChannel, DockerSandbox
-from pettingllms.sandbox.selfcheck import GROUPS, Behaviour
+from pettingllms.sandbox.selfcheck import GROUPS, Behavior
 from pettingllms.sandbox.workers import WorkerConnection
 from tests import engine as engines
-from tests import honest_programs
+from tests.behaviors import ALL
 
 pytestmark = [pytest.mark.docker, pytest.mark.timeout(180)]
 
-ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
-ALL += [("programs", behaviour) for behaviour in honest_programs.BEHAVIOURS]
 SLEEP = "import time; time.sleep(0.4); print('done')"
 PROBE = (Path(__file__).parent / "container_probe.py").read_text()
 
@@ -88,9 +86,9 @@ def eventually(condition: Callable[[], bool]) -> bool:
     return False
 
 
-@pytest.mark.parametrize(("group", "behaviour"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
-def test_behaviour(sandbox: DockerSandbox, group: str, behaviour: Behaviour):
-    assert behaviour.check(sandbox) == ""
+@pytest.mark.parametrize(("group", "behavior"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
+def test_behavior(sandbox: DockerSandbox, group: str, behavior: Behavior):
+    assert behavior.check(sandbox) == ""
 
 
 def test_programs_are_in_namespaces_inside_the_container(sandbox: DockerSandbox):

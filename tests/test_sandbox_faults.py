@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,10 +22,11 @@ from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
 from tests.kernel import needs_namespaces
+from tests.processes import alive, descendants, eventually, running
 
 pytestmark = needs_namespaces
 
-SLEEP = "import time; time.sleep(0.3); print('done')"
+SLEEP = "import time; time.sleep(1.0); print('done')"
 
 
 @pytest.fixture
@@ -40,39 +40,6 @@ def only_worker(sandbox: PooledSandbox) -> ProcessChannel:
     [link] = sandbox._pool._all
     assert isinstance(link.channel, ProcessChannel)
     return link.channel
-
-
-def descendants(pid: int) -> list[int]:
-    """Processes below `pid`, and itself."""
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [pid, *(grandchild for child in children for grandchild in descendants(int(child)))]
-
-
-def running(pid: int) -> list[int]:
-    """Processes below `pid` that run a program: they are filtered, the others are not yet."""
-    found = []
-    for child in descendants(pid):
-        with contextlib.suppress(OSError):
-            if "Seccomp:\t2" in Path(f"/proc/{child}/status").read_text():
-                found.append(child)
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except OSError:
-        return False
-    return state != "Z"
-
-
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[Any]]:
@@ -92,13 +59,13 @@ def in_background(work: Callable[[], object]) -> tuple[threading.Thread, list[An
 @pytest.mark.parametrize("depth", [0, 1, 2])
 def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth: int):
     first = only_worker(sandbox)
-    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 3)[0])
+    thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()] * 2)[0])
     assert eventually(lambda: bool(running(first.pid)))
     os.kill(descendants(first.pid)[depth], signal.SIGKILL)
-    thread.join(20)
+    thread.join(50)
     [row] = said
-    assert [result.status for result in row] == ["ok"] * 3
-    assert [result.stdout for result in row] == ["done\n"] * 3
+    assert [result.status for result in row] == ["ok"] * 2
+    assert [result.stdout for result in row] == ["done\n"] * 2
     assert only_worker(sandbox) is not first
 
 
@@ -123,9 +90,9 @@ sys.stdin.read()
 
 def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
     thread, said = in_background(lambda: sandbox.run([SLEEP], [Case()])[0])
-    assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
-    os.kill(running(only_worker(sandbox).pid)[0], signal.SIGKILL)
-    thread.join(20)
+    [pid] = eventually(lambda: running(only_worker(sandbox).pid))
+    os.kill(pid, signal.SIGKILL)
+    thread.join(50)
     [[result]] = said
     assert (result.status, result.stdout) == ("ok", "done\n")
 
@@ -213,7 +180,7 @@ def test_closing_ends_runs_in_progress(sandbox: PooledSandbox):
     thread, said = in_background(lambda: sandbox.run(["import time; time.sleep(9)"], [Case()]))
     assert eventually(lambda: bool(running(only_worker(sandbox).pid)))
     sandbox.close()
-    thread.join(5)
+    thread.join(50)
     assert isinstance(said[0], SandboxUnavailable)
 
 
@@ -223,7 +190,8 @@ def test_runs_leave_no_descriptors_or_processes_in_the_worker(sandbox: PooledSan
     def held() -> int:
         return len(list(Path(f"/proc/{worker}/fd").iterdir()))
 
-    # The worker tidies up after its reply.
+    # The worker tidies up, and has the next process made, after its reply.
+    assert eventually(lambda: len(descendants(only_worker(sandbox).pid)) == 4)
     before = held()
     programs = ["print(1)", "1/0", "import os; os.abort()", "while True: pass"]
     sandbox.run(programs, [Case("a"), Case()], limits=Limits(cpu_s=0.02))

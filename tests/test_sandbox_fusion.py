@@ -159,10 +159,8 @@ def test_a_function_finds_the_names_that_puzzles_take_for_granted(stub):
 def test_a_program_that_breaks_its_limit_is_not_run_on_later_cases(stub):
     with FusionSandbox(stub.url, 1) as sandbox:
         [row] = sandbox.run(["while True: pass"], [Case()] * 3, limits=Limits(wall_s=0.5))
-        [short] = sandbox.run(["1/0"], [Case()] * 3, limits=LIMITS, stop_on_failure=True)
     assert [result.status for result in row] == ["wall_limit"] * 3
-    assert len(short) == 1
-    assert len(stub.bodies) == 2
+    assert len(stub.bodies) == 1
 
 
 @pytest.mark.parametrize(
@@ -246,15 +244,14 @@ BAD = {
 @pytest.mark.parametrize("how", BAD)
 def test_a_failing_service_is_never_a_score(stub, how):
     stub.misbehave = BAD[how]
-    begun = time.monotonic()
     with client(stub) as sandbox, pytest.raises(SandboxUnavailable, match="failed 4 times"):
         sandbox.run(["print(42)"], [Case()], limits=Limits(wall_s=0.3, output_kib=16))
-    assert time.monotonic() - begun < 20
 
 
 @pytest.mark.parametrize("how", BAD)
 def test_a_service_that_recovers_is_asked_again(stub, how):
-    stub.misbehave = lambda handler, number: number < 3 and BAD[how](handler, number)
+    good = replies(GOOD)  # a Python of the stub's own may start slowly
+    stub.misbehave = lambda handler, number: (BAD[how] if number < 3 else good)(handler, number)
     with client(stub) as sandbox:
         [[result]] = sandbox.run(["print(42)"], [Case()], limits=Limits(wall_s=1.5, output_kib=16))
     assert (result.status, result.stdout) == ("ok", "42\n")

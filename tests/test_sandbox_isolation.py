@@ -106,3 +106,25 @@ def test_a_run_on_a_weaker_machine_says_so_or_is_refused_before_anything_is_writ
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             train(settings(tmp_path / "full", require_isolation="full"))
     assert not (tmp_path / "full").exists()
+
+
+FENCED = """
+import os
+os.mkdir("/tmp/a")
+open("/tmp/x", "w").write(input())
+os.rename("/tmp/x", "/tmp/a/y")
+print(open("/tmp/a/y").read())
+try: print(len(os.listdir("/")) > 0)
+except PermissionError: print("fenced")
+"""
+
+
+def test_one_landlock_ruleset_fences_every_run_and_leaves_each_its_own_folder():
+    """It is made once, before the mounts of the runs; nothing else forbids to list the root."""
+    cases = [Case(str(n)) for n in range(3)]
+    with EmbeddedSandbox(1) as sandbox:
+        [row] = sandbox.run([FENCED], cases)
+    assert [result.stdout for result in row] == [f"{n}\nfenced\n" for n in range(3)]
+    with EmbeddedSandbox(1, without=("landlock",)) as sandbox:
+        [[result]] = sandbox.run([FENCED], cases[:1])
+    assert result.stdout == "0\nTrue\n"

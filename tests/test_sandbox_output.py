@@ -37,13 +37,13 @@ RESULTS = st.lists(
 )
 
 
-@given(RESULTS, RESULTS, st.booleans(), st.booleans(), st.randoms())
-def test_what_is_dropped_depends_on_no_order(first, second, stop, end, rng):
+@given(RESULTS, RESULTS, st.booleans(), st.randoms())
+def test_what_is_dropped_depends_on_no_order(first, second, end, rng):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(client_module, "MAX_OUTPUT_BYTES", 100)
         runs = [first[: len(second)], second[: len(first)]]
-        in_order = play(runs, stop, end, sorted)
-        assert play(runs, stop, end, lambda pairs: rng.sample(pairs, len(pairs))) == in_order
+        in_order = play(runs, end, sorted)
+        assert play(runs, end, lambda pairs: rng.sample(pairs, len(pairs))) == in_order
         for row, given_row in zip(in_order, runs, strict=True):
             kept = 0
             for (status, size), shown in zip(given_row, row, strict=False):
@@ -57,9 +57,9 @@ def test_what_is_dropped_depends_on_no_order(first, second, stop, end, rng):
                 )
 
 
-def play(runs: Sequence[Sequence[tuple[str, int]]], stop: bool, end: bool, arrange):
+def play(runs: Sequence[Sequence[tuple[str, int]]], end: bool, arrange):
     cases = [Case()] * len(runs[0])
-    order = RunPlan.of(["a", "b"], cases, Limits(), stop=stop, end_at_limit=end)
+    order = RunPlan.of(["a", "b"], cases, Limits(), end_at_limit=end)
     progress = RunProgress(order)
     for program, case in arrange(progress.pairs()):
         if (program, case) in progress.left([(program, case)]):

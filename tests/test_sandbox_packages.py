@@ -51,11 +51,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root / "v" / "bin" / "python"
 
 
-def says(python: Path, packages: Sequence[str], programs: Sequence[str]) -> list[str]:
+def says(
+    python: Path, packages: Sequence[str], programs: Sequence[str], **variables: str
+) -> list[str]:
     command = (str(python), *FLAGS, str(WORKER_MAIN), json.dumps({"packages": list(packages)}))
-    order = RunPlan.of(programs, [Case()], Limits(), stop=False, end_at_limit=True)
+    environment = {**ENVIRONMENT, **variables}
+    order = RunPlan.of(programs, [Case()], Limits(), end_at_limit=True)
     request = order.request([(number, 0) for number in range(len(programs))])
-    with contextlib.closing(WorkerConnection(ProcessChannel(command, ENVIRONMENT))) as link:
+    with contextlib.closing(WorkerConnection(ProcessChannel(command, environment))) as link:
         rows = list(link.ask(*request, wall_s=30.0))
     return [(row.stdout or row.stderr).decode().strip() for row in rows]
 
@@ -89,3 +92,39 @@ def test_without_packages_no_site_is_looked_at(environment: Path):
 def test_a_package_that_no_site_has_is_named(environment: Path):
     with pytest.raises(WorkerLost, match="no_such_package"):
         says(environment, ["no_such_package"], ["1"])
+
+
+def test_a_package_in_the_users_own_folder_is_found(tmp_path_factory: pytest.TempPathFactory):
+    home = tmp_path_factory.mktemp("home")
+    version = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    package(home / ".local" / "lib" / version / "site-packages", "mine")
+    for folder in (home, *home.rglob("*")):
+        folder.chmod(0o755)
+    base = Path(sys.executable).resolve()  # a virtual environment does not look there
+    [text, beside] = says(
+        base, ["mine"], [PROGRAM.format(name="mine"), "import pip"], HOME=str(home)
+    )
+    assert text == "site-packages 1"
+    assert beside.endswith("No module named 'pip'")
+
+
+SYSTEM = Path("/usr/bin/python3")
+DEBIAN = Path("/usr/lib/python3/dist-packages")
+
+
+def debian_package() -> str:
+    """A package that the distribution has installed for its own Python, of modules alone."""
+    pure = sorted(file.parent.name for file in DEBIAN.glob("[a-z]*/__init__.py"))
+    for name in pure:
+        code = f"import sys; assert sys.version_info >= (3, 11); import {name}"
+        command = [str(SYSTEM), "-s", "-W", "error", "-c", code]
+        if subprocess.run(command, capture_output=True, check=False).returncode == 0:
+            return name
+    pytest.skip("there is no Debian's Python 3.11 or later with a package of its own")
+
+
+def test_a_package_of_the_distribution_is_found():
+    name = debian_package()
+    program = f"import {name}; print({name}.__file__)"
+    [text] = says(SYSTEM, [name], [program])
+    assert text == str(DEBIAN / name / "__init__.py")

@@ -84,7 +84,7 @@ def test_a_list_of_several_requests_costs_the_limit_once_as_well(one: PooledSand
 def test_a_sleeper_costs_its_wall_limit_once(one: PooledSandbox):
     [row] = one.run([SLEEP], CASES, limits=Limits(wall_s=0.3))
     assert [result.status for result in row] == ["wall_limit"] * 6
-    assert sum(result.wall_s for result in row) < 0.6
+    assert [result.isolation == "not run" for result in row] == [False] + [True] * 5
 
 
 def test_the_results_depend_on_the_order_of_the_cases_alone(two: PooledSandbox):
@@ -107,8 +107,3 @@ def test_other_failures_end_nothing(one: PooledSandbox):
     program = "import os\nn = int(input())\nif n == 0: os.abort()\nif n == 1: x = bytes(1 << 40)\nprint(n)"
     [row] = one.run([program], CASES[:3])
     assert [result.status for result in row] == ["killed", "memory_limit", "ok"]
-
-
-def test_stopping_at_the_first_failure_leaves_no_more_results(one: PooledSandbox):
-    [row] = one.run([LOOP_FROM_2], CASES, limits=SHORT, stop_on_failure=True)
-    assert [result.status for result in row] == ["ok", "ok", "cpu_limit"]

@@ -5,22 +5,21 @@ Everything that could delete runs in a mount namespace of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import stat
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pettingllms.sandbox import Case, Limits
-from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.scratch import ScratchFolder, remove_leftovers
+from pettingllms.sandbox.embedded import EmbeddedSandbox, ScratchFolder, remove_leftovers
 from pettingllms.sandbox.worker import folders
 from tests.kernel import needs_namespaces
 from tests.private_tmp import in_private_tmp
+from tests.processes import eventually
 
 pytestmark = needs_namespaces
 
@@ -43,7 +42,7 @@ for n in range({count}):
     fd = os.open(str(n), os.O_CREAT | os.O_RDWR)
     os.unlink(str(n))
     os.write(fd, bytes(1 << 20))
-time.sleep(0.5)
+time.sleep({seconds})
 """
 ALIVE = "alive ['canary']\n"
 
@@ -159,7 +158,7 @@ import os
 from pathlib import Path
 from pettingllms.sandbox import Case, Limits
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.scratch import ScratchFolder, remove_leftovers
+from pettingllms.sandbox.embedded import ScratchFolder, remove_leftovers
 folder = ScratchFolder()
 pid = os.fork()
 if pid == 0:
@@ -187,8 +186,8 @@ folder.remove()
         ("for n in range(100): open(str(n), 'wb').write(bytes(1 << 20))", "output_limit"),
         ("for n in range(2000): open(str(n), 'w').close()", "output_limit"),
         ("for n in range(9): open(str(n), 'wb').write(bytes(1 << 20))", "output_limit"),
-        (KEEP_DELETED.format(count=3), "ok"),
-        (KEEP_DELETED.format(count=40), "output_limit"),
+        (KEEP_DELETED.format(count=3, seconds=0.5), "ok"),
+        (KEEP_DELETED.format(count=40, seconds=12), "output_limit"),
     ],
 )
 def test_files_beyond_the_limit_end_a_program_without_a_mount(write: str, status: str):
@@ -198,19 +197,13 @@ def test_files_beyond_the_limit_end_a_program_without_a_mount(write: str, status
     assert rows[1][0].stdout == "[]\n"
 
 
-def eventually(condition: Callable[[], bool]) -> bool:
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        if condition():
-            return True
-        time.sleep(0.01)
-    return False
-
-
 def processes_below(pid: int) -> list[int]:
     """Running or not yet waited for."""
     children = Path(f"/proc/{pid}/task").glob("*/children")
-    found = [int(child) for file in children for child in file.read_text().split()]
+    found: list[int] = []
+    for file in children:
+        with contextlib.suppress(OSError):  # it has just ended
+            found += map(int, file.read_text().split())
     return [each for child in found for each in (child, *processes_below(child))]
 
 

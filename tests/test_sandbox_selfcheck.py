@@ -1,4 +1,4 @@
-"""The self-check on the embedded back end: every behaviour is a test of its own."""
+"""The self-check on the embedded back end: every behavior is a test of its own."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import pytest
 
 from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.selfcheck import GROUPS, Behaviour, isolation, leftovers, self_check
+from pettingllms.sandbox.selfcheck import (
+    GROUPS,
+    LEAVE_SECRET,
+    SEARCH_MEMORY,
+    Behavior,
+    self_check,
+)
 from pettingllms.sandbox.types import Sandbox
-from tests import honest_programs
+from tests.behaviors import ALL, ATTACKS
 from tests.kernel import needs_namespaces
 from tests.private_tmp import in_private_tmp
 
 pytestmark = needs_namespaces
-
-ALL = [(group, behaviour) for group, behaviours in GROUPS.items() for behaviour in behaviours]
-ALL += [("programs", behaviour) for behaviour in honest_programs.BEHAVIOURS]
 
 
 @pytest.fixture(scope="module")
@@ -27,19 +30,19 @@ def sandbox() -> Iterator[Sandbox]:
         yield sandbox
 
 
-@pytest.mark.parametrize(("group", "behaviour"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
-def test_behaviour(sandbox: Sandbox, group: str, behaviour: Behaviour):
-    assert behaviour.check(sandbox) == ""
+@pytest.mark.parametrize(("group", "behavior"), ALL, ids=[f"{g}: {b.name}" for g, b in ALL])
+def test_behavior(sandbox: Sandbox, group: str, behavior: Behavior):
+    assert behavior.check(sandbox) == ""
 
 
-def test_there_are_enough_behaviours_with_names_of_their_own():
-    names = [behaviour.name for _, behaviour in ALL]
-    assert len(names) >= 60
+def test_there_are_enough_behaviors_with_names_of_their_own():
+    names = [behavior.name for _, behavior in ALL]
+    assert len(names) >= 240
     assert len(set(names)) == len(names)
 
 
 def test_the_search_of_memory_finds_what_is_there(sandbox: Sandbox):
-    [[searched]] = sandbox.run([f"{leftovers.LEAVE_SECRET}\n{leftovers.SEARCH_MEMORY}"], [Case()])
+    [[searched]] = sandbox.run([f"{LEAVE_SECRET}\n{SEARCH_MEMORY}"], [Case()])
     assert searched.stdout.endswith("True True\n")
 
 
@@ -47,12 +50,12 @@ def test_a_complaint_is_made_where_nothing_is_isolated():
     # These attacks succeed, and two of them leave a link in /tmp.
     code = """
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.selfcheck import isolation
+from pettingllms.sandbox.selfcheck import ISOLATION
 layers = ("namespaces", "landlock", "seccomp")
 with EmbeddedSandbox(1, without=layers, allow_unsafe=True) as unsafe:
-    for behaviour in isolation.BEHAVIOURS[:12]:
-        if behaviour.check(unsafe):
-            print(behaviour.name)
+    for behavior in ISOLATION[:12]:
+        if behavior.check(unsafe):
+            print(behavior.name)
 """
     before = set(Path("/tmp").iterdir())
     complaints = in_private_tmp(code).splitlines()
@@ -63,7 +66,7 @@ with EmbeddedSandbox(1, without=layers, allow_unsafe=True) as unsafe:
 
 def test_landlock_and_seccomp_alone_withstand_every_attack():
     with EmbeddedSandbox(1, without=("namespaces",)) as sandbox:
-        complaints = {b.name: b.check(sandbox) for b in isolation.BEHAVIOURS}
+        complaints = {b.name: b.check(sandbox) for b in ATTACKS}
         [[result]] = sandbox.run(["print(1)"], [Case()])
     assert result.isolation == "landlock+seccomp"
     assert {name: text for name, text in complaints.items() if text} == {}
@@ -82,7 +85,7 @@ def test_a_scratch_folder_is_emptied_however_deep_it_is():
 
 def test_namespaces_and_seccomp_alone_withstand_every_attack():
     with EmbeddedSandbox(1, without=("landlock",)) as sandbox:
-        complaints = {b.name: b.check(sandbox) for b in isolation.BEHAVIOURS}
+        complaints = {b.name: b.check(sandbox) for b in ATTACKS}
     assert {name: text for name, text in complaints.items() if text} == {}
 
 

@@ -17,7 +17,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult, SandboxSettings, open_sandbox
 from pettingllms.sandbox.settings import BACKENDS
 
-_MARKS = {"ok": "ok     ", "missing": "MISSING", "unknown": "?      "}
+_MARKS = {"ok": "ok     ", "missing": "MISSING"}
 
 
 _LIMITS = {
@@ -164,7 +164,7 @@ def _names(text: str) -> tuple[str, ...]:
 
 
 def _doctor(_: argparse.Namespace) -> int:
-    from pettingllms.sandbox.doctor import diagnose
+    from pettingllms.sandbox.isolation import diagnose
 
     usable = False
     for finding in diagnose():

@@ -41,8 +41,8 @@ from pettingllms.data.grammar import Composition
 from pettingllms.data.rows import Row, RowError, checked_text, label, shown, text
 from pettingllms.data.splits import Split
 from pettingllms.errors import ConfigError, DatasetError
+from pettingllms.grading.outputs import same_output, same_value
 from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, SandboxSettings
-from pettingllms.sandbox.compare import same_output, same_value
 
 HIDDEN_TESTS = 6
 MUTANTS = 6

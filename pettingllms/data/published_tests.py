@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 from pettingllms.data.rows import RowError, UnsupportedRow
-from pettingllms.sandbox.compare import TOLERANCE
+from pettingllms.grading.outputs import TOLERANCE
 
 _SUMS: dict[type[ast.operator], Callable[[float, float], float]] = {
     ast.Add: operator.add,

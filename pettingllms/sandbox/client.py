@@ -6,6 +6,7 @@ it so far.
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import json
 import logging
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, Self, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import isolation
@@ -37,14 +38,6 @@ _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
 
 
-class Worker(Protocol):
-    """Carries out a part of a plan."""
-
-    def kill(self) -> None:
-        """End it at once. Safe from any thread."""
-        ...
-
-
 Pair = tuple[int, int]
 """A program's and a case's number."""
 
@@ -57,7 +50,6 @@ class RunPlan:
     calls: tuple[bytes, ...]
     stdins: tuple[bytes, ...]
     limits: Limits
-    stop: bool
     end_at_limit: bool
 
     @classmethod
@@ -67,7 +59,6 @@ class RunPlan:
         cases: Sequence[Case],
         limits: Limits,
         *,
-        stop: bool,
         end_at_limit: bool,
     ) -> RunPlan:
         """The plan for these texts, as bytes."""
@@ -76,7 +67,6 @@ class RunPlan:
             tuple(map(_call, cases)),
             tuple(_encode(case.stdin) for case in cases),
             limits,
-            stop,
             end_at_limit,
         )
 
@@ -95,7 +85,6 @@ class RunPlan:
             "calls": [len(text) for text in calls],
             "stdins": [len(text) for text in stdins],
             "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
-            "stop": self.stop,
             "end": self.end_at_limit,
             "limits": {
                 "cpu_ms": math.ceil(limits.cpu_s * 1000),
@@ -128,7 +117,7 @@ class RunProgress:
         """Program -> case -> bytes that it put out, also where they were dropped."""
         self._totals = dict.fromkeys(self._sizes, 0)
         self._lock = threading.Lock()
-        self._workers: set[Worker] = set()
+        self._workers: set[WorkerConnection] = set()
         self.given_up = False
         """The caller no longer waits for results."""
         for pair in self.pairs():
@@ -152,7 +141,7 @@ class RunProgress:
 
     def _note_end(self, pair: Pair) -> None:
         program, case = pair
-        if self._ends(self._results[pair]):
+        if self._plan.end_at_limit and self._results[pair].status in RUNAWAY:
             self._last[program] = min(case, self._last.get(program, case))
 
     def _drop_excess(self, changed: Pair) -> None:
@@ -181,7 +170,7 @@ class RunProgress:
                 self._note_end((program, case))
 
     @contextlib.contextmanager
-    def worked_on_by(self, worker: Worker) -> Iterator[None]:
+    def worked_on_by(self, worker: WorkerConnection) -> Iterator[None]:
         """Let `give_up` end `worker` while the body runs."""
         with self._lock:
             self._workers.add(worker)
@@ -214,16 +203,11 @@ class RunProgress:
         """Every program's results, in the order of the cases."""
         return [self._row(program) for program in range(len(self._plan.programs))]
 
-    def _ends(self, result: RunResult) -> bool:
-        if self._plan.stop and result.status != "ok":
-            return True
-        return self._plan.end_at_limit and result.status in RUNAWAY
-
     def _row(self, program: int) -> list[RunResult]:
         cases = len(self._plan.calls)
         ran = min(cases, self._last.get(program, cases) + 1)
         row = [self._results[program, case] for case in range(ran)]
-        if ran < cases and not self._plan.stop:
+        if ran < cases:
             said = f"not run: {row[-1].status} on an earlier case\n"
             skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=said.encode())
             row += [skipped] * (cases - ran)
@@ -256,16 +240,13 @@ def _call(case: Case) -> bytes:
 
 
 def split(plan: RunPlan, pairs: Sequence[Pair], parts: int) -> Iterator[list[Pair]]:
-    """`pairs` in about `parts` requests that are not too large, programs unbroken if they stop."""
-    share = math.ceil(len(pairs) / parts) if pairs else 1
+    """`pairs` in about `parts` requests that are not too large."""
+    most = min(_REQUEST_RUNS, math.ceil(len(pairs) / parts))
     request: list[Pair] = []
     size = 0
     for pair in pairs:
         more = plan.size(pair)
-        same_program = bool(request) and request[-1][0] == pair[0]
-        breakable = not (plan.stop and same_program)
-        full = len(request) >= share and breakable
-        if request and (full or len(request) >= _REQUEST_RUNS or size + more > _REQUEST_BYTES):
+        if request and (len(request) >= most or size + more > _REQUEST_BYTES):
             yield request
             request, size = [], 0
         request.append(pair)
@@ -290,7 +271,39 @@ _ADVICE = (
 )
 
 
-class PooledSandbox:
+class PlannedSandbox(abc.ABC):
+    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
+
+    def run(
+        self,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        end_at_limit: bool = True,
+    ) -> list[list[RunResult]]:
+        """Run every program on every case; see `Sandbox.run`."""
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
+        progress = RunProgress(plan)
+        self._do_all(plan, progress)
+        return progress.rows()
+
+    @abc.abstractmethod
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        """Add the results of all pairs that are left."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what runs; see `Sandbox.close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class PooledSandbox(PlannedSandbox):
     """A `Sandbox` whose workers are started by `launch`.
 
     `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
@@ -314,25 +327,6 @@ class PooledSandbox:
         self._where = where
         # Also for callers that never close: at the latest when the interpreter ends.
         self._finalizer = weakref.finalize(self, self._pool.close)
-
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        stop_on_failure: bool = False,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        self._check(limits)
-        plan = RunPlan.of(programs, cases, limits, stop=stop_on_failure, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
-        self._do_all(plan, progress)
-        return progress.rows()
-
-    def _check(self, limits: Limits) -> None:
-        """Raise `ConfigError` for limits that this back end cannot offer."""
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -361,12 +355,6 @@ class PooledSandbox:
         self._finalizer()
         if self._threads is not None and self._threads[0] == os.getpid():
             self._threads[1].shutdown(wait=True, cancel_futures=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         """Do what is left in one request if it can be, else in several, on as many workers."""

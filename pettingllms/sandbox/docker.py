@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
-from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.client import PooledSandbox, RunPlan, RunProgress
 from pettingllms.sandbox.docker_image import image_name
 from pettingllms.sandbox.docker_streams import AttachedStream, plain_end
 from pettingllms.sandbox.embedded import usable_cores
@@ -240,13 +240,14 @@ class DockerSandbox(PooledSandbox):
             age_s=age_s,
         )
 
-    def _check(self, limits: Limits) -> None:
-        wanted = _needed_mib(limits)
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        wanted = _needed_mib(plan.limits)
         if wanted > self._memory_mib:
             raise ConfigError(
-                f"a run that may use {limits.memory_mib} MiB needs a container of {wanted} MiB, "
+                f"a run that may use {plan.limits.memory_mib} MiB needs a container of {wanted} MiB, "
                 f"these have {self._memory_mib}; open the sandbox with a larger memory_mib"
             )
+        super()._do_all(plan, progress)
 
 
 def memory_for(limits: Limits) -> int:

@@ -18,14 +18,13 @@ import json
 import secrets
 import socket
 import threading
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.sandbox.client import Pair, RunPlan, RunProgress
-from pettingllms.sandbox.types import DEFAULT_LIMITS, Case, Limits, RunResult, Status
+from pettingllms.sandbox.client import Pair, PlannedSandbox, RunPlan, RunProgress
+from pettingllms.sandbox.types import DEFAULT_LIMITS, Limits, RunResult, Status
 
 WORKERS = 8
 """Requests at the same time, by default."""
@@ -110,7 +109,7 @@ class ServiceAddress(NamedTuple):
         return cls(secure, parts.hostname, port or (443 if secure else 80), parts.path.rstrip("/"))
 
 
-class FusionSandbox:
+class FusionSandbox(PlannedSandbox):
     """Runs programs on a SandboxFusion service.
 
     Args:
@@ -138,24 +137,12 @@ class FusionSandbox:
         """The only known layer of isolation: the service."""
         return ("fusion",)
 
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        stop_on_failure: bool = False,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        plan = RunPlan.of(programs, cases, limits, stop=stop_on_failure, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         todo = progress.left(progress.pairs())
 
         def do(pair: Pair) -> None:
             if progress.left([pair]):
-                program, case = pair
-                progress.add(pair, self._result(programs[program], cases[case], limits))
+                progress.add(pair, self._result(plan, pair))
 
         with ThreadPoolExecutor(min(self._workers, len(todo)) or 1, "fusion") as threads:
             futures = [threads.submit(do, pair) for pair in todo]
@@ -164,29 +151,28 @@ class FusionSandbox:
                     future.result()
             finally:
                 threads.shutdown(wait=False, cancel_futures=True)
-        return progress.rows()
 
     def close(self) -> None:
         """Refuse further runs."""
         self._closed.set()
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def _result(self, program: str, case: Case, limits: Limits) -> RunResult:
+    def _result(self, plan: RunPlan, pair: Pair) -> RunResult:
         """One run, repeated until the service gives an answer about the program."""
-        mark = secrets.token_hex(16)
-        source = program if case.function is None else _call(program, case, mark)
-        if not (_is_utf8(source) and _is_utf8(case.stdin)):
+        program, case = pair
+        call, limits = plan.calls[case], plan.limits
+        try:
+            source, stdin = plan.programs[program].decode(), plan.stdins[case].decode()
+        except UnicodeDecodeError:
             said = b"the program or its input is not text in UTF-8\n"
             return _made("error", b"", said, 1, 0.0, None)
+        mark = secrets.token_hex(16) if call else None
+        if mark is not None:
+            name, args = json.loads(call)
+            source = _CALL.format(source=source, name=name, args=args, mark=mark)
         body = {
             "code": source,
             "language": "python",
-            "stdin": case.stdin,
+            "stdin": stdin,
             "run_timeout": limits.wall_s,
             "memory_limit_MB": limits.memory_mib,
         }
@@ -197,7 +183,7 @@ class FusionSandbox:
             if self._closed.is_set():
                 raise SandboxUnavailable("the sandbox is closed; open another one")
             try:
-                return _read(self._post(body, limits), mark if case.function else None, limits)
+                return _read(self._post(body, limits), mark, limits)
             except _ServiceTrouble as error:
                 trouble = error
         if isinstance(trouble, _TooLarge) and self._answers():
@@ -261,18 +247,6 @@ class FusionSandbox:
 def _cut(connected: socket.socket) -> None:
     with contextlib.suppress(OSError):
         connected.shutdown(socket.SHUT_RDWR)
-
-
-def _call(program: str, case: Case, mark: str) -> str:
-    return _CALL.format(source=program, name=case.function, args=case.args, mark=mark)
-
-
-def _is_utf8(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _read(reply: Any, mark: str | None, limits: Limits) -> RunResult:

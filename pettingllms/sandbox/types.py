@@ -149,15 +149,12 @@ class Sandbox(Protocol):
         cases: Sequence[Case],
         *,
         limits: Limits = DEFAULT_LIMITS,
-        stop_on_failure: bool = False,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
         """Run every program on every case; `result[p][c]`.
 
         Every pair has a process of its own, which inherits nothing of any other run, so that the
         order and company of the pairs make no difference to what they do.
-
-        With `stop_on_failure`, a program's first status other than `ok` ends its list.
 
         With `end_at_limit`, a program that breaks its CPU or wall limit is not run on its later
         cases: an endless loop costs its limit once, not once a case (where the runs are spread, at

@@ -24,7 +24,6 @@ from typing import IO, Any, Protocol, TypeVar
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import isolation
-from pettingllms.sandbox.scratch import ScratchFolder
 from pettingllms.sandbox.types import STATUSES
 from pettingllms.sandbox.worker import frames
 
@@ -115,20 +114,20 @@ class ProcessChannel:
     Args:
         command: program and arguments.
         environment: all of its environment variables.
-        folder: the scratch folder that goes with the worker.
+        at_end: called once the worker is gone, perhaps more than once.
 
     Raises:
-        WorkerLost: it cannot be started; the folder is removed.
+        WorkerLost: it cannot be started.
     """
 
     def __init__(
         self,
         command: Sequence[str],
         environment: Mapping[str, str],
-        folder: ScratchFolder | None = None,
+        at_end: Callable[[], None] = lambda: None,
     ) -> None:
         self._owner = os.getpid()
-        self._folder = folder
+        self._at_end = at_end
         self._notes: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the channel
         try:
             self._process = _starter().do(
@@ -146,7 +145,7 @@ class ProcessChannel:
             )
         except OSError as error:
             self._notes.close()
-            self.drop_folder()
+            at_end()
             raise WorkerLost(f"cannot start {command[0]}: {error}") from error
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -173,13 +172,7 @@ class ProcessChannel:
         else:
             # A forked process owns no worker; this only keeps Popen from looking for it.
             self._process.returncode = 0
-
-        self.drop_folder()
-
-    def drop_folder(self) -> None:
-        """Remove the scratch folder, if there still is one."""
-        if self._folder is not None:
-            self._folder.remove()
+        self._at_end()
 
     def notes(self) -> str:
         """See `Channel.notes`."""

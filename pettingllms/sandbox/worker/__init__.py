@@ -11,8 +11,8 @@ output.
     frames      what travels: a header of numbers, then raw bytes
     server      reads requests, answers with results; texts go from descriptor to descriptor
     supervisor  has processes forked, watches them, decides the status of every run
-    job         one run, the socket through which it reaches its process, and the one-byte hint
-    program     a program's process: give up everything, then run as Python runs a script
+    process     a program's process: its job and how it arrives; give up everything, do the job, exit
+    program     runs a program as Python runs a script
     isolation   what a worker and a program give up, in which order; Landlock
     seccomp     the filter of system calls
     rootfs      the part of the host's files that programs see

@@ -16,12 +16,12 @@ import resource
 import signal
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 from pettingllms.sandbox.worker import folders, kernel, rootfs, seccomp
 
-_CREATE, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
+_CREATE, _ADD_RULE = 444, 445
+_RESTRICT_SELF = ctypes.c_long(446)
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
 _QUIET = 1
@@ -62,77 +62,54 @@ def version() -> int:
     return max(0, result)
 
 
-@dataclass(frozen=True)
-class Fence:
+class Fence(NamedTuple):
     """Which paths a program may read, and the one below which it may do everything."""
 
-    abi: int
-    rules: tuple[_PathBeneath, ...]
-    files: int
-    scratch: int
+    ruleset: int
+    """Descriptor of the kernel's object, which any number of processes can be restricted by."""
+    flags: int
 
-    @property
-    def descriptors(self) -> tuple[int, ...]:
-        """The folders and files that the rules refer to, open in this process."""
-        return tuple(rule.parent for rule in self.rules)
-
-    def close_in(self, scratch: str) -> None:
-        """Restrict this process for good. Needs no_new_privs.
-
-        A rule belongs to a directory of one mount, so the one for the fresh `scratch` cannot be
-        made ahead.
-        """
-        network = _NETWORK if self.abi >= 4 else 0
-        scopes = _SCOPES if self.abi >= 6 else 0
-        attributes = _Attributes(self.files, network, scopes)
-        size = 24 if self.abi >= 6 else 16 if self.abi >= 4 else 8
-        syscall = kernel.libc.syscall
-        ruleset = kernel.check(
-            syscall(ctypes.c_long(_CREATE), ctypes.byref(attributes), ctypes.c_size_t(size), _NONE),
-            "landlock_create_ruleset",
-        )
-        folder = os.open(scratch, os.O_PATH | os.O_CLOEXEC)
-        for rule in (*self.rules, _PathBeneath(self.scratch, folder)):
-            kernel.check(
-                syscall(
-                    ctypes.c_long(_ADD_RULE), ruleset, _PATH_BENEATH, ctypes.byref(rule), _NONE
-                ),
-                "landlock_add_rule",
-            )
-        os.close(folder)
-        quiet = ctypes.c_uint32(_QUIET if self.abi >= 7 else 0)
-        kernel.check(
-            syscall(ctypes.c_long(_RESTRICT_SELF), ruleset, quiet), "landlock_restrict_self"
-        )
-        os.close(ruleset)
+    def close_in(self) -> None:
+        """Restrict this process for good. Needs no_new_privs."""
+        call = _RESTRICT_SELF, self.ruleset, ctypes.c_uint32(self.flags)
+        kernel.check(kernel.libc.syscall(*call), "landlock_restrict_self")
 
 
-def fence(readable: Sequence[str], devices: Iterable[str]) -> Fence | None:
+def fence(readable: Sequence[str], devices: Iterable[str], scratch: str) -> Fence | None:
     """The fence for these paths as they are mounted now; None without Landlock.
 
-    Its descriptors stay open in this process; a program's process closes them with the rest.
+    A rule belongs to a directory of one mount, and also holds in what is mounted *below* it later:
+    the mounts of programs, which are made below `scratch`.
     """
     abi = version()
     if abi == 0:
         return None
     files = sum(bits for since, bits in _FILES_BY_VERSION if abi >= since)
-    rules = []
-    for path, wanted in (*((p, READ) for p in readable), *((p, DEVICE) for p in devices)):
-        if not os.path.exists(path):
-            continue
-        allowed = wanted if os.path.isdir(path) else wanted & ~READ_DIR
-        rules.append(_PathBeneath(allowed & files, os.open(path, os.O_PATH | os.O_CLOEXEC)))
-    never = _EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _IOCTL_DEV
-    return Fence(abi, tuple(rules), files, files & ~never)
+    attributes = _Attributes(files, _NETWORK if abi >= 4 else 0, _SCOPES if abi >= 6 else 0)
+    size = ctypes.c_size_t(24 if abi >= 6 else 16 if abi >= 4 else 8)
+    make = ctypes.c_long(_CREATE), ctypes.byref(attributes), size, ctypes.c_uint32(0)
+    ruleset = kernel.check(kernel.libc.syscall(*make), "landlock_create_ruleset")
+    everything = files & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _IOCTL_DEV)
+    wanted = [*((path, READ) for path in readable), *((path, DEVICE) for path in devices)]
+    for path, rights in (*wanted, (scratch, everything)):
+        if os.path.exists(path):
+            _allow(ruleset, path, rights & files)
+    return Fence(ruleset, _QUIET if abi >= 7 else 0)
 
 
-_NONE = ctypes.c_uint32(0)
+def _allow(ruleset: int, path: str, rights: int) -> None:
+    fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    rule = _PathBeneath(rights if os.path.isdir(path) else rights & ~READ_DIR, fd)
+    add = ctypes.c_long(_ADD_RULE), ruleset, _PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0)
+    kernel.check(kernel.libc.syscall(*add), "landlock_add_rule")
+    os.close(fd)
 
 
 NOBODY = 65534
 _STACK_BYTES = 64 << 20
 """Stack of the main thread, for deep recursion through C; its used part counts as memory."""
 _SCRATCH_INODES = 1024
+_SCRATCH_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
 OVERFULL = 3
 """Exit code of a watcher that has ended its program for the deleted files that it kept open."""
 _SCRATCH_WATCH_S = 0.02
@@ -166,6 +143,10 @@ DEADLY = (
 )
 
 
+ResourceLimit = tuple[int, tuple[int, int]]
+"""Arguments of `resource.setrlimit`."""
+
+
 class Bounds(NamedTuple):
     """The limits of one run, as the kernel wants them."""
 
@@ -192,8 +173,7 @@ class Bounds(NamedTuple):
         return self.file_bytes - self.output_bytes
 
 
-@dataclass(frozen=True)
-class Isolation:
+class Isolation(NamedTuple):
     """Isolation of this worker's programs: by `layers`, of which an unsafe worker has too few."""
 
     layers: tuple[str, ...]
@@ -215,13 +195,15 @@ class Isolation:
             kernel.setns(self.pid_namespace, kernel.CLONE_NEWPID)
         return pid
 
-    def prepare(self, bounds: Bounds) -> None:
+    def scratch_options(self, bounds: Bounds) -> bytes:
+        """Options of the mount of a program's scratch folder."""
+        return f"size={bounds.tmp_bytes},nr_inodes={_SCRATCH_INODES},mode=1777".encode()
+
+    def prepare(self, scratch_options: bytes) -> None:
         """Give the new process its own scratch folder. The first thing it does."""
         if NAMESPACES in self.layers:
             kernel.unshare(kernel.CLONE_NEWNS)
-            options = f"size={bounds.tmp_bytes},nr_inodes={_SCRATCH_INODES},mode=1777"
-            flags = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-            kernel.mount("tmpfs", self.scratch, "tmpfs", flags, options)
+            kernel.mount("tmpfs", self.scratch, "tmpfs", _SCRATCH_FLAGS, scratch_options)
         else:
             kernel.die_with_parent()
             # Not in a PID namespace, which is as good: with autogroup scheduling, every session
@@ -229,17 +211,24 @@ class Isolation:
             os.setsid()
         os.chdir(self.scratch)
 
-    def confine(self, bounds: Bounds) -> None:
-        """Give up what is not needed to receive a job, for good."""
-        limit = resource.setrlimit
+    def limits(self, bounds: Bounds) -> tuple[ResourceLimit, ...]:
+        """What a process is limited to before it gets its job."""
         memory = self.base_bytes + _SETUP_BYTES + bounds.memory_bytes
-        limit(resource.RLIMIT_AS, (memory, memory))
-        limit(resource.RLIMIT_FSIZE, (bounds.file_bytes, bounds.file_bytes))
-        limit(resource.RLIMIT_CORE, (0, 0))
-        limit(resource.RLIMIT_STACK, _stack())
+        wanted = [
+            (resource.RLIMIT_AS, (memory, memory)),
+            (resource.RLIMIT_FSIZE, (bounds.file_bytes, bounds.file_bytes)),
+            (resource.RLIMIT_CORE, (0, 0)),
+            (resource.RLIMIT_STACK, _stack()),
+        ]
         if NAMESPACES in self.layers:
             processes = self.base_processes + bounds.processes
-            limit(resource.RLIMIT_NPROC, (processes, processes))
+            wanted.append((resource.RLIMIT_NPROC, (processes, processes)))
+        return tuple(wanted)
+
+    def confine(self, limits: tuple[ResourceLimit, ...]) -> None:
+        """Give up what is not needed to receive a job, for good."""
+        for limit in limits:
+            resource.setrlimit(*limit)
         if self.layers:
             kernel.drop_capabilities()
         # A crash must not reach the host's crash handler, which runs as root and gets the whole
@@ -247,17 +236,15 @@ class Isolation:
         kernel.set_dumpable(False)
         kernel.forbid_new_privileges()
         if self.fence is not None:
-            self.fence.close_in(self.scratch)
-            for fd in self.fence.descriptors:
-                os.close(fd)
+            self.fence.close_in()
+            os.close(self.fence.ruleset)
 
-    def seal(self, cpu_s: int, open_files: int, bounds: Bounds) -> None:
+    def seal(self, limits: tuple[ResourceLimit, ...], bounds: Bounds) -> None:
         """Give up the rest: what is left is what a program may do."""
         if NAMESPACES not in self.layers:
-            _watch_deleted_files(open_files, bounds.tmp_bytes)
-        limit = resource.setrlimit
-        limit(resource.RLIMIT_CPU, (cpu_s, cpu_s))
-        limit(resource.RLIMIT_NOFILE, (open_files, open_files))
+            _watch_deleted_files(limits[0][1][0], bounds.tmp_bytes)
+        for limit in limits:
+            resource.setrlimit(*limit)
         if self.filter is not None:
             self.filter_for_this_process().install()
 

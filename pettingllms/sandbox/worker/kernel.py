@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import signal
 
 _CLONE_FILES, _CLONE_PARENT = 0x00000400, 0x00008000
@@ -40,8 +39,10 @@ _CAPABILITY_VERSION_3 = 0x20080522
 
 CAP_SYS_ADMIN = 21
 
-MACHINE = platform.machine()
+MACHINE = os.uname().machine
 libc = ctypes.CDLL(None, use_errno=True)
+for _name in ("capset", "mount", "prctl", "syscall", "unshare"):
+    getattr(libc, _name)  # found here, and not again in every forked process
 # Calls through this one keep the interpreter's lock, as a fork must.
 _python_libc = ctypes.PyDLL(None, use_errno=True)
 _long = ctypes.c_long
@@ -109,7 +110,7 @@ def setns(fd: int, kind: int) -> None:
     check(libc.setns(fd, kind), "setns")
 
 
-def mount(source: str | None, target: str, kind: str | None, flags: int, data: str = "") -> None:
+def mount(source: str | None, target: str, kind: str | None, flags: int, data: bytes = b"") -> None:
     """Mount a file system or change a mount, like the system call."""
     check(
         libc.mount(
@@ -117,7 +118,7 @@ def mount(source: str | None, target: str, kind: str | None, flags: int, data: s
             target.encode(),
             kind.encode() if kind is not None else None,
             _ulong(flags),
-            data.encode(),
+            data,
         ),
         f"mount {target}",
     )
@@ -168,6 +169,12 @@ def share_one_heap() -> None:
     """
     if hasattr(libc, "mallopt"):
         libc.mallopt(_M_ARENA_MAX, 1)
+
+
+def trim_heap() -> None:
+    """Give memory that is free back to the kernel, where the C library is glibc: forks copy less."""
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def make_deadly(signals: tuple[signal.Signals, ...]) -> None:

@@ -1,9 +1,4 @@
-"""A program's process, from its first instruction to its exit.
-
-It gives up everything, waits for its job, and runs one program on one case as Python runs a
-script. Everything that is said here once the program runs is a claim of the program; `supervisor`
-decides the status from what the kernel says.
-"""
+"""Runs one program on one case as Python runs a script, in the process that is there for nothing else."""
 
 from __future__ import annotations
 
@@ -15,13 +10,11 @@ import collections
 import contextlib
 import errno
 import functools
-import gc
 import heapq
 import io
 import itertools
 import json
 import linecache
-import marshal
 import math
 import operator
 import os
@@ -36,23 +29,8 @@ import typing
 from collections.abc import Callable
 from typing import IO, Any, NamedTuple, NoReturn
 
-from pettingllms.sandbox.worker.isolation import Bounds, Isolation
-from pettingllms.sandbox.worker.job import (
-    BROKEN,
-    COMPILED,
-    FINE,
-    FORBIDDEN,
-    MEMORY,
-    OUTPUT,
-    PROCESSES,
-    SET_UP,
-    HintPage,
-    Job,
-    JobSocket,
-    Span,
-    close_all_but,
-)
-from pettingllms.sandbox.worker.rootfs import STDIN_COPY
+FINE, MEMORY, PROCESSES, FORBIDDEN, OUTPUT = range(5)
+"""Why a program failed, where its own exception says so."""
 
 FILE_NAME = "main.py"
 ENVIRONMENT = {"HOME": "/tmp", "LANG": "C.UTF-8", "PATH": "/usr/bin:/bin"}
@@ -100,6 +78,7 @@ class ProgramExit(NamedTuple):
     reason: int
 
 
+_REHEARSALS, _SMALL = 20, b"x = [1]\nprint(len(x))\n"
 SUCCESS = ProgramExit(0, FINE)
 
 
@@ -168,6 +147,20 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         if outcome.exit_code == 0:
             outcome = ended
     return outcome
+
+
+def rehearse() -> None:
+    """Run a small program a few times, in a process that programs are then forked from.
+
+    Python adapts code to what it does the first times that it runs, by writing to it. What is
+    adapted before a fork need not be copied in every forked process.
+    """
+    streams = open_streams()
+    for _ in range(_REHEARSALS):
+        prepare(_SMALL)
+        code, _ = try_compile(_SMALL)
+        assert code is not None
+        execute(code, b"", -1, streams)
 
 
 def _play(code: types.CodeType, space: dict[str, Any], call: bytes, value_fd: int) -> None:
@@ -360,129 +353,3 @@ def _is_closed(stream: IO[Any]) -> bool:
         return bool(stream.closed)
     except Exception:  # noqa: BLE001 - a program's own stream need not know
         return False
-
-
-_STDIN_PATH = b"/dev/stdin"
-_SETUP_FAILED = 125
-_CORES = os.cpu_count() or 1
-_CPU_SLACK_S = 60
-_exit = os._exit  # bound here, because a program may replace it where others look it up
-
-
-def cpu_cap_s(bounds: Bounds) -> int:
-    """CPU seconds at which the kernel kills the process, should the worker not have done so.
-
-    The kernel counts whole ticks here, and the worker nanoseconds: a program that runs around the
-    tick only has used next to nothing, but seems busy all the time. Hence not even all cores
-    may reach the cap before the wall limit.
-    """
-    return math.ceil(bounds.cpu_s + bounds.wall_s * _CORES) + _CPU_SLACK_S
-
-
-class ProgramProcess:
-    """The work of a program's process. `bounds` are those of the job that it will get."""
-
-    def __init__(
-        self,
-        isolation: Isolation,
-        hint: HintPage,
-        streams: Streams,
-        socket: JobSocket,
-        bounds: Bounds,
-    ) -> None:
-        self.isolation = isolation
-        self.hint = hint
-        self.streams = streams
-        self.socket = socket
-        self.bounds = bounds
-
-    def perform(self) -> NoReturn:
-        """Confine this process, wait for a job, do it, and exit."""
-        try:
-            fence = self.isolation.fence.descriptors if self.isolation.fence is not None else ()
-            close_all_but((self.socket.fd, *fence))
-            self.isolation.prepare(self.bounds)
-            self.isolation.confine(self.bounds)
-            job = self.socket.receive(self.bounds)
-            given = 3 + (job.run.value_fd >= 0)
-            self.isolation.seal(cpu_cap_s(self.bounds), given + self.bounds.open_files, self.bounds)
-            self.socket.mark(SET_UP)
-        except BaseException as error:  # noqa: BLE001 - the worker must learn of any failure
-            self._give_up(error)
-        try:
-            # From here on, memory that is missing is missing to the program.
-            os.dup2(job.run.stderr_fd, 2)
-            self._do(job)
-        except BaseException as error:  # noqa: BLE001 - the program broke what runs it
-            outcome = report(error)
-            self.hint.say(outcome.reason)
-            _exit(outcome.exit_code)
-
-    def _give_up(self, error: BaseException) -> NoReturn:
-        try:
-            self.socket.mark(BROKEN + f"{type(error).__name__}: {error}".encode()[:1000])
-        finally:
-            _exit(_SETUP_FAILED)
-
-    def _do(self, job: Job) -> NoReturn:
-        run = job.run
-        source, call = _read(job, run.source), _read(job, run.call)
-        known = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
-        os.lseek(run.stdin_fd, 0, os.SEEK_SET)
-        os.dup2(run.stdin_fd, 0)
-        os.dup2(run.stdout_fd, 1)
-        for fd in (job.text_fd, *run.descriptors[:3]):
-            os.close(fd)
-        if _STDIN_PATH in source:
-            self._copy_stdin()
-        gc.enable()
-        prepare(source)
-        code, outcome = (known, SUCCESS) if known is not None else self._compile(job, source)
-        if job.code_fd >= 0:
-            os.close(job.code_fd)
-        self.socket.close()
-        if code is not None:
-            outcome = execute(code, call, run.value_fd, self.streams)
-        self.hint.say(outcome.reason)
-        _exit(outcome.exit_code)
-
-    def _compile(self, job: Job, source: bytes) -> tuple[types.CodeType | None, ProgramExit]:
-        """Compile, and keep the result for the program's other cases.
-
-        A program that prints a warning while it is compiled must print it on every case; and no
-        file may be longer than the limit.
-        """
-        code, outcome = try_compile(source)
-        silent = os.lseek(2, 0, os.SEEK_CUR) == self.bounds.output_start
-        if code is not None and job.code_fd >= 0 and silent:
-            data = marshal.dumps(code)
-            if len(data) < self.bounds.file_bytes:
-                _write_all(job.code_fd, data)
-                self.socket.mark(COMPILED)
-        return code, outcome
-
-    def _copy_stdin(self) -> None:
-        """Serve programs that open standard input by its path, which needs /proc elsewhere."""
-        try:
-            with open(os.path.join(self.isolation.scratch, STDIN_COPY), "wb") as copy:
-                offset = 0
-                while count := os.sendfile(copy.fileno(), 0, offset, 1 << 24):
-                    offset += count
-        except OSError:
-            # The scratch folder is smaller than the input: the program sees its beginning.
-            return
-
-
-def _read(job: Job, span: Span) -> bytes:
-    return os.pread(job.text_fd, span.size, span.offset)
-
-
-def _read_all(fd: int) -> bytes:
-    return os.pread(fd, os.fstat(fd).st_size, 0)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    with memoryview(data) as view:
-        sent = 0
-        while sent < len(view):
-            sent += os.write(fd, view[sent:])

@@ -12,12 +12,15 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pettingllms.sandbox.worker import kernel
 
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
-SCRATCH = "/tmp"
+SCRATCH_PARENT = "/scratch"
+SCRATCH = f"{SCRATCH_PARENT}/tmp"
+"""Where each program's own folder is mounted. /tmp leads to it: a Landlock rule for the folder above
+holds in every later mount, one for the mount itself would have to be made for every run."""
 STDIN_COPY = ".stdin"
 """The target of /dev/stdin in the scratch folder, for programs that open it by that name."""
 ZONES = "/usr/share/zoneinfo"
@@ -30,8 +33,7 @@ _NEVER_IMPORTED = ("_test", "_tkinter", "xxlimited", "_ctypes_test")
 _FOREIGN = ("site-packages", "dist-packages")
 
 
-@dataclass(frozen=True)
-class RootFs:
+class RootFs(NamedTuple):
     """Absolute paths: folders and files to show read-only, and folders in them to hide."""
 
     shown: tuple[str, ...]
@@ -167,9 +169,10 @@ def build(wanted: RootFs) -> None:
     }
     links = {path: os.readlink(path) for path in _LINKS if os.path.islink(path)}
     stage = next(path for path in _STAGES if os.path.isdir(path))
-    kernel.mount("tmpfs", stage, "tmpfs", _PLAIN, "size=256k,nr_inodes=512,mode=755")
+    kernel.mount("tmpfs", stage, "tmpfs", _PLAIN, b"size=256k,nr_inodes=512,mode=755")
     os.mkdir(stage + "/.old")
     os.makedirs(stage + SCRATCH)
+    os.symlink(SCRATCH.lstrip("/"), stage + "/tmp")
     for path in (*wanted.shown, *DEVICES):
         _show(sources[path], stage + path, device=path in DEVICES)
     for path in wanted.hidden:
@@ -206,7 +209,7 @@ def _show(source: int, target: str, *, device: bool = False) -> None:
 
 
 def _hide(target: str) -> None:
-    kernel.mount("tmpfs", target, "tmpfs", _PLAIN, "size=64k,nr_inodes=64,mode=755")
+    kernel.mount("tmpfs", target, "tmpfs", _PLAIN, b"size=64k,nr_inodes=64,mode=755")
 
 
 def _freeze(target: str, plain: int = _PLAIN) -> None:

@@ -19,7 +19,7 @@ import resource
 import signal
 import termios
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from pettingllms.sandbox.worker import kernel
 
@@ -102,11 +102,11 @@ def supported() -> bool:
 
 
 def refuse(code: int) -> int:
-    """The verdict that fails a call with errno `code`."""
+    """The action that fails a call with errno `code`."""
     return ERRNO | code
 
 
-def _verdict(value: int) -> list[Instruction]:
+def _action(value: int) -> list[Instruction]:
     return [(_RETURN, 0, 0, value & 0xFFFFFFFF)]
 
 
@@ -122,7 +122,7 @@ def _one_of(index: int, values: Iterable[int], otherwise: int) -> list[Instructi
     for position, value in enumerate(wanted):
         # On a match, jump over the remaining comparisons and the refusal.
         body.append((_JUMP_EQUAL, len(wanted) - position, 0, value & 0xFFFFFFFF))
-    return [*body, *_verdict(otherwise), *_verdict(ALLOW)]
+    return [*body, *_action(otherwise), *_action(ALLOW)]
 
 
 def _threads_only() -> list[Instruction]:
@@ -130,8 +130,8 @@ def _threads_only() -> list[Instruction]:
         _argument(0),
         (_AND, 0, 0, CLONE_MASK),
         (_JUMP_EQUAL, 1, 0, CLONE_THREAD),
-        *_verdict(refuse(errno.EAGAIN)),
-        *_verdict(ALLOW),
+        *_action(refuse(errno.EAGAIN)),
+        *_action(ALLOW),
     ]
 
 
@@ -141,11 +141,11 @@ def _own_signals(pid: int, signal_index: int) -> list[Instruction]:
     return [
         _argument(0),
         (_JUMP_EQUAL, 1, 0, pid),
-        *_verdict(refuse(errno.EPERM)),
+        *_action(refuse(errno.EPERM)),
         _argument(signal_index),
         (_JUMP_EQUAL, 1, 0, int(signal.SIGKILL)),
-        *_verdict(ALLOW),
-        *_verdict(TRAP),
+        *_action(ALLOW),
+        *_action(TRAP),
     ]
 
 
@@ -156,8 +156,8 @@ def _no_address() -> list[Instruction]:
         (_JUMP_EQUAL, 0, 3, 0),
         _argument(4, high=True),
         (_JUMP_EQUAL, 0, 1, 0),
-        *_verdict(ALLOW),
-        *_verdict(refuse(errno.EPERM)),
+        *_action(ALLOW),
+        *_action(refuse(errno.EPERM)),
     ]
 
 
@@ -173,7 +173,7 @@ def _locked_at_once() -> list[Instruction]:
         _argument(1),
         (_JUMP_EQUAL, 1, 0, fcntl.F_SETLK),
         (_JUMP_EQUAL, 0, 1, fcntl.F_SETLKW),
-        *_verdict(refuse(0)),
+        *_action(refuse(0)),
     ]
 
 
@@ -186,15 +186,15 @@ def _own_limits(pid: int) -> list[Instruction]:
         _argument(0),
         (_JUMP_EQUAL, 2, 0, 0),
         (_JUMP_EQUAL, 1, 0, pid),
-        *_verdict(refuse(errno.EPERM)),
+        *_action(refuse(errno.EPERM)),
         _argument(1),
         (_JUMP_EQUAL, 0, 4, resource.RLIMIT_CPU),
         _argument(2),
         (_JUMP_EQUAL, 0, 3, 0),
         _argument(2, high=True),
         (_JUMP_EQUAL, 0, 1, 0),
-        *_verdict(ALLOW),
-        *_verdict(refuse(errno.EPERM)),
+        *_action(ALLOW),
+        *_action(refuse(errno.EPERM)),
     ]
 
 
@@ -202,17 +202,17 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     denied = refuse(errno.EPERM)
     bodies = {
         "clone": _threads_only(),
-        "clone3": _verdict(refuse(errno.ENOSYS)),
-        "fork": _verdict(refuse(errno.EAGAIN)),
-        "vfork": _verdict(refuse(errno.EAGAIN)),
-        "execve": _verdict(denied),
-        "execveat": _verdict(denied),
+        "clone3": _action(refuse(errno.ENOSYS)),
+        "fork": _action(refuse(errno.EAGAIN)),
+        "vfork": _action(refuse(errno.EAGAIN)),
+        "execve": _action(denied),
+        "execveat": _action(denied),
         "sendto": _no_address(),
         "prlimit64": _own_limits(pid),
     }
     # Advice may be ignored. This one would empty the host's cache, where other programs see it.
-    bodies["fadvise64"] = _verdict(refuse(0))
-    bodies["flock"] = _verdict(refuse(errno.ENOLCK))
+    bodies["fadvise64"] = _action(refuse(0))
+    bodies["flock"] = _action(refuse(errno.ENOLCK))
     for name, signal_index in SIGNALS.items():
         bodies[name] = _own_signals(pid, signal_index)
     for name, (index, values) in CHOICES.items():
@@ -222,8 +222,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     return bodies
 
 
-@dataclass(frozen=True)
-class ProgramFilter:
+class ProgramFilter(NamedTuple):
     """A filter ready to be installed; `entry` keeps its instructions alive."""
 
     instructions: tuple[Instruction, ...]
@@ -254,7 +253,7 @@ def program_filter(
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
         (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
-        *_verdict(KILL_PROCESS),
+        *_action(KILL_PROCESS),
         (_LOAD, 0, 0, _OFFSET_NUMBER),
         *_search(_intervals(_bodies(pid, machine, narrow))),
     ]
@@ -268,12 +267,12 @@ def _bodies(pid: int, machine: str, narrow: bool) -> dict[int, tuple[Instruction
     bodies = {}
     for name, value in numbers(ALLOWED, machine).items():
         if not (narrow and name in METADATA):
-            bodies[value] = tuple(_verdict(ALLOW))
+            bodies[value] = tuple(_action(ALLOW))
     conditions = _checked(pid)
     for name, value in numbers(CHECKED, machine).items():
         bodies[value] = tuple(conditions[name])
     for value in numbers(HOSTILE, machine).values():
-        bodies[value] = tuple(_verdict(KILL_PROCESS))
+        bodies[value] = tuple(_action(KILL_PROCESS))
     return bodies
 
 
@@ -282,15 +281,15 @@ _Interval = tuple[int, tuple[Instruction, ...]]
 
 def _intervals(bodies: dict[int, tuple[Instruction, ...]]) -> list[_Interval]:
     """(first number, what happens) for stretches of numbers that are treated alike."""
-    denied = tuple(_verdict(refuse(errno.EPERM)))
+    denied = tuple(_action(refuse(errno.EPERM)))
     # The C library falls back to older calls where a new one is reported as missing.
-    unknown = tuple(_verdict(refuse(errno.ENOSYS)))
+    unknown = tuple(_action(refuse(errno.ENOSYS)))
     result: list[_Interval] = []
     for number in range(max(bodies) + 1):
         body = bodies.get(number, denied)
         if not result or result[-1][1] != body:
             result.append((number, body))
-    return [*result, (max(bodies) + 1, unknown), (_X32_BIT, tuple(_verdict(KILL_PROCESS)))]
+    return [*result, (max(bodies) + 1, unknown), (_X32_BIT, tuple(_action(KILL_PROCESS)))]
 
 
 def _search(intervals: Sequence[_Interval]) -> list[Instruction]:

@@ -4,7 +4,7 @@ Programs, inputs and outputs go from the client's pipe to memory files and back,
 process's own memory. No program inherits anything of it: the fork server makes their processes.
 
 Request header: `programs`, `calls`, `stdins` (bytes of each, in the payload's order), `runs`
-(program and case numbers, flat), `limits`, `stop`, `end`. Reply headers: `results`, one row `[run,
+(program and case numbers, flat), `limits`, `end`. Reply headers: `results`, one row `[run,
 status, exit code, CPU us, wall us, memory KiB, stdout, stderr and value bytes]` for each run, with
 value -1 where there is none, followed by these bytes; `done` in the last one. A reply `{"failure":
 text}` means that the worker could not do its work, and ends it.
@@ -18,7 +18,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
-from pettingllms.sandbox.worker import frames, isolation, job, supervisor
+from pettingllms.sandbox.worker import frames, isolation, process, supervisor
 
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TRIES = 2
@@ -64,12 +64,11 @@ class RunRequest(NamedTuple):
     """A request whose texts lie in memory files."""
 
     bounds: isolation.Bounds
-    programs: tuple[job.Span, ...]
-    calls: tuple[job.Span, ...]
+    programs: tuple[process.Span, ...]
+    calls: tuple[process.Span, ...]
     text_fd: int
     stdin_fds: tuple[int, ...]
     runs: tuple[tuple[int, int], ...]
-    stop: bool
     end: bool
 
 
@@ -98,7 +97,7 @@ def receive(stream: frames.Stream, header: dict[str, Any], files: MemoryFiles) -
     text_fd = files.add("text")
     _fill(stream, text_fd, sum(programs) + sum(calls))
     offsets = list(itertools.accumulate((*programs, *calls), initial=0))
-    spans = [job.Span(*pair) for pair in zip(offsets, (*programs, *calls), strict=False)]
+    spans = [process.Span(*pair) for pair in zip(offsets, (*programs, *calls), strict=False)]
     stdin_fds = []
     for size in stdins:
         fd = files.add("stdin")
@@ -115,7 +114,6 @@ def receive(stream: frames.Stream, header: dict[str, Any], files: MemoryFiles) -
         text_fd,
         tuple(stdin_fds),
         runs,
-        bool(header.get("stop")),
         bool(header.get("end")),
     )
 
@@ -148,7 +146,7 @@ class FinishedRun(NamedTuple):
 
     number: int
     """Index of the run in the request."""
-    run: job.Run
+    run: process.Run
     result: supervisor.ProcessResult
     last: bool
 
@@ -167,7 +165,7 @@ def perform(
             codes[program] = files.add("code")
         run = _open_run(request, files, program, case)
         code_fd = codes.get(program, -1)
-        task = job.Job(run, request.bounds, request.text_fd, code_fd, program in compiled)
+        task = process.Job(run, request.bounds, request.text_fd, code_fd, program in compiled)
         started = pool.start(task)
         if len(todo) > 1:
             pool.make(request.bounds)  # the next one gets ready while this one works
@@ -177,19 +175,17 @@ def perform(
         tries += 1
         if not result.stray or tries == _TRIES:
             tries = 0
-            ended = (request.stop and result.status != "ok") or (
-                request.end and result.status in _RUNAWAY
-            )
+            ended = request.end and result.status in _RUNAWAY
             todo = [entry for entry in todo[1:] if not (ended and entry[1][0] == program)]
             yield FinishedRun(number, run, result, not todo)
         files.drop(run.descriptors[1:])
 
 
-def _open_run(request: RunRequest, files: MemoryFiles, program: int, case: int) -> job.Run:
+def _open_run(request: RunRequest, files: MemoryFiles, program: int, case: int) -> process.Run:
     start = request.bounds.output_start
     call = request.calls[case]
     _refresh(request.stdin_fds[case])
-    return job.Run(
+    return process.Run(
         request.programs[program],
         call,
         request.stdin_fds[case],

@@ -22,15 +22,14 @@ import sys
 import types
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import (
     folders,
     frames,
     isolation,
-    job,
     kernel,
+    process,
     program,
     rootfs,
     seccomp,
@@ -41,22 +40,22 @@ from pettingllms.sandbox.worker import (
 PROTOCOL = 1
 # fmt: off
 PRELOADED = (
-    "bisect", "collections.abc", "contextlib", "copy", "dataclasses", "datetime", "functools",
-    "heapq", "io", "itertools", "json", "linecache", "math", "operator", "random",
-    "re", "string", "threading", "time", "traceback", "types", "typing",
+    "bisect", "collections.abc", "contextlib", "copy", "functools", "heapq", "io", "itertools", "json",
+    "linecache", "math", "operator", "random", "re", "string", "threading", "time", "traceback", "types",
+    "typing",
 )
 # fmt: on
 """The modules that small programs import most. Each one makes every fork a little slower."""
 _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _OWN = "pettingllms"
 _PENDING_SIGNALS = 1024
+_READY: list[Any] = []
 _KEPT: list[object] = []
 """Objects kept alive so that no process spends time on deallocating them."""
 _ISOLATED = (isolation.NAMESPACES, isolation.LANDLOCK)
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(NamedTuple):
     """The launcher's options."""
 
     packages: tuple[str, ...] = ()
@@ -68,8 +67,27 @@ class Options:
     """The process that the worker ends with, 0 in a container."""
 
 
-def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
-    """Become a worker. Returns in a program's process, with what that has to do."""
+def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
+    """Become a worker. Returns in a program's process, with what that has to do.
+
+    What this function holds is written to in every program's process, where it returns.
+    """
+    _READY.extend(_prepare(arguments))
+    if not _READY:
+        return None
+    gc.collect()
+    kernel.trim_heap()
+    gc.freeze()
+    gc.disable()
+    forks = supervisor.start_fork_server(_READY[0])
+    if isinstance(forks, process.ProgramProcess):
+        return forks
+    gc.enable()
+    return _serve(forks, *_READY)
+
+
+def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
+    """Isolate this process; returns the work of program's processes, the stream, and the greeting."""
     given = json.loads(arguments[0]) if arguments else {}
     options = Options(
         tuple(given.get("packages", ())),
@@ -91,23 +109,25 @@ def main(arguments: Sequence[str]) -> program.ProgramProcess | None:
         _preload(options)
         if given.get("describe"):
             stream.write(frames.encode({"protocol": PROTOCOL, **rootfs.describe(options.packages)}))
-            return None
+            return ()
         own, hello = _isolate(options)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    streams, claims = _set_the_stage(), job.HintPage()
-    _KEPT.extend((given, options, own, stream, hello, streams, claims))
-    gc.collect()
-    gc.freeze()
-    gc.disable()
-    forks = supervisor.start_fork_server(own, claims, streams)
-    if isinstance(forks, program.ProgramProcess):
-        return forks
-    gc.enable()
+    work = process.ProgramProcess(own, process.HintPage(), _set_the_stage())
+    return work, stream, hello
+
+
+def _serve(
+    forks: supervisor.ForkServer,
+    work: process.ProgramProcess,
+    stream: frames.Stream,
+    hello: dict[str, object],
+) -> NoReturn:
     stream.write(frames.encode(hello))
+    pool = supervisor.ProcessPool(work.isolation, work.hint, forks, stream.read_fd)
     try:
-        server.serve(stream, supervisor.ProcessPool(own, claims, forks, stream.read_fd))
+        server.serve(stream, pool)
     except (
         frames.FrameError,
         BrokenPipeError,
@@ -168,6 +188,7 @@ def _set_the_stage() -> program.Streams:
     sys.orig_argv[:] = [sys.executable, program.FILE_NAME]
     own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
     _KEPT.extend(sys.modules.pop(name) for name in own)
+    program.rehearse()
     sys.modules["__main__"] = types.ModuleType("__main__")
     # Only now: a fork, such as the worker's own, gives `random` a new seed.
     _fix_random_numbers()
@@ -231,7 +252,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     isolation.volunteer_for_oom()
     base_bytes = isolation.virtual_bytes()
     layers: list[str] = []
-    scratch = rootfs.SCRATCH
+    scratch, above = rootfs.SCRATCH, rootfs.SCRATCH_PARENT
     if _usable(isolation.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
         layers.append(isolation.NAMESPACES)
         isolation.enter_namespaces(seen)
@@ -242,13 +263,14 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         problems += _give_up_root(seen, options.scratch)
         # By its inode from now on: a program that nothing confines could replace the path.
         os.chdir(options.scratch)
-        scratch = "."
+        scratch = above = "."
         folders.memory_device()  # now, and not in a process that shares a program's descriptors
         _end_with(options.parent)
     fence = None
     if _usable(isolation.LANDLOCK, options, problems, _try_landlock):
         layers.append(isolation.LANDLOCK)
-        fence = isolation.fence((*seen.shown, *seen.packages), rootfs.DEVICES)
+        readable = (*seen.shown, *seen.packages)
+        fence = isolation.fence(readable, rootfs.DEVICES, above)
     program_filter = None
     if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
         layers.append(isolation.SECCOMP)

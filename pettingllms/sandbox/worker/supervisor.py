@@ -21,23 +21,21 @@ import struct
 import time
 from typing import Any, NamedTuple
 
-from pettingllms.sandbox.worker import kernel, program
+from pettingllms.sandbox.worker import kernel
 from pettingllms.sandbox.worker.isolation import Bounds, Isolation
-from pettingllms.sandbox.worker.job import (
+from pettingllms.sandbox.worker.process import (
     BROKEN,
     COMPILED,
-    FORBIDDEN,
-    MEMORY,
-    OUTPUT,
-    PROCESSES,
     SET_UP,
     HintPage,
     Job,
     JobSocket,
+    ProgramProcess,
     adopt,
     close_all_but,
     pair,
 )
+from pettingllms.sandbox.worker.program import FORBIDDEN, MEMORY, OUTPUT, PROCESSES
 
 _REASONS = {
     MEMORY: "memory_limit",
@@ -270,43 +268,51 @@ class ForkServer:
         return answer
 
 
-def start_fork_server(
-    isolation: Isolation, hint: HintPage, streams: program.Streams
-) -> ForkServer | program.ProgramProcess:
-    """Fork the server. The result is a `Task` in the processes that the server forks."""
+_KEPT: list[object] = []
+"""Sockets that a program's process closes by number: an object that goes while its descriptor seems
+open would warn, which is a tenth of a small run."""
+
+
+def start_fork_server(work: ProgramProcess) -> ForkServer | ProgramProcess:
+    """Fork the server. The result is `work` in the processes that the server forks."""
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     if kernel.fork():
         theirs.close()
         return ForkServer(ours)
     kernel.die_with_parent()
-    kept = (
-        theirs.fileno(),
-        isolation.pid_namespace,
-        *(isolation.fence.descriptors if isolation.fence else ()),
-    )
-    close_all_but(kept)
-    return _serve(theirs, isolation, hint, streams)
+    _KEPT.extend((ours, theirs))
+    close_all_but((theirs.fileno(), work.isolation.pid_namespace, *work.fence))
+    return _serve(theirs, work)
 
 
-def _serve(
-    end: _socket.socket, isolation: Isolation, hint: HintPage, streams: program.Streams
-) -> program.ProgramProcess:
-    """Fork and wait as asked; returns in each forked process, with what that has to do."""
+def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
+    """Fork and wait as asked; returns in each forked process, with what that has to do.
+
+    Whatever can be done before a fork is done here, where memory is written to once and not in
+    every process.
+    """
     space = _socket.CMSG_SPACE(_INT.size)
+    bounds = b""
     while True:
         message, rights, _, _ = end.recvmsg(_MESSAGE_BYTES, space)
         if not message:
             os._exit(0)
-        asked = marshal.loads(message)
-        if isinstance(asked, int):
-            _, status, usage = os.wait4(asked, 0)
-            overfull = isolation.end_watcher(asked)
-            code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-            end.send(marshal.dumps((code, cpu_s, usage.ru_maxrss, overfull)))
+        if not rights:
+            end.send(_reap(work.isolation, marshal.loads(message)))
             continue
-        theirs = adopt(_INT.unpack(rights[0][2])[0])
-        pid = isolation.start()
+        if message != bounds:
+            work.bind(Bounds(*marshal.loads(message)))
+            bounds = message
+        work.socket = adopt(_INT.unpack(rights[0][2])[0])
+        pid = work.isolation.start()
         if pid == 0:
-            return program.ProgramProcess(isolation, hint, streams, theirs, Bounds(*asked))
-        theirs.close()
+            return work
+        work.socket.close()
         end.send(marshal.dumps((pid,)))
+
+
+def _reap(isolation: Isolation, pid: int) -> bytes:
+    _, status, usage = os.wait4(pid, 0)
+    overfull = isolation.end_watcher(pid)
+    code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+    return marshal.dumps((code, cpu_s, usage.ru_maxrss, overfull))

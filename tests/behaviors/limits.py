@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from pettingllms.sandbox.selfcheck.behaviour import TIGHT, Behaviour, attack
+from pettingllms.sandbox.selfcheck import TIGHT, Behavior, attack
 from pettingllms.sandbox.types import Case, Limits
 
 _SHORT_WALL = replace(TIGHT, wall_s=0.4)
 _FEW_FILES = replace(TIGHT, open_files=16)
 
-BEHAVIOURS = (
-    Behaviour("a loop ends at the CPU limit", "while True: pass", ("cpu_limit",)),
-    Behaviour(
+BEHAVIORS = (
+    Behavior(
         "a loop that catches everything ends at the CPU limit",
         "while True:\n try:\n  while True: pass\n except BaseException: pass",
         ("cpu_limit",),
     ),
-    Behaviour(
+    Behavior(
         "handlers for every signal do not put off the CPU limit",
         "import signal\n"
         "for s in range(1, 65):\n"
@@ -26,173 +25,109 @@ BEHAVIOURS = (
         "while True: pass",
         ("cpu_limit",),
     ),
-    Behaviour(
+    Behavior(
         "one long call into C ends at the CPU limit",
         "print(len(range(10**12)) - sum(range(10**12)))",
         ("cpu_limit",),
     ),
-    Behaviour(
+    Behavior(
         "a regular expression without end ends at the CPU limit",
         "import re; re.match(r'(a+)+$', 'a' * 64 + 'b')",
         ("cpu_limit",),
     ),
-    Behaviour(
-        "the CPU time of all threads counts together",
-        "import threading\n"
-        "def burn():\n while True: pass\n"
-        "for _ in range(4): threading.Thread(target=burn).start()",
-        ("cpu_limit",),
-    ),
-    Behaviour(
+    Behavior(
         "a program that compiles without end ends at the CPU limit",
         "x = ("
         + "+".join(["1"] * 3)
         + ")\nexec('x = [' + '0,' * 3_000_000 + ']')\nwhile True: pass",
         ("cpu_limit", "memory_limit"),
     ),
-    Behaviour(
-        "a sleeping program ends at the wall limit",
-        "import time; time.sleep(1000)",
-        ("wall_limit",),
-        limits=_SHORT_WALL,
-    ),
-    Behaviour(
+    Behavior(
         "a deadlock ends at the wall limit",
         "import threading; l = threading.Lock(); l.acquire(); l.acquire()",
         ("wall_limit",),
         limits=_SHORT_WALL,
     ),
-    Behaviour(
+    Behavior(
         "a thread that never ends is not waited for longer than the wall limit",
         "import threading, time\nthreading.Thread(target=time.sleep, args=(1000,)).start()",
         ("wall_limit",),
         limits=_SHORT_WALL,
     ),
-    Behaviour(
+    Behavior(
         "reading a pipe that nobody writes ends at the wall limit",
         "import os; r, w = os.pipe(); os.read(r, 1)",
         ("wall_limit",),
         limits=_SHORT_WALL,
     ),
-    Behaviour("one huge object is out of memory", "x = bytearray(1 << 30)", ("memory_limit",)),
-    Behaviour(
-        "many small objects are out of memory",
-        "x = []\nwhile True: x.append(bytes(1 << 16))",
-        ("memory_limit",),
-        limits=Limits(memory_mib=64),
-    ),
-    Behaviour(
+    Behavior(
         "anonymous shared memory is counted",
         "import mmap\nx = []\nwhile True: x.append(mmap.mmap(-1, 1 << 26))",
         ("memory_limit", "error"),
         stderr="Error",
     ),
-    Behaviour(
+    Behavior(
         "a program that survives a MemoryError continues",
         "try: x = bytearray(1 << 40)\nexcept MemoryError: print('fine')",
         stdout="fine\n",
     ),
-    Behaviour(
+    Behavior(
         "thread stacks count as memory",
-        "import threading, time\nthreading.stack_size(1 << 27)\n"
-        "for _ in range(8): threading.Thread(target=time.sleep, args=(0.2,)).start()",
+        "import threading\nthreading.stack_size(1 << 27); e = threading.Event()\n"
+        "for _ in range(8): threading.Thread(target=e.wait, daemon=True).start()",
         ("memory_limit", "process_limit"),
     ),
-    Behaviour(
-        "standard output ends at its limit", "while True: print('x' * 999)", ("output_limit",)
-    ),
-    Behaviour(
+    Behavior(
         "standard error ends at its limit",
         "import sys\nwhile True: sys.stderr.write('x' * 999)",
         ("output_limit",),
     ),
-    Behaviour(
+    Behavior(
         "output written past Python ends at its limit",
         "import os\nwhile True:\n try: os.write(1, b'x' * 999)\n except OSError: pass",
         ("output_limit",),
     ),
-    Behaviour(
-        "output of the exact limit is fine",
-        "import sys; sys.stdout.write('x' * (64 << 10))",
-        stdout="x" * (64 << 10),
-    ),
-    Behaviour(
+    Behavior(
         "a returned value ends at the output limit",
         "def f(): return 'x' * (1 << 20)",
         ("output_limit",),
         case=Case(function="f"),
     ),
-    Behaviour("a fork is a process too many", "import os; os.fork()", ("process_limit",)),
-    Behaviour(
+    Behavior(
         "a fork bomb does not go off",
         "import os\nfor _ in range(100000):\n try: os.fork()\n except OSError: pass\nprint(os.getpid() > 0)",
         ("ok", "cpu_limit"),
     ),
-    Behaviour(
-        "threads end at the process limit",
-        "import threading, time\nthreading.stack_size(1 << 18)\n"
-        "for _ in range(99): threading.Thread(target=time.sleep, args=(0.2,)).start()",
-        ("process_limit",),
-    ),
-    Behaviour(
-        "files in /tmp end at their limit",
-        "open('/tmp/a', 'wb').write(bytes(64 << 20))",
-        ("error",),
-        stderr="No space left",
-        limits=Limits(tmp_mib=4),
-    ),
-    Behaviour(
-        "the number of files is limited",
-        "for i in range(10**6): open(f'/tmp/{i}', 'w').close()",
-        ("error",),
-        stderr="No space left",
-        limits=Limits(),
-    ),
-    Behaviour(
-        "open files end at their limit",
-        "x = [open('/dev/null') for _ in range(32)]",
-        ("error",),
-        stderr="Too many open files",
-        limits=_FEW_FILES,
-    ),
-    Behaviour(
+    Behavior(
         "a program of 16 open files has all of them",
         "import os\nx = [os.open('/dev/null', 0) for _ in range(13)]; print(len(x))",
         stdout="13\n",
         limits=_FEW_FILES,
     ),
-    Behaviour(
-        "limits cannot be raised",
-        "import resource as r\n"
-        "for kind in (r.RLIMIT_AS, r.RLIMIT_CPU, r.RLIMIT_FSIZE, r.RLIMIT_NOFILE):\n"
-        " try: r.setrlimit(kind, (r.RLIM_INFINITY, r.RLIM_INFINITY)); print('ESCAPED')\n"
-        " except (OSError, ValueError): print('held')",
-        stdout="held\n" * 4,
-    ),
     attack(
         "the limit of CPU time cannot be lowered, which would look like a failure of the sandbox",
         "import resource\nresource.prlimit(0, resource.RLIMIT_CPU, (1, 1))",
     ),
-    Behaviour(
+    Behavior(
         "arguments that are larger than the memory are the program's failure",
         "def f(x): return len(x)",
         ("memory_limit",),
         case=Case(function="f", args='["' + "x" * 15_000_000 + '"]'),
         limits=Limits(memory_mib=1),
     ),
-    Behaviour(
+    Behavior(
         "a wall limit shorter than the start of a program is still a wall limit",
         "import time; time.sleep(9)",
         ("wall_limit",),
         limits=Limits(wall_s=0.001),
     ),
-    Behaviour(
+    Behavior(
         "a main thread that ends by itself leaves no thread beyond the CPU limit",
         "import ctypes, threading\ndef burn():\n while True: pass\n"
         "threading.Thread(target=burn, daemon=True).start()\nctypes.CDLL(None).pthread_exit(None)",
         ("cpu_limit", "killed"),
     ),
-    Behaviour(
+    Behavior(
         "an exception of a megabyte is an ordinary error",
         "raise ValueError('x' * (1 << 20))",
         ("error",),

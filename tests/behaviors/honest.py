@@ -2,58 +2,19 @@
 
 from __future__ import annotations
 
-from pettingllms.sandbox.selfcheck.behaviour import Behaviour
-from pettingllms.sandbox.types import Case, Limits
+from pettingllms.sandbox.selfcheck import Behavior
+from pettingllms.sandbox.types import Limits
 
-_OURS = ("pettingllms", "worker", "program.py")
+OURS = ("pettingllms", "worker", "program.py")
 
-BEHAVIOURS = (
-    Behaviour("input and output", "print(int(input()) * 2)", stdout="42\n", case=Case("21\n")),
-    Behaviour(
-        "a function",
-        "def add(a, b): return a + b",
-        value="3",
-        case=Case(function="add", args="[1, 2]"),
-    ),
-    Behaviour(
-        "an error and its traceback",
-        "def f(x):\n    return 1 / x\n\nf(0)",
-        ("error",),
-        stderr="ZeroDivisionError",
-    ),
-    Behaviour(
-        "threads",
-        "from concurrent.futures import ThreadPoolExecutor\n"
-        "print(sum(ThreadPoolExecutor(4).map(abs, range(-9, 1))))",
-        stdout="45\n",
-        limits=Limits(),
-    ),
-    Behaviour(
-        "files in /tmp",
-        "open('/tmp/a', 'w').write('x'); print(open('/tmp/a').read())",
-        stdout="x\n",
-    ),
-    Behaviour(
-        "the standard library",
-        "import sqlite3, ssl, lzma, decimal, hashlib, ctypes, datetime\n"
-        "print(sqlite3.connect(':memory:').execute('select 6 * 7').fetchone())",
-        stdout="(42,)\n",
-        limits=Limits(),
-    ),
-    Behaviour(
-        "a misspelt name is answered as plain Python answers",
-        "numbers = [1]\nprint(numberz)",
-        ("error",),
-        stderr="NameError: name 'numberz' is not defined. Did you mean: 'numbers'?\n",
-        hidden=_OURS,
-    ),
+BEHAVIORS = (
     *(
-        Behaviour(
+        Behavior(
             f"{name} says that there are no new processes",
             program,
             ("process_limit",),
             stderr="new processes are not allowed in this sandbox",
-            hidden=(*_OURS, "<sandbox>"),
+            hidden=(*OURS, "<sandbox>"),
             limits=Limits(),
         )
         for name, program in (
