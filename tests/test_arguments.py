@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, load_env, make
+from pettingllms.envs.aec import creator_of, takes_anything
 from pettingllms.envs.arguments import DECLARED, TextArguments
 from pettingllms.envs.boards import BoardArguments, BoardEnv
-from pettingllms.envs.foreign import creator_of, takes_anything
 from pettingllms.envs.team_env import TeamArguments, TeamEnv
 from pettingllms.errors import CloneError, ConfigError
 from tests import toy_env

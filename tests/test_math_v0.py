@@ -17,9 +17,10 @@ from pettingzoo.test.seed_test import seed_test
 from pettingllms.data import arithmetic
 from pettingllms.data.math import MathProblem
 from pettingllms.envs import check_env, math_v0
-from pettingllms.envs.lists import ParseError
 from pettingllms.envs.math_text import MAX_ANSWER_CHARS, Reply, parse_reply
-from pettingllms.envs.math_v0 import FORMAT_PENALTY, State
+from pettingllms.envs.math_v0 import MathState
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import open_sandbox
 from tests.test_registry import TEXT_WARNINGS
@@ -38,7 +39,7 @@ def play(sandbox):
     def make(*answers, **options):
         env = math_v0.env(sandbox=sandbox, **options)
         env.reset(seed=0)
-        env._state = State(MathProblem("What is it?", answers or ("9",), "p"))
+        env._state = MathState(MathProblem("What is it?", answers or ("9",), "p"))
         env._shown = {}
         return env
 

@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from pettingllms.cli.guard import guarded
 from pettingllms.cli.options import CommandParser
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, check_env
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
     AnyEnv,
     creator_of,
     load_env,

@@ -17,10 +17,7 @@ from typing import Any
 
 import pettingzoo
 
-from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
-from pettingllms.envs.blind import Blind, blind_baseline
-from pettingllms.envs.check import check_env
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
     StepResult,
     clone_env,
     load_env,
@@ -29,6 +26,9 @@ from pettingllms.envs.foreign import (
     role_of,
     step_result,
 )
+from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
+from pettingllms.envs.blind import Blind, blind_baseline
+from pettingllms.envs.check import check_env
 from pettingllms.envs.spaces import FreeText
 from pettingllms.errors import UnknownNameError, did_you_mean
 

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.envs.foreign import AnyEnv, next_agent, role_of, short_name
+from pettingllms.envs.aec import AnyEnv, next_agent, role_of, short_name
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))

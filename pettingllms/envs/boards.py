@@ -43,8 +43,8 @@ import numpy.typing as npt
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
-from pettingllms.envs.lists import ParseError
-from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
 from pettingllms.sandbox import Case, Limits
 
 
@@ -104,7 +104,6 @@ def _turn(number: int, turn: Turn) -> str:
     return "\n".join([*lines, turn.note])
 
 
-FORMAT_PENALTY = 0.1
 WORST = -0.5
 """Least progress that counts: no single answer outweighs all others of its group, however far it walks away."""
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
@@ -114,7 +113,7 @@ Refused = Literal["stop", "skip"]
 Picture = npt.NDArray[np.uint8]
 
 
-class Played(NamedTuple):
+class AnswerResult(NamedTuple):
     """What an answer leads to on a board."""
 
     position: Any
@@ -130,7 +129,7 @@ class Played(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
+class BoardState:
     """All that an episode knows."""
 
     level: Any
@@ -206,11 +205,11 @@ class BoardEnv(TeamEnv):
         """Level, first position and the data set's id of task `seed`; immutable and picklable."""
         raise NotImplementedError
 
-    def _read(self, level: Any, text: str) -> Any | ParseError:
+    def _parse_answer(self, level: Any, text: str) -> Any | ParseError:
         """The answer in a reply; raises for no text whatsoever."""
         raise NotImplementedError
 
-    def _play(self, level: Any, position: Any, answer: Any) -> Played:
+    def _apply(self, level: Any, position: Any, answer: Any) -> AnswerResult:
         """What an answer leads to; pure."""
         raise NotImplementedError
 
@@ -218,8 +217,8 @@ class BoardEnv(TeamEnv):
         """How much of the way is done: 0 for the board as dealt, 1 for solved; may be negative."""
         raise NotImplementedError
 
-    def _written(self, level: Any, position: Any, answer: Any) -> str:
-        """An answer to this board as it is shown to agents, in the form that `_read` reads."""
+    def _format_answer(self, level: Any, position: Any, answer: Any) -> str:
+        """An answer to this board as it is shown to agents, in the form that `_parse_answer` reads."""
         raise NotImplementedError
 
     def _board(self, level: Any, position: Any) -> str:
@@ -230,44 +229,44 @@ class BoardEnv(TeamEnv):
         """The board for a compact prompt, in one line."""
         raise NotImplementedError
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         """The board as an image of height x width x 3."""
         raise NotImplementedError
 
-    def _local(self, role: str, played: Played, gain: float) -> float:
+    def _local(self, role: str, result: AnswerResult, gain: float) -> float:
         """The local reward of a readable answer, under a scheme of the game's own."""
         raise NotImplementedError
 
-    def _paint(self, board: str) -> str:
-        """The board for a terminal that shows colours."""
+    def _in_color(self, board: str) -> str:
+        """The board for a terminal that shows colors."""
         return board
 
     # ------------------------------------------------------------- what they share
 
-    def _start(self, seed: int, options: dict[str, Any]) -> Play:
+    def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
         level, position, name = self._deal(seed, options)
-        return Play(level, position, id=name)
+        return BoardState(level, position, id=name)
 
-    def _act(self, state: Play, agent: str, text: str) -> Outcome:
+    def _act(self, state: BoardState, agent: str, text: str) -> Outcome:
         if agent == "planner_0":
             return self._decide(state, text)
-        return self._propose(state, *self._printed(state, [text]))
+        return self._propose(state, *self._run_programs(state, [text]))
 
-    def _act_all(self, state: Play, agent: str, texts: Sequence[str]) -> list[Outcome]:
+    def _act_all(self, state: BoardState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "tool_0":
-            return [self._propose(state, text) for text in self._printed(state, texts)]
+            return [self._propose(state, text) for text in self._run_programs(state, texts)]
         return [self._decide(state, text) for text in texts]
 
-    def _propose(self, state: Play, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._read(state.level, text)
+    def _propose(self, state: BoardState, text: str | ParseError) -> Outcome:
+        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
         if isinstance(answer, ParseError):
             # As good as an empty proposal: otherwise it would keep what an earlier one was paid.
             after = replace(state, proposed=state.nearness)
-            return self._unread(after, answer, gain=self._proposed(state, state.nearness))
-        played = self._play(state.level, state.position, answer)
-        nearness = self._nearness(state, played)
-        written = self._written(state.level, state.position, answer)
-        after = Play(
+            return self._unreadable(after, answer, gain=self._tool_gain(state, state.nearness))
+        result = self._apply(state.level, state.position, answer)
+        nearness = self._nearness(state, result)
+        written = self._format_answer(state.level, state.position, answer)
+        after = BoardState(
             level=state.level,
             position=state.position,
             nearness=state.nearness,
@@ -277,40 +276,40 @@ class BoardEnv(TeamEnv):
             proposal=written,
             history=state.history,
         )
-        return self._outcome(after, "tool", played, gain=self._proposed(state, nearness))
+        return self._outcome(after, "tool", result, gain=self._tool_gain(state, nearness))
 
-    def _decide(self, state: Play, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._read(state.level, text)
+    def _decide(self, state: BoardState, text: str | ParseError) -> Outcome:
+        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
         if isinstance(answer, ParseError):
             turn = Turn(state.proposal, None, f"not readable: {answer.why}")
             after = replace(state, proposal=None, history=(*state.history, turn))
-            return self._unread(after, answer)
-        played = self._play(state.level, state.position, answer)
-        written = self._written(state.level, state.position, answer)
-        turn = Turn(state.proposal, written, played.note)
-        after = Play(
+            return self._unreadable(after, answer)
+        result = self._apply(state.level, state.position, answer)
+        written = self._format_answer(state.level, state.position, answer)
+        turn = Turn(state.proposal, written, result.note)
+        after = BoardState(
             level=state.level,
-            position=played.position,
-            nearness=self._nearness(state, played),
+            position=result.position,
+            nearness=self._nearness(state, result),
             proposed=state.proposed,
-            solved=played.solved,
+            solved=result.solved,
             id=state.id,
             history=(*state.history, turn),
         )
         gain = 0.0 if self.rewards_scheme == "sparse" else after.nearness - state.nearness
-        team, done = float(played.solved), played.solved or played.lost
-        return self._outcome(after, "planner", played, team=team, gain=gain, done=done)
+        team, done = float(result.solved), result.solved or result.lost
+        return self._outcome(after, "planner", result, team=team, gain=gain, done=done)
 
-    def _too_long(self, state: Play, agent: str, reason: str) -> Outcome:
+    def _too_long(self, state: BoardState, agent: str, reason: str) -> Outcome:
         play = self._propose if agent == "tool_0" else self._decide
         return play(state, ParseError(reason))
 
-    def _nearness(self, state: Play, played: Played) -> float:
-        if played.solved:
+    def _nearness(self, state: BoardState, result: AnswerResult) -> float:
+        if result.solved:
             return 1.0
-        return 0.5 * max(WORST, self._progress(state.level, played.position))
+        return 0.5 * max(WORST, self._progress(state.level, result.position))
 
-    def _proposed(self, state: Play, nearness: float) -> float:
+    def _tool_gain(self, state: BoardState, nearness: float) -> float:
         """What the tool gains with a proposal that leads to a board of this nearness."""
         if self.rewards_scheme == "sparse":
             return float(nearness == 1.0) - float(state.proposed == 1.0)
@@ -318,22 +317,22 @@ class BoardEnv(TeamEnv):
 
     def _outcome(
         self,
-        state: Play,
+        state: BoardState,
         role: str,
-        played: Played,
+        result: AnswerResult,
         *,
         gain: float,
         team: float = 0.0,
         done: bool = False,
     ) -> Outcome:
         own = self.rewards_scheme not in ("paper", "sparse")
-        local = self._local(role, played, gain) if own else gain
-        info = {"answer_solves": played.solved, "illegal": played.illegal, **played.info}
+        local = self._local(role, result, gain) if own else gain
+        info = {"answer_solves": result.solved, "illegal": result.illegal, **result.info}
         if state.id is not None:
             info["id"] = state.id
         return Outcome(state, team, local, success=state.solved, done=done, info=info)
 
-    def _unread(self, state: Play, error: ParseError, gain: float = 0.0) -> Outcome:
+    def _unreadable(self, state: BoardState, error: ParseError, gain: float = 0.0) -> Outcome:
         local = gain if self.rewards_scheme == "sparse" else gain - FORMAT_PENALTY
         # Always included; otherwise episodes whose first reply is unreadable drop out of the
         # scores by difficulty.
@@ -343,7 +342,7 @@ class BoardEnv(TeamEnv):
             info["id"] = state.id
         return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why, info=info)
 
-    def _printed(self, state: Play, texts: Sequence[str]) -> Sequence[str | ParseError]:
+    def _run_programs(self, state: BoardState, texts: Sequence[str]) -> Sequence[str | ParseError]:
         """The replies, with each program replaced by what it prints."""
         if self.tool == "moves":
             return texts
@@ -363,7 +362,7 @@ class BoardEnv(TeamEnv):
 
     # ------------------------------------------------------------- what agents and people see
 
-    def _text(self, state: Play, agent: str) -> str:
+    def _text(self, state: BoardState, agent: str) -> str:
         role = agent.removesuffix("_0")
         if self.prompt == "compact":
             parts = [self.word, role, self._coordinates(state.level, state.position)]
@@ -376,8 +375,8 @@ class BoardEnv(TeamEnv):
         rules = f"{self.rules}\n{REFUSED[self.refused]}"
         return full_prompt(task, rules, state.history, board, shown)
 
-    def _view(self, state: Play) -> str:
+    def _view(self, state: BoardState) -> str:
         return self._board(state.level, state.position)
 
-    def _colored_view(self, state: Play) -> str:
-        return self._paint(self._view(state))
+    def _colored_view(self, state: BoardState) -> str:
+        return self._in_color(self._view(state))

@@ -8,6 +8,7 @@ splits. Each part below checks one of these and returns None, or why it does not
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import json
@@ -16,21 +17,21 @@ import math
 import os
 import pickle
 import random
+import string
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Dict
 
-from pettingllms.envs import trace
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, next_agent, observe_text
 from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv
-from pettingllms.envs.foreign import AnyEnv, clone_env, load_env, next_agent, observe_text
-from pettingllms.envs.trace import Subject, agree, require
 from pettingllms.errors import ConformanceError, SandboxUnavailable
 
 logger = logging.getLogger(__name__)
@@ -60,8 +61,32 @@ SPLIT_SEEDS = 8
 
 _IN_CHILD = (
     "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
-    "from pettingllms.envs import trace; sys.stdout.write(trace.digest(*given['arguments']))"
+    "from pettingllms.envs import check; sys.stdout.write(check.digest(*given['arguments']))"
 )
+
+
+View = dict[str, str]
+"""What can be seen of an environment at one moment: a text for each thing."""
+
+MAX_STEPS = 200
+"""Steps after which a trace stops, in environments that go on for longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An environment under test, and how to make and play more of it."""
+
+    make: Callable[..., AnyEnv]
+    path: str | None
+    """A name or path by which another process can make it, where there is one."""
+    has_splits: bool
+    episodes: int
+    seed: int
+    replies: tuple[str, ...]
+
+    def script(self, offset: int = 0) -> Iterator[str]:
+        """Endless replies to play, the same for the same offset."""
+        return scripted(self.seed + offset, self.replies)
 
 
 def check_env(
@@ -168,7 +193,7 @@ def episodes(subject: Subject) -> str | None:
         require("reset returns None", returned is None, f"got {returned!r}; return nothing")
         acts = Counter(dict.fromkeys(env.agents, 0))
         _moment(env)
-        while (agent := next_agent(env)) is not None and acts.total() < trace.MAX_STEPS:
+        while (agent := next_agent(env)) is not None and acts.total() < MAX_STEPS:
             text = next(script)
             returned = _say(env, agent, repr(text), text)
             require("step returns None", returned is None, f"got {returned!r}; return nothing")
@@ -194,14 +219,14 @@ def _moment(env: AnyEnv) -> None:
         finite = math.isfinite(float(reward))
         require("rewards are finite", finite, f"{agent} has {reward!r}; divide with care")
         require("infos are dicts", isinstance(info, dict), f"{agent} has {info!r}; make it a dict")
-    before = trace.view(env)
+    before = view(env)
     for agent in agents:
         observation = env.observe(agent)
         observe_text(env, agent)
         inside = observation in env.observation_space(agent)
         require("observations lie in their space", inside, f"{agent} sees {observation!r:.300}")
     cure = "observe() must be a pure function of the state, for every agent at any time"
-    agree("observing changes nothing", [before], [trace.view(env)], cure)
+    agree("observing changes nothing", [before], [view(env)], cure)
 
 
 def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
@@ -251,7 +276,7 @@ def hostile_replies(subject: Subject) -> str | None:
             twin = clone_env(env)
             start = time.process_time()
             _say(twin, agent, label, text)
-            trace.view(twin)
+            view(twin)
             spent = time.process_time() - start
             otherwise = f"{label}, said by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
             require("replies take bounded time", spent <= HOSTILE_CPU_S, otherwise)
@@ -286,16 +311,16 @@ def copies(subject: Subject) -> str | None:
         env, script = subject.make(), subject.script(episode)
         env.reset(seed=subject.seed + episode)
         for point in range(POINTS):
-            before = trace.view(env)
+            before = view(env)
             futures = [
-                trace.play_on(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
+                play_on(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
             ]
             for future in futures:
                 agree("copies are where the original is", [before], future[:1], cure)
                 agree("copies play on alike", futures[0], future, cure)
-            agree("copies leave the original alone", [before], [trace.view(env)], cure)
+            agree("copies leave the original alone", [before], [view(env)], cure)
             if point == POINTS - 1 or len(futures[0]) == 1:
-                rest = trace.play_on(env, subject.script(POINTS + point))
+                rest = play_on(env, subject.script(POINTS + point))
                 agree("the original plays on like its copies", futures[0], rest, cure)
                 break
             agent = env.agent_selection
@@ -323,7 +348,7 @@ def seeds(subject: Subject) -> str | None:
         run = []
         for episode in range(subject.episodes):
             env.reset(seed=subject.seed if episode == 0 else None)
-            run += trace.play_on(env, script)
+            run += play_on(env, script)
         runs.append(run)
     untouched = _global_generators() == before
     cure = "draw from a generator made from the seed that reset() was given"
@@ -333,7 +358,7 @@ def seeds(subject: Subject) -> str | None:
 
 
 def _global_generators() -> str:
-    return trace.canonical((random.getstate(), np.random.get_state()))  # noqa: NPY002 - its state
+    return canonical((random.getstate(), np.random.get_state()))  # noqa: NPY002 - its state
 
 
 def splits(subject: Subject) -> str | None:
@@ -346,7 +371,7 @@ def splits(subject: Subject) -> str | None:
         shown[split] = []
         for seed in range(subject.seed, subject.seed + SPLIT_SEEDS):
             env.reset(seed=seed)
-            shown[split].append([trace.canonical(env.observe(agent)) for agent in env.agents])
+            shown[split].append([canonical(env.observe(agent)) for agent in env.agents])
     for one, other in itertools.combinations(SPLITS, 2):
         otherwise = f"{one} and {other} play the same {SPLIT_SEEDS} tasks; use self.split in _start"
         require("splits are distinct", shown[one] != shown[other], otherwise)
@@ -358,7 +383,7 @@ def processes(subject: Subject) -> str | None:
     if subject.path is None:
         return "another process cannot import it; pass a registered name or `module:attribute`"
     arguments = (subject.path, subject.seed, subject.episodes, subject.replies)
-    here = trace.digest(*arguments)
+    here = digest(*arguments)
     for hash_seed in ("1", "2"):
         child = subprocess.run(
             [sys.executable, "-c", _IN_CHILD],
@@ -377,3 +402,103 @@ def processes(subject: Subject) -> str | None:
 
 
 PARTS = (spaces, episodes, hostile_replies, copies, seeds, splits, processes)
+
+
+# Traces: an environment is played and all that it shows is written down, so that runs can be compared.
+# Everything is turned into text: equal text is equal on every machine and in every process, which
+# `==` on arrays, floats that are not numbers, or dicts is not.
+
+
+def require(promise: str, kept: object, otherwise: str) -> None:
+    """Raises ConformanceError with the promise and what was seen, where it was not `kept`."""
+    if not kept:
+        raise ConformanceError(f"{promise}: {otherwise}")
+
+
+def agree(promise: str, first: Sequence[View], second: Sequence[View], cure: str) -> None:
+    """Raises ConformanceError with the first difference of two traces, where there is one."""
+    found = difference(first, second)
+    require(promise, found is None, f"{found}; {cure}")
+
+
+def canonical(value: Any) -> str:
+    """A text that is equal for equal values of equal types; mappings keep their order."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{canonical(key)}: {canonical(entry)}" for key, entry in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(canonical(entry) for entry in value)
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, np.ndarray):
+        return f"array({value.dtype}, {value.shape}, {value.tolist()!r})"
+    return repr(value)
+
+
+def view(env: AnyEnv) -> View:
+    """All that can be seen of `env` after `reset`: its attributes and every observation."""
+    seen = {
+        "agents": canonical(list(env.agents)),
+        "agent_selection": canonical(env.agent_selection if env.agents else None),
+        "rewards": canonical(env.rewards),
+        "cumulative rewards": canonical(env._cumulative_rewards),
+        "terminations": canonical(env.terminations),
+        "truncations": canonical(env.truncations),
+        "infos": canonical(env.infos),
+    }
+    for agent in env.agents:
+        seen[f"observation of {agent}"] = canonical(env.observe(agent))
+    if isinstance(env, TextEnv):
+        seen["transcript"] = canonical(env.transcript)
+        seen["view"] = env._view(env._state)
+    return seen
+
+
+def difference(first: Sequence[View], second: Sequence[View]) -> str | None:
+    """The first thing in which two traces differ, with both values; None where they agree."""
+    for step, (one, other) in enumerate(zip(first, second, strict=False)):
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                return f"step {step}, {name}: {_short(one.get(name))} != {_short(other.get(name))}"
+    if len(first) != len(second):
+        return f"{len(first)} != {len(second)} steps"
+    return None
+
+
+def _short(text: str | None) -> str:
+    return str(text) if text is None or len(text) <= 200 else f"{text[:200]}..."
+
+
+def scripted(seed: int, replies: Sequence[str]) -> Iterator[str]:
+    """Endless replies, the same for the same seed: known ones where given, and random text."""
+    generator = random.Random(seed)
+    while True:
+        if replies and generator.random() < 0.75:
+            yield generator.choice(replies)
+        else:
+            length = generator.randrange(12)
+            yield "".join(generator.choices(string.printable, k=length))
+
+
+def play_on(env: AnyEnv, replies: Iterator[str]) -> list[View]:
+    """Plays `env` on from where it is to its end, at most `MAX_STEPS`: a view for every step.
+
+    Finished agents are stepped out of the episode one by one, and seen too.
+    """
+    views = [view(env)]
+    while env.agents and len(views) <= MAX_STEPS:
+        agent = env.agent_selection
+        finished = env.terminations[agent] or env.truncations[agent]
+        env.step(None if finished else next(replies))
+        views.append(view(env))
+    return views
+
+
+def digest(path: str, seed: int, episodes: int, replies: Sequence[str]) -> str:
+    """SHA-256 over the traces of an environment given by name or path, for other processes."""
+    env = load_env(path)
+    script = scripted(seed, replies)
+    hasher = hashlib.sha256()
+    for episode in range(episodes):
+        env.reset(seed=seed if episode == 0 else None)
+        hasher.update(canonical(play_on(env, script)).encode("utf-8", "backslashreplace"))
+    return hasher.hexdigest()

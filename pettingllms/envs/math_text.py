@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pettingllms.data.math import MathProblem
 from pettingllms.envs.coding_text import parse_program
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.parsing import ParseError
 from pettingllms.grading import boxed
 from pettingllms.sandbox import RunResult
 

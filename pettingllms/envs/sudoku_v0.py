@@ -66,10 +66,10 @@ from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle
 from pettingllms.data.sudoku_files import PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
-from pettingllms.envs import arguments, tiles
-from pettingllms.envs.boards import BoardArguments, BoardEnv, Picture, Play, Played
-from pettingllms.envs.lists import ParseError, cell_name, last_list
-from pettingllms.envs.tiles import Tile
+from pettingllms.envs import arguments, rendering
+from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
+from pettingllms.envs.parsing import ParseError, cell_name, last_list
+from pettingllms.envs.rendering import Tile
 from pettingllms.errors import ConfigError, UnknownNameError
 
 _FORMS = "give fills [[row, column, number], ...] or the whole grid, row by row"
@@ -320,14 +320,14 @@ class raw_env(BoardEnv):
             difficulty=self.difficulty,
         )
 
-    def _read(self, level: Puzzle, text: str) -> Answer | ParseError:
+    def _parse_answer(self, level: Puzzle, text: str) -> Answer | ParseError:
         return parse_answer(text, level.size)
 
-    def _play(self, level: Puzzle, position: Grid, answer: Answer) -> Played:
+    def _apply(self, level: Puzzle, position: Grid, answer: Answer) -> AnswerResult:
         if isinstance(answer, Whole):
             contradiction = _contradiction(level, answer)
             if contradiction:
-                return _played(level, position, 1, [contradiction], 1)
+                return _answer_result(level, position, 1, [contradiction], 1)
             position, answer = level.clues, _fills_of(level, answer)
         values, reasons, looked = list(position), list[str](), 0
         for fill in answer:
@@ -339,7 +339,7 @@ class raw_env(BoardEnv):
             reasons.append(f"[{fill.row + 1}, {fill.column + 1}, {fill.value}] {why}")
             if self.refused == "stop":
                 break
-        return _played(level, tuple(values), len(answer), reasons, looked)
+        return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
     def _progress(self, level: Puzzle, position: Grid) -> float:
         right, wrong = _score(level, position)
@@ -347,7 +347,7 @@ class raw_env(BoardEnv):
 
     # ------------------------------------------------------------- how it is shown
 
-    def _written(self, level: Puzzle, position: Grid, answer: Answer) -> str:
+    def _format_answer(self, level: Puzzle, position: Grid, answer: Answer) -> str:
         if self.prompt == "compact":
             return compact(answer, position, level.size)
         return listed(answer, level.size)
@@ -360,7 +360,7 @@ class raw_env(BoardEnv):
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
         return coordinates(level, position)
 
-    def _colored_view(self, state: Play) -> str:
+    def _colored_view(self, state: BoardState) -> str:
         width = len(str(state.level.size))
         cells = [
             f"{value or '.':>{width}}" if value == clue else f"\x1b[34m{value:>{width}}\x1b[0m"
@@ -368,14 +368,14 @@ class raw_env(BoardEnv):
         ]
         return ruled(cells, state.level.size, width)
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         size = state.level.size
         shown = [
-            Tile(tiles.SHADE if clue else tiles.GROUND, (), str(value or ""), _ink(clue))
+            Tile(rendering.SHADE if clue else rendering.GROUND, (), str(value or ""), _ink(clue))
             for value, clue in zip(state.position, state.level.clues, strict=True)
         ]
         rows = [shown[start : start + size] for start in range(0, size * size, size)]
-        return tiles.draw(rows, blocks=BOXES[size])
+        return rendering.draw(rows, blocks=BOXES[size])
 
 
 def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
@@ -390,7 +390,9 @@ def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
         return (sudoku_files.parse(text),)  # raises, and says what is wrong with it
 
 
-def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str], looked: int) -> Played:
+def _answer_result(
+    level: Puzzle, position: Grid, parts: int, reasons: list[str], looked: int
+) -> AnswerResult:
     right, wrong = _score(level, position)
     info = {
         "right": right,
@@ -400,7 +402,7 @@ def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str], looke
         "difficulty": level.difficulty,
     }
     note = _note(looked, reasons, parts - looked, position.count(0))
-    return Played(position, position == level.solution, note, len(reasons), info=info)
+    return AnswerResult(position, position == level.solution, note, len(reasons), info=info)
 
 
 def _contradiction(level: Puzzle, whole: Whole) -> str:
@@ -454,7 +456,7 @@ def _note(parts: int, reasons: list[str], dropped: int, empty: int) -> str:
 
 
 def _ink(clue: int) -> str:
-    return tiles.INK if clue else tiles.PLAYER
+    return rendering.INK if clue else rendering.PLAYER
 
 
 env = raw_env

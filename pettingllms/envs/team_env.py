@@ -1,9 +1,21 @@
-"""`TeamEnv`: the arguments that all environments of this package share."""
+"""`TeamEnv`: what all environments of this package share: arguments, a sandbox, and how teams are paid.
+
+A team is scored after each reply, and so is the reply itself. If every reply were paid those scores
+outright, an episode would earn more the longer it lasts: a team that has succeeded and then refuses to
+agree would collect its success again each turn. `Scores` therefore pays differences: the team's score
+less the team's score before, and a reply's own score less the score of its author's previous reply
+(0 before the first). The sums telescope: the return of an episode holds the team's last score once and
+each agent's last score once, and so does every part of it that begins with the episode.
+
+Candidates for one decision share what is subtracted, so that comparing them, as AT-GRPO does, gives
+the advantages of the scores themselves. It is the shaping of Ng, Harada, Russell (1999) without discount.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
@@ -11,6 +23,9 @@ from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
 Prompt = Literal["full", "compact"]
+
+FORMAT_PENALTY = 0.1
+"""Cost, in local reward, of a reply that cannot be read."""
 
 
 class TeamArguments(arguments.TextArguments, total=False):
@@ -67,3 +82,28 @@ class TeamEnv(TextEnv):
     def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
         """Limits of a run: the user's over those of the data set (`own`) over `default`."""
         return self._settings.limits_over(default, own)
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """What an episode has been paid for so far. Kept in the state; never changed in place."""
+
+    team: float = 0.0
+    local: Mapping[str, float] = field(default_factory=dict)
+    """Agent -> the score of its last reply."""
+
+    def after(self, agent: str, *, team: float, local: float) -> Paid:
+        """What a reply of `agent` earns that leaves the team at `team` and is itself worth `local`."""
+        return Paid(
+            Scores(team, {**self.local, agent: local}),
+            team - self.team,
+            local - self.local.get(agent, 0.0),
+        )
+
+
+class Paid(NamedTuple):
+    """The scores after a reply, and the two differences that the reply is paid."""
+
+    scores: Scores
+    team: float
+    local: float

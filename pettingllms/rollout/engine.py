@@ -1,9 +1,9 @@
-"""The loop of training, evaluation and benchmarks: prompt -> completions -> rewards -> move on.
+"""The one loop of training, evaluation and benchmarks: prompt -> completions -> rewards -> next decision.
 
 An episode moves on as soon as its own completions are sampled and scored. How prompts form a batch
 depends on the sampler:
 
-- One that batches requests as they come (`continuous`, a vLLM server) is handed whatever is ready.
+- One that batches requests itself, as they come (`continuous`, a vLLM server) is handed whatever is ready.
 - Any other rounds differently in batches of other shapes. Its batches follow from the tasks
   alone: episodes stand in fixed cohorts, and each cohort is a batch of its own whenever all of its
   episodes are scored. Cohorts overtake each other freely.
@@ -29,7 +29,7 @@ from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RolloutShape:
     """What is sampled of a task: a tree (`width` above 1) or parallel episodes.
 
     In a tree every prompt of a wide policy gets `width` candidates, and the episode continues from
@@ -55,7 +55,7 @@ class RolloutEngine:
         shape: what is sampled of each task.
         settings: of `Sampler.sample`: max_new_tokens, temperature, ...
         seed: what makes these decisions random in their own way, e.g. (seed of the run, step).
-        players: role -> policy; the sampler's own mapping where a role is missing.
+        policies: role -> policy; the sampler's own mapping where a role is missing.
         wide: policies whose prompts get `shape.width` candidates; None for all.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
         timed: opened around "sample", and around "score" while nothing else is left to do.
@@ -64,23 +64,23 @@ class RolloutEngine:
     env: AnyEnv
     sampler: Sampler
     pool: Executor
-    shape: Shape
+    shape: RolloutShape
     settings: Mapping[str, Any]
     seed: tuple[object, ...]
-    players: Mapping[str, str] | None = None
+    policies: Mapping[str, str] | None = None
     wide: Collection[str] | None = None
     cohort: int | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
-    def play(
+    def run(
         self,
         tasks: Sequence[Task],
         on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
     ) -> list[Trajectory]:
-        """Plays all episodes of the tasks to their ends; their records in the order of the tasks.
+        """Rolls out all episodes of the tasks to their ends; their records in the order of the tasks.
 
         Args:
-            tasks: what to play.
+            tasks: each is rolled out `shape.episodes` times.
             on_batch: called before every batch with the finished episodes; may raise to stop.
 
         Raises:
@@ -144,7 +144,7 @@ class RolloutEngine:
             cohort.pending.append(_Pending(episode, prompt, request, scored))
 
     def _policy_for(self, role: str) -> str:
-        return (self.players or {}).get(role) or self.sampler.policy_for(role)
+        return (self.policies or {}).get(role) or self.sampler.policy_for(role)
 
     def _width(self, policy: str) -> int:
         return self.shape.width if self.wide is None or policy in self.wide else 1
@@ -158,12 +158,12 @@ class RolloutEngine:
             wait([future for future in open_ones if not future.done()], return_when=FIRST_COMPLETED)
         for cohort in done:
             for decision in cohort.pending:
-                self._move_on(decision)
+                self._advance(decision)
             cohort.pending.clear()
             scoring.remove(cohort)
         return [cohort for cohort in done if cohort.live()]
 
-    def _move_on(self, decision: _Pending) -> None:
+    def _advance(self, decision: _Pending) -> None:
         """Records the candidates of a decision, and continues the episode from one of them."""
         episode, branches = decision.episode, decision.scored.result()
         rewards = [branch.result.reward for branch in branches]

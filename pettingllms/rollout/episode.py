@@ -1,6 +1,6 @@
 """Episodes in progress: which agent acts, what its completions earn, what the record keeps.
 
-The environment may be any PettingZoo AEC environment with text (`pettingllms.envs.foreign`).
+The environment may be any PettingZoo AEC environment with text (`pettingllms.envs.aec`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
     StepResult,
     branch_env,
     clone_env,

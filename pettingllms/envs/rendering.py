@@ -2,8 +2,8 @@
 
     draw([[Tile(WALL), Tile(marks=(Mark("ring", GOAL),))], [Tile(text="7"), Tile()]])
 
-A tile has a ground colour, any number of marks, drawn in their order, and a text on top. With
-`blocks=(3, 3)` thick lines run round every 3 x 3 tiles. The colours below are those that the
+A tile has a ground color, any number of marks, drawn in their order, and a text on top. With
+`blocks=(3, 3)` thick lines run round every 3 x 3 tiles. The colors below are those that the
 games share. Pillow is imported with the first picture; it is no dependency of the environments.
 """
 
@@ -34,11 +34,11 @@ class Mark(NamedTuple):
     """A shape in the middle of a tile."""
 
     shape: Literal["square", "disc", "ring", "dot", "cross"]
-    colour: str
+    color: str
 
 
 class Tile(NamedTuple):
-    """What one cell shows; colours as `#rrggbb`."""
+    """What one cell shows; colors as `#rrggbb`."""
 
     ground: str = GROUND
     marks: tuple[Mark, ...] = ()
@@ -88,14 +88,14 @@ def _tile(pen: ImageDraw, tile: Tile, x: int, y: int, side: int) -> None:
         left, top, right, bottom = x + inset, y + inset, x + side - inset, y + side - inset
         thick = side // 10
         if mark.shape == "square":
-            pen.rounded_rectangle((left, top, right, bottom), side // 12, mark.colour)
+            pen.rounded_rectangle((left, top, right, bottom), side // 12, mark.color)
         elif mark.shape == "ring":
-            pen.ellipse((left, top, right, bottom), None, mark.colour, thick)
+            pen.ellipse((left, top, right, bottom), None, mark.color, thick)
         elif mark.shape == "cross":
-            pen.line((left, top, right, bottom), mark.colour, thick)
-            pen.line((left, bottom, right, top), mark.colour, thick)
+            pen.line((left, top, right, bottom), mark.color, thick)
+            pen.line((left, bottom, right, top), mark.color, thick)
         else:
-            pen.ellipse((left, top, right, bottom), mark.colour)
+            pen.ellipse((left, top, right, bottom), mark.color)
     if tile.text:
         font = _font(round(side * (0.56 if len(tile.text) == 1 else 0.4)))
         pen.text((x + side / 2, y + side / 2), tile.text, tile.ink, font, anchor="mm")
