@@ -64,7 +64,7 @@ def _run(words: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the environments of this package")
+    listing = commands.add_parser("list", help="the environments that are known by name")
     listing.set_defaults(action=_list)
     show = commands.add_parser("show", help="agents, arguments and defaults of an environment")
     show.set_defaults(action=_show)
@@ -111,7 +111,7 @@ def _env_args(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     del options
-    for name, path in ENVIRONMENTS.items():
+    for name, path in ENVIRONMENTS.paths().items():
         module = importlib.import_module(path.partition(":")[0])
         print(f"{name:<12} {_summary(module.__doc__)}")
     return 0

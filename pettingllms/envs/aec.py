@@ -1,4 +1,4 @@
-"""Finding environments by name or path, and reading any of them in the way of the trainer.
+"""Any PettingZoo AEC environment: found by name or path, copied, and read the way the trainer does.
 
 Environments of this package promise more than PettingZoo asks for (`TextEnv`). The functions
 here ask for less, so that a third party's environment can be trained on as it is: a PettingZoo
@@ -30,10 +30,23 @@ from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
-from pettingllms.registry import resolve
+from pettingllms.registry import Registry, resolve
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"
+
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "coding": "pettingllms.envs.coding_v0:env",
+        "math": "pettingllms.envs.math_v0:env",
+        "plan_path": "pettingllms.envs.plan_path_v0:env",
+        "sokoban": "pettingllms.envs.sokoban_v0:env",
+        "sudoku": "pettingllms.envs.sudoku_v0:env",
+    },
+)
+"""The one table of environments. A new one is its own file and a line here; `load_env`, PettingZoo's
+registry, the command line and the tests find it from there."""
 
 
 class StepResult(NamedTuple):
@@ -54,8 +67,8 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
     """Makes an environment from its name or its path.
 
     Args:
-        name: a registered name (`coding`, `coding_v0`, `pettingllms/coding-v0`, or any other id
-            of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
+        name: a registered name (`coding`, one that another package offers, `coding_v0`,
+            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
             the attribute is called with `kwargs` and returns an AEC environment.
         kwargs: arguments of the environment.
 
@@ -100,10 +113,10 @@ def creator_of(name: str) -> Any:
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
-    entry_point = name if ":" in name else _registered(name)
-    if not isinstance(entry_point, str):
-        return entry_point
-    return _resolve(importable(entry_point))
+    known = ":" in name or name in ENVIRONMENTS
+    entry_point = ENVIRONMENTS.path_of(name) if known else _registered(name)
+    # PettingZoo's registry may also hold the function itself.
+    return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
 
 
 def takes_anything(creator: Callable[..., Any]) -> bool:
@@ -127,7 +140,7 @@ def _registered(name: str) -> Any:
     except PettingZooRegistryError:
         ours = [env_id.removeprefix(NAMESPACE) for env_id in pettingzoo.aec_registry]
         known = [env_id for env_id in ours if ("/" in env_id) == ("/" in name)]
-        known += [env_id.rpartition("-v")[0] for env_id in known]
+        known += [env_id.rpartition("-v")[0] for env_id in known] + [*ENVIRONMENTS.paths()]
         raise UnknownNameError(
             f"unknown environment {name!r}; {did_you_mean(name, known)} "
             "An environment of your own is given as `module:attribute` or `./file.py:attribute`"
