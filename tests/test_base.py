@@ -576,9 +576,9 @@ def test_copies_play_on_exactly_and_apart(way, before, after):
     point = check.view(env)
     twin = COPIES[way](env)
     assert check.difference([check.view(twin)], [point]) is None
-    twin_views = check.play_on(twin, iter(after * 2))
+    twin_views = check.continued(twin, iter(after * 2))
     assert check.difference([check.view(env)], [point]) is None
-    assert check.difference(check.play_on(env, iter(after * 2)), twin_views) is None
+    assert check.difference(check.continued(env, iter(after * 2)), twin_views) is None
     env.reset()
     twin.reset()
     assert env.task_seed == twin.task_seed

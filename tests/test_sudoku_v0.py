@@ -139,7 +139,7 @@ def test_a_solution_in_any_form_solves():
         ("[R, U]", "a list of 2 numbers is neither"),
         ("[[1, 2], [3, 4]]", "a row has 2 numbers, not 4"),
         ("[[1, 2, 3, 4]]", "the grid has 1 rows, not 4"),
-        ("[a1=4 then b2]", "'then' is no fill such as b3=4"),
+        ("[a1=4 then b2]", "'then' is not a fill such as b3=4"),
         ("[[1, 2, 4], [3, 1, 2], ...][[1, x, 4]]", "'x' is not a number"),
         ("[[1, 2, 4], [3, 1, 2], ...]", "'...' is not a list of numbers"),
         ("[[1, -2, 4]]", "'-2' is not a number"),

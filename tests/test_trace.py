@@ -63,7 +63,7 @@ def test_scripts_mix_known_replies_with_random_text():
 @pytest.mark.parametrize("env", [toy_env.env(max_turns=2), foreign_env.env(rounds=2)])
 def test_playing_on_goes_to_the_end_and_sees_agents_leave(env):
     env.reset(seed=1)
-    views = check.play_on(env, itertools.repeat(""))
+    views = check.continued(env, itertools.repeat(""))
     assert len(views) == 1 + 4 + 2
     assert views[-1]["agents"] == "list()"
 
@@ -71,4 +71,4 @@ def test_playing_on_goes_to_the_end_and_sees_agents_leave(env):
 def test_playing_on_stops_in_an_endless_environment():
     env = foreign_env.env(rounds=10**6)
     env.reset(seed=1)
-    assert len(check.play_on(env, itertools.repeat(""))) == check.MAX_STEPS + 1
+    assert len(check.continued(env, itertools.repeat(""))) == check.MAX_STEPS + 1

@@ -55,7 +55,7 @@ class Argument(NamedTuple):
     default: Any
     """`inspect.Parameter.empty` where a value has to be given."""
     about: str
-    """What the docstrings say of it."""
+    """Its text in the docstrings."""
 
 
 def signature(kind: type) -> Signature:
@@ -69,8 +69,10 @@ def signature(kind: type) -> Signature:
             if parameter.kind in _VARIADIC or (inherited and name in DECLARED):
                 continue
             if inherited:
+                # `**kwargs` passes it on by name only.
                 parameter = parameter.replace(kind=Parameter.KEYWORD_ONLY)
             found.setdefault(name, parameter)
+        # Without `**kwargs` nothing reaches the bases.
         if not any(p.kind is Parameter.VAR_KEYWORD for p in own):
             break
     return Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
@@ -81,7 +83,7 @@ def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> No
 
     Args:
         kind: a class or function that names all its arguments.
-        name: what the user calls it, for the message.
+        name: its name in the message.
         given: names of arguments.
     """
     known = inspect.signature(kind).parameters
@@ -100,7 +102,7 @@ def values(kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def comparable(value: Any) -> Any:
-    """Returns a small picklable value that is equal for arguments that mean the same.
+    """Returns a small picklable value that is equal for equal arguments.
 
     Lists and tuples are equal, as are a path and its text. Functions and other objects without a
     value of their own are represented by the name of their class.
@@ -121,9 +123,9 @@ def comparable(value: Any) -> Any:
 
 
 def described(kind: Callable[..., Any]) -> list[Argument]:
-    """Returns the arguments of a class or function, each with what the docstrings say of it.
+    """Returns the arguments of a class or function, each with its text in the docstrings.
 
-    Those of a class's bases count, too.
+    The docstrings of a class's bases count, too.
     """
     texts: dict[str, str] = {}
     for base in reversed(getattr(kind, "__mro__", (kind,))):

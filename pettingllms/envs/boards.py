@@ -1,10 +1,10 @@
-"""`BoardEnv`: what Sokoban, Sudoku and Plan-Path have in common: a tool proposes, a planner decides.
+"""`BoardEnv`: base of Sokoban, Sudoku and Plan-Path: a tool proposes, a planner decides.
 
 Each turn the tool answers first. Its answer is played on a copy of the board, is scored there,
 and is shown to the planner. Then the planner answers, and only its answer changes the board
-(arXiv 2510.11062, the game and planning tasks). With `agents="single"` the planner is alone.
-An answer is a whole list: of moves, or of cells to fill. A game is a subclass that deals boards,
-reads answers, plays them and describes the result; everything here is the same for all of them.
+(arXiv 2510.11062, its game and planning tasks). With `agents="single"` the planner is alone.
+An answer is a whole list: of moves, or of cells to fill. A subclass deals boards, parses answers,
+applies them and describes the result; everything here is the same for all boards.
 
 An answer is played up to its first part that the rules refuse; the rest is dropped
 (`refused="stop"`). With `refused="skip"`, as in the paper's published code, refused parts are skipped and the rest
@@ -22,7 +22,7 @@ that of the parser, `MAX_MOVES`: where a refused move ends the answer, constant 
 | `"sparse"` | the same | 0 | 1 if the proposal would solve the board, less the same of the proposal before |
 
 Nearness is a potential: 0 for the board as dealt, 1 for a solved one, half the progress that the
-game defines in between, and at least `WORST` / 2. Both local rewards are differences of potentials, so that over an
+board defines in between, and at least `WORST` / 2. Both local rewards are differences of potentials, so that over an
 episode they add up to the nearness of the last board and of the last proposal: walking to and fro, or proposing the
 same again, earns nothing, and no episode is worth more than one that is right at once. A tool
 that is right from the second turn on gets in that turn what its first proposal missed.
@@ -45,7 +45,7 @@ from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
-from pettingllms.sandbox import Case, Limits
+from pettingllms.sandbox import Case, Limits, RunResult
 
 
 class Turn(NamedTuple):
@@ -78,7 +78,7 @@ NOTHING = "nothing that can be read"
 
 
 def task_of(role: str, *, team: bool, program: bool) -> str:
-    """What a role has to do; `program`: whether the tool may write one."""
+    """The task of a role; `program`: whether the tool may write one."""
     if role == "tool":
         return f"{_TOOL}\n{_PROGRAM}" if program else _TOOL
     return _PLANNER if team else _SINGLE
@@ -87,7 +87,7 @@ def task_of(role: str, *, team: bool, program: bool) -> str:
 def full_prompt(
     task: str, rules: str, history: Sequence[Turn], board: str, proposal: str | None
 ) -> str:
-    """Task, rules, the turns before, the board as it is, and where given the proposal."""
+    """Prompt of task, rules, earlier turns, the board as it is, and where given the proposal."""
     parts = [task, f"{rules}\n{_FORM}", *map(_turn, range(len(history)), history)]
     parts.append(f"The board now:\n{board}")
     if proposal is not None:
@@ -114,12 +114,12 @@ Picture = npt.NDArray[np.uint8]
 
 
 class AnswerResult(NamedTuple):
-    """What an answer leads to on a board."""
+    """Result of an answer on a board."""
 
     position: Any
     solved: bool
     note: str
-    """What happened, in a sentence for the agents."""
+    """The result in a sentence, for the agents."""
     illegal: int = 0
     """Moves or fills that the rules refused: at most one where an answer stops there."""
     lost: bool = False
@@ -130,19 +130,19 @@ class AnswerResult(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BoardState:
-    """All that an episode knows."""
+    """State of an episode."""
 
     level: Any
-    """What does not change: walls, goals, clues, the optimum."""
+    """The part that does not change: walls, goals, clues, the optimum."""
     position: Any
-    """What does."""
+    """The part that does: where the boxes are, which cells are filled."""
     nearness: float = 0.0
     """Potential of `position`."""
     proposed: float = 0.0
     """Potential of the board to which the tool's last proposal would have led."""
     solved: bool = False
     id: str | None = None
-    """What the data set calls the task; None for a generated one."""
+    """The task's id in its data set; None for a generated one."""
     proposal: str | None = None
     """The tool's answer of this turn; None where there is none or it could not be read."""
     history: tuple[Turn, ...] = field(default=())
@@ -157,14 +157,14 @@ class BoardArguments(TeamArguments, total=False):
 
 
 class BoardEnv(TeamEnv):
-    """Base of the board games; a game writes the methods below.
+    """Base of the boards; a subclass writes the methods of the first section.
 
     Args:
         agents: "team" (tool, then planner) or "single" (the planner alone).
         tool: "moves", or "python": the tool may also answer with a fenced Python program, which
             reads the board from standard input; what it prints is read as its answer.
-        refused: what a move or fill that the rules refuse does to an answer: "stop" ends it there,
-            "skip" goes to its next part.
+        refused: effect of a move or fill that the rules refuse: "stop" ends the answer there,
+            "skip" continues with its next part.
         kwargs: as in `TeamEnv`. Compact prompts have coordinates in few tokens, without rules
             and without the turns before.
 
@@ -182,7 +182,7 @@ class BoardEnv(TeamEnv):
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str
-    """The rules of the game and the form of an answer, for full prompts."""
+    """The rules of the board and the form of an answer, for full prompts."""
 
     def __init__(
         self,
@@ -199,22 +199,22 @@ class BoardEnv(TeamEnv):
         self.refused = arguments.one_of("refused", refused, get_args(Refused))
         self._team = team
 
-    # ------------------------------------------------------------- what a game writes
+    # ------------------------------------------------------------- what a subclass writes
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Any, Any, str | None]:
         """Level, first position and the data set's id of task `seed`; immutable and picklable."""
         raise NotImplementedError
 
     def _parse_answer(self, level: Any, text: str) -> Any | ParseError:
-        """The answer in a reply; raises for no text whatsoever."""
+        """Parses the answer in a reply; raises for no text whatsoever."""
         raise NotImplementedError
 
     def _apply(self, level: Any, position: Any, answer: Any) -> AnswerResult:
-        """What an answer leads to; pure."""
+        """Applies an answer to a board; pure."""
         raise NotImplementedError
 
     def _progress(self, level: Any, position: Any) -> float:
-        """How much of the way is done: 0 for the board as dealt, 1 for solved; may be negative."""
+        """Share of the way that is done: 0 for the board as dealt, 1 for solved; may be negative."""
         raise NotImplementedError
 
     def _format_answer(self, level: Any, position: Any, answer: Any) -> str:
@@ -234,7 +234,7 @@ class BoardEnv(TeamEnv):
         raise NotImplementedError
 
     def _local(self, role: str, result: AnswerResult, gain: float) -> float:
-        """The local reward of a readable answer, under a scheme of the game's own."""
+        """The local reward of a readable answer, under a scheme of the subclass's own."""
         raise NotImplementedError
 
     def _in_color(self, board: str) -> str:
@@ -247,11 +247,6 @@ class BoardEnv(TeamEnv):
         level, position, name = self._deal(seed, options)
         return BoardState(level, position, id=name)
 
-    def _act(self, state: BoardState, agent: str, text: str) -> Outcome:
-        if agent == "planner_0":
-            return self._decide(state, text)
-        return self._propose(state, *self._run_programs(state, [text]))
-
     def _act_all(self, state: BoardState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "tool_0":
             return [self._propose(state, text) for text in self._run_programs(state, texts)]
@@ -260,11 +255,13 @@ class BoardEnv(TeamEnv):
     def _propose(self, state: BoardState, text: str | ParseError) -> Outcome:
         answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
         if isinstance(answer, ParseError):
-            # As good as an empty proposal: otherwise it would keep what an earlier one was paid.
+            # Counts as an empty proposal: otherwise the tool would keep the pay of an earlier one.
             after = replace(state, proposed=state.nearness)
             return self._unreadable(after, answer, gain=self._tool_gain(state, state.nearness))
         result = self._apply(state.level, state.position, answer)
         nearness = self._nearness(state, result)
+        # The planner reads the proposal as it was understood, not as it was written: a reply
+        # may hold anything, also text meant to steer the planner.
         written = self._format_answer(state.level, state.position, answer)
         after = BoardState(
             level=state.level,
@@ -307,11 +304,13 @@ class BoardEnv(TeamEnv):
     def _nearness(self, state: BoardState, result: AnswerResult) -> float:
         if result.solved:
             return 1.0
+        # Half of the progress, so that solving the board gains at least 0.5 over any other answer.
         return 0.5 * max(WORST, self._progress(state.level, result.position))
 
     def _tool_gain(self, state: BoardState, nearness: float) -> float:
-        """What the tool gains with a proposal that leads to a board of this nearness."""
+        """Gain of the tool for a proposal that leads to a board of this nearness."""
         if self.rewards_scheme == "sparse":
+            # Only a solved board has nearness 1.
             return float(nearness == 1.0) - float(state.proposed == 1.0)
         return nearness - state.proposed
 
@@ -343,22 +342,21 @@ class BoardEnv(TeamEnv):
         return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why, info=info)
 
     def _run_programs(self, state: BoardState, texts: Sequence[str]) -> Sequence[str | ParseError]:
-        """The replies, with each program replaced by what it prints."""
+        """The replies, with each program replaced by its output."""
         if self.tool == "moves":
             return texts
-        programs = [parse_program(text) for text in texts]
-        board = self._board(state.level, state.position)
+        parsed = [parse_program(text) for text in texts]
+        programs = list(dict.fromkeys(each for each in parsed if isinstance(each, str)))
+        if not programs:
+            return texts
+        case = Case(stdin=self._board(state.level, state.position))
+        rows = self.sandbox.run(programs, [case], limits=self._limits(LIMITS))
+        outputs = {program: _output(row[0]) for program, row in zip(programs, rows, strict=True)}
+        # A reply without a program is an answer itself.
         return [
-            text if isinstance(program, ParseError) else self._run(program, board)
-            for text, program in zip(texts, programs, strict=True)
+            text if isinstance(program, ParseError) else outputs[program]
+            for text, program in zip(texts, parsed, strict=True)
         ]
-
-    def _run(self, program: str, board: str) -> str | ParseError:
-        ((result,),) = self.sandbox.run([program], [Case(stdin=board)], limits=self._limits(LIMITS))
-        if result.status != "ok":
-            last = result.stderr.strip().splitlines()[-1:] or [""]
-            return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
-        return result.stdout
 
     # ------------------------------------------------------------- what agents and people see
 
@@ -380,3 +378,10 @@ class BoardEnv(TeamEnv):
 
     def _colored_view(self, state: BoardState) -> str:
         return self._in_color(self._view(state))
+
+
+def _output(result: RunResult) -> str | ParseError:
+    if result.status != "ok":
+        last = result.stderr.strip().splitlines()[-1:] or [""]
+        return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
+    return result.stdout

@@ -1,9 +1,9 @@
-"""`check_env`: does an environment keep the promises that training on it needs?
+"""`check_env`: checks that an environment keeps the promises that training on it needs.
 
 PettingZoo's `api_test` and `seed_test` check the interface. They cannot see what tree rollouts
 and reinforcement learning on model text rely on: copies that continue exactly like the original,
 observations without side effects, rewards that add up, hostile replies, other processes, other
-splits. Each part below checks one of these and returns None, or why it does not apply.
+splits. Each part below checks one of these and returns None, or the reason why it does not apply.
 """
 
 from __future__ import annotations
@@ -49,14 +49,11 @@ HOSTILE = {
     "unclosed markup": '```python\n<answer>{"a": [' + "<answer>" * 1000,
     "line ends of all kinds": "\r\n\x85\u2028\v\f" * 1000,
 }
-"""Texts that a model can write and that parsers fall over."""
-
+"""Texts that a model can write and that break parsers."""
 HOSTILE_CPU_S = 5.0
 """CPU seconds of this process that one hostile reply may cost."""
-
 POINTS = 6
-"""Steps after which an episode is copied: none, one, ... and POINTS - 1."""
-
+"""Numbers of steps after which an episode is copied: 0, 1, ... and POINTS - 1."""
 SPLIT_SEEDS = 8
 
 _IN_CHILD = (
@@ -66,15 +63,15 @@ _IN_CHILD = (
 
 
 View = dict[str, str]
-"""What can be seen of an environment at one moment: a text for each thing."""
+"""All that an environment shows at one moment: a text for each thing."""
 
 MAX_STEPS = 200
-"""Steps after which a trace stops, in environments that go on for longer."""
+"""Steps after which a trace stops, in environments with longer episodes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """An environment under test, and how to make and play more of it."""
+    """An environment under test, and the means to make and step more of it."""
 
     make: Callable[..., AnyEnv]
     path: str | None
@@ -85,7 +82,7 @@ class Subject:
     replies: tuple[str, ...]
 
     def script(self, offset: int = 0) -> Iterator[str]:
-        """Endless replies to play, the same for the same offset."""
+        """Endless replies, the same for the same offset."""
         return scripted(self.seed + offset, self.replies)
 
 
@@ -96,30 +93,29 @@ def check_env(
     seed: int = 0,
     replies: Sequence[str] = (),
 ) -> None:
-    """Plays an environment in many ways and raises at the first promise that it breaks.
+    """Runs episodes of an environment and raises at the first promise that it breaks.
 
     Checked for every PettingZoo AEC environment: spaces and keys; real bools and finite rewards;
     `step` returns None; observing changes nothing and is possible for every live agent; no text
-    raises or takes long; copies play on exactly and leave the original alone; `reset(seed)`
+    raises or takes long; copies continue exactly and leave the original alone; `reset(seed)`
     decides everything, without the global random generators and in every process.
 
     Only for a `TextEnv`: snapshots, the parts of the reward, one success for all agents,
     truncation at exactly `max_turns`, over-long replies, splits.
 
     Args:
-        env_or_factory: an instance (it is left as it is), a function that makes one, or a
+        env_or_factory: an instance (it is not changed), a function that makes one, or a
             registered name or `module:attribute` path. What cannot be checked is logged as
             skipped: splits of an instance or of a function that takes no `split`, and other
             processes where they cannot import the function.
-        episodes: episodes to play in each check.
+        episodes: episodes of each check.
         seed: seed of the first of them.
-        replies: texts that the environment understands. Without them only random text is played,
+        replies: texts that the environment understands. Without them all replies are random text,
             which most environments cannot read, so that little of their logic runs.
 
     Raises:
         ConformanceError: names the promise, what was seen, and what to do.
-        ConfigError: observations without text.
-        CloneError: the environment cannot be copied.
+        ConfigError, CloneError: it has observations without text, or cannot be copied.
     """
     subject = _subject(env_or_factory, episodes, seed, tuple(replies))
     for part in PARTS:
@@ -139,8 +135,7 @@ def _subject(
         make, path, has_splits = given, _import_path(given), _takes(given, "split")
     else:
         make, path, has_splits = partial(clone_env, given), None, False
-    has_splits = has_splits and isinstance(make(), TextEnv)
-    return Subject(make, path, has_splits, episodes, seed, replies)
+    return Subject(make, path, has_splits and isinstance(make(), TextEnv), episodes, seed, replies)
 
 
 def _import_path(function: Callable[..., AnyEnv]) -> str | None:
@@ -158,7 +153,7 @@ def _takes(function: Callable[..., AnyEnv], keyword: str) -> bool:
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-# What can be seen at one moment of one episode.
+# Checks of one moment of one episode.
 
 
 def spaces(subject: Subject) -> str | None:
@@ -175,17 +170,17 @@ def spaces(subject: Subject) -> str | None:
             continue
         keys = set(observations.spaces) if isinstance(observations, Dict) else set()
         allowed = {"text", "turn"} == keys & RESERVED_KEYS
-        reserved = (
+        otherwise = (
             f"{agent} sees {sorted(keys)}; have text and turn, rename {sorted(RESERVED_KEYS)}"
         )
-        require("observations have text and turn", allowed, reserved)
+        require("observations have text and turn", allowed, otherwise)
         for label, text in HOSTILE.items():
             require("any text is an action", text in actions, f"{label} is not; use FreeText")
     return None
 
 
 def episodes(subject: Subject) -> str | None:
-    """Plays whole episodes and looks at every moment of them."""
+    """Checks every moment of whole episodes."""
     env, script = subject.make(), subject.script()
     reset: Callable[..., object] = env.reset
     for episode in range(subject.episodes):
@@ -195,7 +190,7 @@ def episodes(subject: Subject) -> str | None:
         _moment(env)
         while (agent := next_agent(env)) is not None and acts.total() < MAX_STEPS:
             text = next(script)
-            returned = _say(env, agent, repr(text), text)
+            returned = _step(env, agent, repr(text), text)
             require("step returns None", returned is None, f"got {returned!r}; return nothing")
             acts[agent] += 1
             _moment(env)
@@ -230,7 +225,7 @@ def _moment(env: AnyEnv) -> None:
 
 
 def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
-    """Checks what a `TextEnv` promises after a step of `agent`."""
+    """Checks the promises of a `TextEnv` after a step of `agent`."""
     info, reward = env.infos[agent], env.rewards[agent]
     parts = ("team_reward", "local_reward", "success", "parse_error", "turn")
     missing = [key for key in parts if key not in info]
@@ -275,10 +270,12 @@ def hostile_replies(subject: Subject) -> str | None:
         for label, text in texts.items():
             twin = clone_env(env)
             start = time.process_time()
-            _say(twin, agent, label, text)
+            _step(twin, agent, label, text)
             view(twin)
             spent = time.process_time() - start
-            otherwise = f"{label}, said by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
+            otherwise = (
+                f"{label}, replied by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
+            )
             require("replies take bounded time", spent <= HOSTILE_CPU_S, otherwise)
             if label not in HOSTILE:
                 counted = isinstance(twin.infos[agent]["parse_error"], str)
@@ -287,8 +284,8 @@ def hostile_replies(subject: Subject) -> str | None:
     return None
 
 
-def _say(env: AnyEnv, agent: str, label: str, text: str) -> object:
-    """Returns what `step` returned; raises ConformanceError where it raised."""
+def _step(env: AnyEnv, agent: str, label: str, text: str) -> object:
+    """Steps `env`; raises ConformanceError where that raises."""
     step: Callable[..., object] = env.step
     try:
         return step(text)
@@ -296,16 +293,16 @@ def _say(env: AnyEnv, agent: str, label: str, text: str) -> object:
         raise
     except Exception as error:
         raise ConformanceError(
-            f"no reply raises: {label}, said by {agent}, raised {error!r:.300}; count it as a reply "
+            f"no reply raises: {label}, replied by {agent}, raised {error!r:.300}; count it as a reply "
             "that cannot be read"
         ) from error
 
 
-# What shows only where two runs are compared.
+# Checks that compare two runs.
 
 
 def copies(subject: Subject) -> str | None:
-    """Checks that copies continue like the original, and apart from it, at several points."""
+    """Checks that copies continue like the original, and independently of it, at several points."""
     cure = "all that changes must be in what is copied, and none of it shared"
     for episode in range(subject.episodes):
         env, script = subject.make(), subject.script(episode)
@@ -313,15 +310,15 @@ def copies(subject: Subject) -> str | None:
         for point in range(POINTS):
             before = view(env)
             futures = [
-                play_on(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
+                continued(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
             ]
             for future in futures:
                 agree("copies are where the original is", [before], future[:1], cure)
-                agree("copies play on alike", futures[0], future, cure)
+                agree("copies continue alike", futures[0], future, cure)
             agree("copies leave the original alone", [before], [view(env)], cure)
             if point == POINTS - 1 or len(futures[0]) == 1:
-                rest = play_on(env, subject.script(POINTS + point))
-                agree("the original plays on like its copies", futures[0], rest, cure)
+                rest = continued(env, subject.script(POINTS + point))
+                agree("the original continues like its copies", futures[0], rest, cure)
                 break
             agent = env.agent_selection
             finished = env.terminations[agent] or env.truncations[agent]
@@ -330,7 +327,7 @@ def copies(subject: Subject) -> str | None:
 
 
 def _twins(subject: Subject, env: AnyEnv) -> list[AnyEnv]:
-    """Two copies, made in different ways where the environment has them."""
+    """Copies `env` twice, in different ways where the environment has them."""
     if not isinstance(env, TextEnv):
         return [clone_env(env), clone_env(env)]
     restored: Any = subject.make()
@@ -344,11 +341,10 @@ def seeds(subject: Subject) -> str | None:
     runs = []
     before = _global_generators()
     for _ in range(2):
-        env, script = subject.make(), subject.script()
-        run = []
+        env, script, run = subject.make(), subject.script(), list[View]()
         for episode in range(subject.episodes):
             env.reset(seed=subject.seed if episode == 0 else None)
-            run += play_on(env, script)
+            run += continued(env, script)
         runs.append(run)
     untouched = _global_generators() == before
     cure = "draw from a generator made from the seed that reset() was given"
@@ -362,7 +358,7 @@ def _global_generators() -> str:
 
 
 def splits(subject: Subject) -> str | None:
-    """Checks that equal seeds play different tasks for training, validation and test."""
+    """Checks that equal seeds are different tasks for training, validation and test."""
     if not subject.has_splits:
         return "this takes a TextEnv's factory, or name, with an argument `split`"
     shown: dict[str, list[list[str]]] = {}
@@ -373,13 +369,13 @@ def splits(subject: Subject) -> str | None:
             env.reset(seed=seed)
             shown[split].append([canonical(env.observe(agent)) for agent in env.agents])
     for one, other in itertools.combinations(SPLITS, 2):
-        otherwise = f"{one} and {other} play the same {SPLIT_SEEDS} tasks; use self.split in _start"
+        otherwise = f"{one} and {other} have the same {SPLIT_SEEDS} tasks; use self.split in _start"
         require("splits are distinct", shown[one] != shown[other], otherwise)
     return None
 
 
 def processes(subject: Subject) -> str | None:
-    """Checks that fresh processes, where strings have other hashes, play the same episodes."""
+    """Checks that fresh processes, where strings have other hashes, have the same episodes."""
     if subject.path is None:
         return "another process cannot import it; pass a registered name or `module:attribute`"
     arguments = (subject.path, subject.seed, subject.episodes, subject.replies)
@@ -388,29 +384,28 @@ def processes(subject: Subject) -> str | None:
         child = subprocess.run(
             [sys.executable, "-c", _IN_CHILD],
             input=json.dumps({"path": sys.path, "arguments": arguments}),
-            # Passed on whole: what the environment needs of it is not ours to know.
+            # Passed on as a whole: which variables the environment needs is unknown.
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=False,
         )
         ran = child.returncode == 0
-        require("other processes can play it", ran, f"the process said {child.stderr[-500:]}")
+        require("other processes can make it", ran, f"the process said {child.stderr[-500:]}")
         otherwise = "equal seeds gave different episodes; use neither hash() nor the order of a set"
-        require("all processes play the same", child.stdout == here, otherwise)
+        require("all processes have the same episodes", child.stdout == here, otherwise)
     return None
 
 
 PARTS = (spaces, episodes, hostile_replies, copies, seeds, splits, processes)
 
 
-# Traces: an environment is played and all that it shows is written down, so that runs can be compared.
-# Everything is turned into text: equal text is equal on every machine and in every process, which
-# `==` on arrays, floats that are not numbers, or dicts is not.
+# Traces: records of all that an environment shows, so that runs can be compared. Everything becomes text:
+# equal text is equal on every machine and in every process, unlike `==` on arrays, NaN, or dicts.
 
 
 def require(promise: str, kept: object, otherwise: str) -> None:
-    """Raises ConformanceError with the promise and what was seen, where it was not `kept`."""
+    """Raises ConformanceError with the promise and what was observed, unless it was `kept`."""
     if not kept:
         raise ConformanceError(f"{promise}: {otherwise}")
 
@@ -422,7 +417,7 @@ def agree(promise: str, first: Sequence[View], second: Sequence[View], cure: str
 
 
 def canonical(value: Any) -> str:
-    """A text that is equal for equal values of equal types; mappings keep their order."""
+    """Returns a text that is equal for equal values of equal types; mappings keep their order."""
     if isinstance(value, Mapping):
         inner = ", ".join(f"{canonical(key)}: {canonical(entry)}" for key, entry in value.items())
         return f"{{{inner}}}"
@@ -435,7 +430,7 @@ def canonical(value: Any) -> str:
 
 
 def view(env: AnyEnv) -> View:
-    """All that can be seen of `env` after `reset`: its attributes and every observation."""
+    """Records all that `env` shows after `reset`: its attributes and every observation."""
     seen = {
         "agents": canonical(list(env.agents)),
         "agent_selection": canonical(env.agent_selection if env.agents else None),
@@ -454,7 +449,7 @@ def view(env: AnyEnv) -> View:
 
 
 def difference(first: Sequence[View], second: Sequence[View]) -> str | None:
-    """The first thing in which two traces differ, with both values; None where they agree."""
+    """Names the first difference of two traces, with both values; None where they agree."""
     for step, (one, other) in enumerate(zip(first, second, strict=False)):
         for name in sorted({*one, *other}):
             if one.get(name) != other.get(name):
@@ -469,7 +464,7 @@ def _short(text: str | None) -> str:
 
 
 def scripted(seed: int, replies: Sequence[str]) -> Iterator[str]:
-    """Endless replies, the same for the same seed: known ones where given, and random text."""
+    """Yields replies without end, the same for the same seed: known ones and random text."""
     generator = random.Random(seed)
     while True:
         if replies and generator.random() < 0.75:
@@ -479,10 +474,10 @@ def scripted(seed: int, replies: Sequence[str]) -> Iterator[str]:
             yield "".join(generator.choices(string.printable, k=length))
 
 
-def play_on(env: AnyEnv, replies: Iterator[str]) -> list[View]:
-    """Plays `env` on from where it is to its end, at most `MAX_STEPS`: a view for every step.
+def continued(env: AnyEnv, replies: Iterator[str]) -> list[View]:
+    """Continues `env` to its end, at most `MAX_STEPS`; returns a view for every step.
 
-    Finished agents are stepped out of the episode one by one, and seen too.
+    Finished agents are stepped out of the episode one by one, and viewed too.
     """
     views = [view(env)]
     while env.agents and len(views) <= MAX_STEPS:
@@ -494,11 +489,11 @@ def play_on(env: AnyEnv, replies: Iterator[str]) -> list[View]:
 
 
 def digest(path: str, seed: int, episodes: int, replies: Sequence[str]) -> str:
-    """SHA-256 over the traces of an environment given by name or path, for other processes."""
+    """Computes the SHA-256 of the traces of an environment given by name or path."""
     env = load_env(path)
     script = scripted(seed, replies)
     hasher = hashlib.sha256()
     for episode in range(episodes):
         env.reset(seed=seed if episode == 0 else None)
-        hasher.update(canonical(play_on(env, script)).encode("utf-8", "backslashreplace"))
+        hasher.update(canonical(continued(env, script)).encode("utf-8", "backslashreplace"))
     return hasher.hexdigest()

@@ -100,7 +100,7 @@ earlier turns. Its own earlier replies an agent always sees."""
 
 @dataclass(frozen=True, slots=True)
 class MathState:
-    """All that an episode knows: the problem, and every readable reply in order."""
+    """State of an episode: the problem, and every readable reply in order."""
 
     problem: MathProblem
     messages: tuple[Message, ...] = ()
@@ -163,7 +163,7 @@ class raw_env(TeamEnv):
         arguments.one_of("agents", agents, get_args(Agents))
         if agents == "single":
             if (reasoners, tools, judge, topology) != (1, 1, False, "mesh"):
-                raise ConfigError("agents='single' is no team; leave out its members and topology")
+                raise ConfigError("agents='single' has no team; leave out its members and topology")
             roles: tuple[str, ...] = (SOLVER,)
         else:
             roles = roles_of_team(reasoners=reasoners, tools=tools, judge=judge)
@@ -182,30 +182,27 @@ class raw_env(TeamEnv):
             return compact_prompt(role_of(agent), state.problem.question, earlier, now)
         return full_prompt(role_of(agent), state.problem, earlier, now)
 
-    def _act(self, state: MathState, agent: str, text: str) -> Outcome:
-        (outcome,) = self._act_all(state, agent, [text])
-        return outcome
-
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         replies = [parse_reply(role_of(agent), text) for text in texts]
         programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
         ran = self._run(list(dict.fromkeys(programs)))
-        return [self._play(state, agent, reply, ran) for reply in replies]
+        return [self._judge(state, agent, reply, ran) for reply in replies]
 
     def _run(self, programs: list[str]) -> dict[str, RunResult]:
-        """Run all programs in one request, each in a process of its own: a model wrote them all."""
+        """Runs all programs in one request, each in a process of its own: a model wrote them all."""
         if not programs:
             return {}
         rows = self.sandbox.run(programs, [Case()], limits=self._limits(LIMITS))
         return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
-    def _play(
+    def _judge(
         self, state: MathState, agent: str, reply: Reply | ParseError, ran: Mapping[str, RunResult]
     ) -> Outcome:
         info: dict[str, Any] = {"right": False}
         if state.problem.difficulty is not None:
             info["difficulty"] = state.problem.difficulty
         if isinstance(reply, ParseError):
+            # As much as a program that fails: otherwise writing none would pay more.
             local = -1.0 if role_of(agent) == "tool" else -FORMAT_PENALTY
             return self._outcome(state, agent, local, parse_error=reply.why, info=info)
         printed, failed = None, ""
@@ -223,10 +220,10 @@ class raw_env(TeamEnv):
         return self._outcome(after, agent, local, done=done, info=info)
 
     def _too_long(self, state: MathState, agent: str, reason: str) -> Outcome:
-        return self._play(state, agent, ParseError(reason), {})
+        return self._judge(state, agent, ParseError(reason), {})
 
     def _trust(self, state: MathState, agent: str, message: Message) -> dict[str, float]:
-        """How an answer compares with that of the last tool of this turn that its author sees."""
+        """Compares an answer with that of the last tool of this turn that its author sees."""
         now = [m for m in state.messages if m.turn == self.turn and m.agent in self.sees[agent]]
         tools = [m for m in now if role_of(m.agent) == "tool"]
         if role_of(agent) == "tool" or not tools:
@@ -240,7 +237,7 @@ class raw_env(TeamEnv):
         }
 
     def _agree(self, state: MathState, agent: str, reply: Reply) -> bool:
-        """Whether the last agent of a turn has just said what all others say."""
+        """Whether the last agent of a turn has just given the answer of all others."""
         if role_of(agent) == SOLVER:
             return self._alone(state.messages, reply)
         if agent != self.possible_agents[-1] or reply.answer is None:
@@ -252,10 +249,11 @@ class raw_env(TeamEnv):
         )
 
     def _alone(self, messages: Sequence[Message], reply: Reply) -> bool:
-        """Whether a solver's answer is what its last program printed, or what it gave last turn."""
+        """Whether a solver's answer is its last program's output, or its answer of last turn."""
         *earlier, now = messages
         if earlier and earlier[-1].turn == now.turn - 1 and _same_answer(earlier[-1], now):
             return True
+        # A program that failed counts, too: it is the last one, and it confirms nothing.
         ran = [m.printed for m in messages if m.failure or m.printed is not None]
         if reply.answer is None or not ran or ran[-1] is None:
             return False
@@ -298,13 +296,14 @@ class raw_env(TeamEnv):
 def _same_answer(left: Message, right: Message) -> bool:
     if left.answer is None or right.answer is None or left.right != right.right:
         return False
+    # Two right answers are equal: both equal the reference, so nothing has to be compared again.
     return left.right or same(left.answer, right.answer)
 
 
 def _problems(
     dataset: str | Path | None, split: str, depth: tuple[int, ...], largest: int
 ) -> tuple[Callable[[int], MathProblem], int | None]:
-    """Problem of a task seed, and how many there are; None where they never end."""
+    """Function from a task seed to its problem, and the number of problems; None for a generator."""
     part = cast(Split, split)
     if dataset is None:
         if len(depth) != 2:
@@ -330,20 +329,20 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
     """The roles of a team in the order of their turns: tools, reasoners, judge.
 
     Raises:
-        ConfigError: nobody could give the final answer, or the team is too large.
+        ConfigError: no agent could give the final answer, or the team is too large.
     """
     for name, number in (("reasoners", reasoners), ("tools", tools)):
         if number < 0:
             raise ConfigError(f"{name} must not be negative, got {number}")
     if not reasoners + tools:
         raise ConfigError(
-            "the team has nobody to judge; give reasoners or tools"
+            "the judge has no team; give reasoners or tools"
             if judge
             else "the team has no members; give reasoners or tools"
         )
     if not reasoners and not judge:
         raise ConfigError(
-            f"a team of {tools} tools has nobody for the final answer; add a reasoner or judge=True"
+            f"a team of {tools} tools has no agent for the final answer; add a reasoner or judge=True"
         )
     if reasoners + tools + judge > MOST_AGENTS:
         raise ConfigError(
@@ -355,7 +354,7 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
 def visibility(
     given: str | Mapping[str, Sequence[str]], agents: Sequence[str], max_turns: int
 ) -> Topology:
-    """Whom each of `agents`, given in turn order, sees beside itself.
+    """The agents that each of `agents` sees beside itself.
 
     Args:
         given: `mesh` (all see all), `star` (the judge sees all, the others only themselves), `chain`
@@ -365,8 +364,8 @@ def visibility(
         max_turns: turns of an episode.
 
     Raises:
-        ConfigError: an unknown name or agent; a star without a judge; a judge who sees nobody; an
-            agent that is to see one which acts later, where there is no later turn.
+        ConfigError: an unknown name or agent; a star without a judge; a judge that sees no
+            other agent; an agent that is to see one which acts later, where there is no later turn.
     """
     if isinstance(given, str):
         arguments.one_of("topology", given, TOPOLOGIES)
@@ -378,12 +377,12 @@ def visibility(
         later = sorted(seen[agent] & {*agents[at + 1 :]})
         if later and max_turns == 1:
             raise ConfigError(
-                f"topology: {agent} cannot see {', '.join(later)}, who act after it in the only turn; "
+                f"topology: {agent} cannot see {', '.join(later)}, which act after it in the only turn; "
                 "give max_turns of at least 2 or leave them out"
             )
         if agent.startswith("judge") and not seen[agent]:
             raise ConfigError(
-                f"topology: {agent} sees nobody and has nothing to judge; name whom it sees"
+                f"topology: {agent} sees no other agent and has nothing to judge; name those it sees"
             )
     return seen
 

@@ -120,7 +120,9 @@ class raw_env(BoardEnv):
                 board_files.GRID_FILES, dataset, cast(Split, self.split)
             )
         else:
-            self._generated(0)  # settings for which there is no grid are refused here
+            self._generated(
+                0
+            )  # settings that allow no grid are refused here, not at the first reset
         self.num_tasks = None if self._boards is None else len(self._boards)
         """Grids of the data set: task seeds wrap around here. None for the endless generator."""
 

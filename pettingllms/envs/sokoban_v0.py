@@ -86,7 +86,7 @@ Moves = tuple[str, ...]
 
 
 class Symbols(NamedTuple):
-    """What the seven kinds of cell look like, in the order of `NAMES`, and what is between cells."""
+    """Signs of the seven kinds of cell, in the order of `NAMES`, and the text between cells."""
 
     signs: tuple[str, ...]
     gap: str = ""
@@ -190,11 +190,12 @@ class raw_env(BoardEnv):
     def _apply(self, level: Level, position: Position, answer: Moves) -> AnswerResult:
         room = level.room
         steps = deltas(room.width)
+        # Cells are bits of an integer, so that sets of boxes compare and hash in one step.
         before = (position.boxes & room.goals).bit_count()
         parts, refused = 0, list[int]()
         for move in answer:
             if position.boxes == room.goals:
-                break
+                break  # what follows the solution is dropped, so that it cannot undo it
             parts += 1
             after = moved(room, position, steps[move])
             if after is not None:
@@ -228,6 +229,7 @@ class raw_env(BoardEnv):
         return 1.0 - left / sum([distances[box] for box in cells(level.start.boxes)])
 
     def _local(self, role: str, result: AnswerResult, gain: float) -> float:
+        # gym-sokoban pays for moves that happen. The tool's do not: it is paid for what they gain.
         if role == "planner":
             return float(result.info["gym"])
         return gain - MOVE_COST * float(result.info["moves"])

@@ -111,6 +111,7 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
         if "=" in inside:
             close = "=".join(part.strip() for part in inside.split("="))
             return tuple(map(_fill, _words(close)))
+        # Inner brackets hold fills or rows; without any, the words are one fill, rows or a grid.
         groups = [_words(group) for group in _INNER.findall(inside)]
         if not groups:
             return _flat(_words(inside), size)
@@ -165,7 +166,7 @@ def _triple(words: list[str]) -> Fill:
 def _fill(word: str) -> Fill:
     match = _FILL.fullmatch(word)
     if match is None:
-        raise _Unreadable(f"{word[:40]!r} is no fill such as b3=4")
+        raise _Unreadable(f"{word[:40]!r} is not a fill such as b3=4")
     return Fill(ord(match[1].lower()) - ord("a"), int(match[2]) - 1, int(match[3]))
 
 
@@ -237,14 +238,14 @@ class raw_env(BoardEnv):
     Args:
         size: rows of the grid: 4 (default), 6, 9 or 16.
         clues: fewest and most numbers given; None for the size's default.
-        difficulty: what a solver needs: "naked", "singles", "more" or "search"; None for any.
+        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"; None for any.
         dataset: in place of these three, a puzzle, a file or folder of puzzles, or a named set, of
             which the split is played.
         kwargs: as in `BoardEnv`.
 
     Raises:
         ConfigError: an argument that cannot be used.
-        DatasetError: `dataset` is no puzzle with one solution, or has none of `split`.
+        DatasetError: `dataset` is not a puzzle with one solution, or has none of `split`.
         UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
@@ -297,7 +298,7 @@ class raw_env(BoardEnv):
         if (clues, difficulty) != (None, None):
             self._generated(0)  # settings for which there is no puzzle are refused here
 
-    # ------------------------------------------------------------- the game
+    # ------------------------------------------------------------- rules
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Puzzle, Grid, str | None]:  # noqa: ARG002 - has none
         name = None
@@ -328,6 +329,7 @@ class raw_env(BoardEnv):
             contradiction = _contradiction(level, answer)
             if contradiction:
                 return _answer_result(level, position, 1, [contradiction], 1)
+            # Rewritten from the clues on, so that the rules hold for a grid as for single fills.
             position, answer = level.clues, _fills_of(level, answer)
         values, reasons, looked = list(position), list[str](), 0
         for fill in answer:
@@ -345,7 +347,7 @@ class raw_env(BoardEnv):
         right, wrong = _score(level, position)
         return (right - wrong) / level.blanks
 
-    # ------------------------------------------------------------- how it is shown
+    # ------------------------------------------------------------- prompts and pictures
 
     def _format_answer(self, level: Puzzle, position: Grid, answer: Answer) -> str:
         if self.prompt == "compact":
@@ -406,7 +408,7 @@ def _answer_result(
 
 
 def _contradiction(level: Puzzle, whole: Whole) -> str:
-    """Which clue a grid changes; empty where it changes none."""
+    """Names the clue that a grid changes; empty where it changes none."""
     for cell, (value, clue) in enumerate(zip(whole.values, level.clues, strict=True)):
         if value and clue and value != clue:
             row, column = divmod(cell, level.size)
@@ -421,7 +423,7 @@ def _fills_of(level: Puzzle, whole: Whole) -> tuple[Fill, ...]:
 
 
 def _refusal(level: Puzzle, values: list[int], fill: Fill) -> str:
-    """Why a fill breaks the rules; empty where it does not."""
+    """Reason why a fill breaks the rules; empty where it does not."""
     size = level.size
     row, column, value = fill
     if not (0 <= row < size and 0 <= column < size):

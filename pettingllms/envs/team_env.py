@@ -76,24 +76,29 @@ class TeamEnv(TextEnv):
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of the settings."""
-        return shared_sandbox(self._settings) if self._sandbox is None else self._sandbox
+        """The given sandbox, or the process's shared one of the settings."""
+        if self._sandbox is None:
+            # At the first use, not in the constructor: an environment whose programs never run
+            # needs no machine that can isolate them.
+            self._sandbox = shared_sandbox(self._settings)
+        return self._sandbox
 
     def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
         """Limits of a run: the user's over those of the data set (`own`) over `default`."""
-        return self._settings.limits_over(default, own)
+        own = tuple(own)
+        return self._settings.limits_over(default, own) if own or self._settings.limits else default
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """What an episode has been paid for so far. Kept in the state; never changed in place."""
+    """Scores for which an episode has been paid so far. Kept in the state; never changed in place."""
 
     team: float = 0.0
     local: Mapping[str, float] = field(default_factory=dict)
     """Agent -> the score of its last reply."""
 
     def after(self, agent: str, *, team: float, local: float) -> Paid:
-        """What a reply of `agent` earns that leaves the team at `team` and is itself worth `local`."""
+        """Pays a reply of `agent` that leaves the team at `team` and is itself worth `local`."""
         return Paid(
             Scores(team, {**self.local, agent: local}),
             team - self.team,

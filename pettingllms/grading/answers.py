@@ -31,7 +31,7 @@ CPU_S = 2.0
 
 
 class Grade(NamedTuple):
-    """Whether two answers are equal, what decided it, and why nothing could."""
+    """Result of a comparison: equal or not, what decided it, and why nothing could."""
 
     equal: bool
     by: Literal["exact", "math-verify", "undecided"] = "exact"
@@ -60,7 +60,7 @@ def grade(gold: str | Sequence[str], answer: str, *, places: int = PLACES) -> Gr
 
 
 def same(gold: str | Sequence[str], answer: str) -> bool:
-    """Whether `answer` equals `gold`; see `grade`."""
+    """Returns whether `answer` equals `gold`; see `grade`."""
     return grade(gold, answer).equal
 
 
@@ -178,7 +178,7 @@ class _Comparison:
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
-    """Both without `x =`, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
+    """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     (gold_name, gold_value), (name, value) = notation.split_name(gold), notation.split_name(answer)
     if (gold_name and name and gold_name != name) or ("=" in gold_value + value):
         return gold, answer
@@ -224,7 +224,7 @@ _HOPELESS = re.compile(
 
 
 def _is_hopeless(text: str) -> bool:
-    """Whether `text` is prose, has unbalanced brackets, or is nothing to ask algebra about."""
+    """Returns whether `text` is prose, has unbalanced brackets, or is beyond algebra."""
     words = _WORD.findall(_ENVIRONMENT.sub(" ", text))
     if _HOPELESS.search(text) or any(word.lower() not in notation.FUNCTIONS for word in words):
         return True

@@ -54,7 +54,7 @@ class Trajectory:
     task: Task
     episode: int
     groups: tuple[Group, ...]
-    """In order; `Group.episode_return` is set."""
+    """Decisions in order; `Group.episode_return` is set."""
     cooperative: bool = False
     """Whether the agents share one return, as in every environment that pays a team reward."""
     early: Mapping[str, float] = field(default_factory=dict)
