@@ -24,7 +24,7 @@ class Task(NamedTuple):
     id: str
     """Unique within a run, e.g. `coding:train:17`."""
     seed: int
-    """Argument of `reset`; decides the instance completely."""
+    """Handed to `reset`; decides the instance completely."""
 
 
 class GroupKey(NamedTuple):

@@ -28,6 +28,31 @@ FORMAT_PENALTY = 0.1
 """Cost, in local reward, of a reply that cannot be read."""
 
 
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores for which an episode has been paid so far. Kept in the state; never changed in place."""
+
+    team: float = 0.0
+    local: Mapping[str, float] = field(default_factory=dict)
+    """Agent -> the score of its last reply."""
+
+    def after(self, agent: str, *, team: float, local: float) -> Paid:
+        """Pays a reply of `agent` that leaves the team at `team` and is itself worth `local`."""
+        return Paid(
+            Scores(team, {**self.local, agent: local}),
+            team - self.team,
+            local - self.local.get(agent, 0.0),
+        )
+
+
+class Paid(NamedTuple):
+    """The scores after a reply, and the two differences that the reply is paid."""
+
+    scores: Scores
+    team: float
+    local: float
+
+
 class TeamArguments(arguments.TextArguments, total=False):
     """The arguments that every subclass of `TeamEnv` passes on, as `TextArguments`."""
 
@@ -86,29 +111,6 @@ class TeamEnv(TextEnv):
     def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
         """Limits of a run: the user's over those of the data set (`own`) over `default`."""
         own = tuple(own)
-        return self._settings.limits_over(default, own) if own or self._settings.limits else default
-
-
-@dataclass(frozen=True, slots=True)
-class Scores:
-    """Scores for which an episode has been paid so far. Kept in the state; never changed in place."""
-
-    team: float = 0.0
-    local: Mapping[str, float] = field(default_factory=dict)
-    """Agent -> the score of its last reply."""
-
-    def after(self, agent: str, *, team: float, local: float) -> Paid:
-        """Pays a reply of `agent` that leaves the team at `team` and is itself worth `local`."""
-        return Paid(
-            Scores(team, {**self.local, agent: local}),
-            team - self.team,
-            local - self.local.get(agent, 0.0),
-        )
-
-
-class Paid(NamedTuple):
-    """The scores after a reply, and the two differences that the reply is paid."""
-
-    scores: Scores
-    team: float
-    local: float
+        if not (own or self._settings.limits):
+            return default
+        return self._settings.limits_over(default, own)

@@ -122,7 +122,7 @@ class RolloutEngine:
     # ------------------------------------------------------------------------------ sampling
 
     def _sample(self, cohorts: Sequence[_Cohort]) -> None:
-        """Samples for all live episodes, in one batch for each width, and starts scoring."""
+        """Samples for all live episodes in one batch a width, and starts scoring."""
         live = [(cohort, episode) for cohort in cohorts for episode in cohort.live()]
         prompts = [episode.prompt() for _, episode in live]
         requests = [
