@@ -186,17 +186,17 @@ def _play(options: argparse.Namespace) -> int:
     earned: dict[str, float] = defaultdict(float)
     flags: Mapping[str, bool] = {}
     info: Mapping[str, Any] = {}
-    moves = 0
+    count = 0
     while (agent := next_agent(env)) is not None:
         print(f"----- {agent}\n{observe_text(env, agent)}\n-----", flush=True)
         reply = next(replies, None)
         if reply is None:
-            print(f"stopped: the input ended after {moves} replies")
+            print(f"stopped: the input ended after {count} replies")
             return 0
         if not sys.stdin.isatty():
             print(textwrap.indent(reply, "> ", lambda _: True))
         env.step(reply)
-        moves += 1
+        count += 1
         # Read now: stepping finished agents out of the episode clears the rewards.
         flags = {
             "terminated": any(env.terminations.values()),
@@ -209,7 +209,7 @@ def _play(options: argparse.Namespace) -> int:
     ends = " and ".join(name for name, flag in flags.items() if flag) or "over"
     returns = ", ".join(f"{agent} {value:g}" for agent, value in earned.items())
     success = f", success {info['success']}" if "success" in info else ""
-    print(f"the episode is {ends} after {moves} replies{success}; returns: {returns}")
+    print(f"the episode is {ends} after {count} replies{success}; returns: {returns}")
     return 0
 
 

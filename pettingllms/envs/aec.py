@@ -87,6 +87,7 @@ def made_by(creator: Callable[..., Any], name: str, /, **kwargs: Any) -> AnyEnv:
         ConfigError: `creator` does not make an AEC environment, or does not take an argument.
     """
     if not takes_anything(creator):
+        # Before the call, whose own TypeError would suggest nothing.
         arguments.check_names(creator, name, kwargs)
     env = creator(**kwargs)
     if isinstance(env, pettingzoo.ParallelEnv):
@@ -175,6 +176,7 @@ def clone_env(env: AnyEnv) -> AnyEnv:
     )
     try:
         twin = _deepcopy(env)
+        # A copy that starts over is the usual mistake, and it would train on wrong rewards.
         moved = hasattr(env, "agent_selection") and _position(twin) != _position(env)
     except ConfigError:
         raise  # an observation without text, which says nothing about copying
@@ -193,6 +195,7 @@ def _deepcopy(env: AnyEnv) -> AnyEnv:
     copied instead.
     """
     memo: dict[int, Any] = {}
+    # Wrappers are copied as usual; `memo` gives them the copy of the environment inside.
     inner = env.unwrapped
     own = hasattr(inner, "__deepcopy__") or type(inner).__getstate__ is not EzPickle.__getstate__
     if isinstance(inner, EzPickle) and not own:
@@ -251,6 +254,7 @@ def step_result(env: AnyEnv, agent: str) -> StepResult:
     The parts come from `infos[agent]` where it has `team_reward` and `local_reward`, as in every
     `TextEnv`. Elsewhere the whole reward is local.
     """
+    # Copied: the environment may reuse its dicts in the next step.
     reward, info = float(env.rewards[agent]), dict(env.infos[agent])
     team = float(info.get("team_reward", 0.0))
     local = float(info.get("local_reward", reward))

@@ -61,6 +61,7 @@ class Argument(NamedTuple):
 def signature(kind: type) -> Signature:
     """Returns the signature of a class, with the arguments that `**kwargs` passes to its bases."""
     found: dict[str, Parameter] = {}
+    # `inspect.signature` stops at the first `**kwargs`; this follows it through the bases.
     for depth, base in enumerate(base for base in kind.__mro__ if "__init__" in vars(base)):
         _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
         inherited = depth > 0
@@ -118,6 +119,7 @@ def comparable(value: Any) -> Any:
         return tuple(comparable(entry) for entry in value)
     if isinstance(value, AbstractSet):
         return tuple(sorted((comparable(entry) for entry in value), key=repr))
+    # An object's address or `repr` would differ from process to process.
     named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
@@ -143,6 +145,7 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
 
 def documented(docstring: str) -> dict[str, str]:
     """Returns the entries of the `Args:` section of a docstring in Google's style."""
+    # An entry may run over several lines and hold empty ones; the section ends at the margin.
     section = re.search(
         r"^Args:\n((?:[ \t]+.*\n?|\n(?=[ \t]))+)", inspect.cleandoc(docstring), re.M
     )
@@ -195,6 +198,7 @@ def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> i
     Raises:
         ConfigError: both are given and differ, or the number is smaller than 1.
     """
+    # PettingZoo's `max_cycles_test` passes `max_cycles`.
     given = [operator.index(turns) for turns in (max_turns, max_cycles) if turns is not None]
     if len(set(given)) > 1:
         raise ConfigError(

@@ -149,7 +149,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Checks the names of the arguments before any `__init__` sees them."""
         arguments.check_names(cls, cls.metadata["name"], kwargs)
         env = super().__new__(cls)
-        env._given = (args, kwargs)
+        env._given = (args, kwargs)  # as given: every `__init__` on the way to ours takes some
         return env
 
     def __init__(
@@ -268,7 +268,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             if stream[0] < 0:
                 raise ConfigError(f"seed must not be negative, got {seed}")
         elif self._stream is None:
-            stream = (secrets.randbits(48), 0)
+            stream = (secrets.randbits(48), 0)  # as many bits as `stream_seed` has
         else:
             stream = (self._stream[0], self._stream[1] + 1)
         task_seed = stream_seed(*stream)
@@ -282,7 +282,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.agents = list(self.possible_agents)
         self._acts = dict.fromkeys(self.agents, 0)
         self.agent_selection = first
-        self._skip_agent_selection = None
+        self._skip_agent_selection = None  # read by PettingZoo's `_was_dead_step`
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -359,13 +359,14 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         # Fresh dicts: callers may have kept or changed those of earlier steps.
         reward = self.alpha * team + local
         self.rewards = dict.fromkeys(agents, 0.0)
+        # A step pays its own agent only, so that nothing accumulates between an agent's steps.
         self.rewards[agent] = self._cumulative_rewards[agent] = reward
         infos = {other: {**info, "success": success} for other, info in self.infos.items()}
         infos[agent] = {**outcome.info, **_step_info(team, local, success, error, turn)}
         self.infos = infos
         if outcome.done:
             self.terminations = dict.fromkeys(agents, True)
-        elif self.turn == self.max_turns:
+        elif self.turn == self.max_turns:  # of the next agent: it has no turn left
             self.truncations = dict.fromkeys(agents, True)
 
     def render(self) -> Any:
@@ -391,7 +392,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def snapshot(self) -> Snapshot:
         """Returns the whole episode as a small picklable value; later steps do not change it."""
         attributes = self.__dict__
-        if "_state" not in attributes:
+        if "_state" not in attributes:  # before the first reset
             return Snapshot(SNAPSHOT_VERSION, self._identity, None)
         fields = {name: attributes[name] for name in _VALUES}
         _copy_containers(attributes, fields)

@@ -134,6 +134,7 @@ def _measured(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
             # All roles give the same text, so that an answer need not know which of them decides.
             env.step(answers[min(acts[agent], len(answers) - 1)])
             acts[agent] += 1
+            # The last one counts: a team may lose what it had solved.
             success = bool(env.infos.get(agent, {}).get("success", False))
             for other, reward in env.rewards.items():
                 earned[role_of(other)] += float(reward)

@@ -297,6 +297,7 @@ class BoardEnv(TeamEnv):
         team, done = float(result.solved), result.solved or result.lost
         return self._outcome(after, "planner", result, team=team, gain=gain, done=done)
 
+    # A reply over the length limit costs what any unreadable one does; the base charges nothing.
     def _too_long(self, state: BoardState, agent: str, reason: str) -> Outcome:
         play = self._propose if agent == "tool_0" else self._decide
         return play(state, ParseError(reason))
@@ -324,6 +325,7 @@ class BoardEnv(TeamEnv):
         team: float = 0.0,
         done: bool = False,
     ) -> Outcome:
+        # Any other scheme is the subclass's, and so is its local reward.
         own = self.rewards_scheme not in ("paper", "sparse")
         local = self._local(role, result, gain) if own else gain
         info = {"answer_solves": result.solved, "illegal": result.illegal, **result.info}
@@ -367,6 +369,7 @@ class BoardEnv(TeamEnv):
             if self._team and role == "planner":
                 parts.append(f"proposal {state.proposal or 'none'}")
             return " ".join(parts)
+        # The planner must know that a proposal failed, or it could take silence for consent.
         shown = None if role == "tool" or not self._team else state.proposal or NOTHING
         task = task_of(role, team=self._team, program=self.tool == "python")
         board = self._board(state.level, state.position)

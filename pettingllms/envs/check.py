@@ -269,6 +269,7 @@ def hostile_replies(subject: Subject) -> str | None:
             break
         for label, text in texts.items():
             twin = clone_env(env)
+            # CPU time: the clock would also count what else the machine does.
             start = time.process_time()
             _step(twin, agent, label, text)
             view(twin)

@@ -85,6 +85,7 @@ def printed_answer(result: RunResult) -> str | None:
     """
     if result.status != "ok":
         return None
+    # Earlier lines are the program's working-out.
     answer = result.stdout.strip().rpartition("\n")[2].strip()
     return answer if 0 < len(answer) <= MAX_ANSWER_CHARS else None
 

@@ -177,6 +177,7 @@ class raw_env(TeamEnv):
     def _text(self, state: MathState, agent: str) -> str:
         shown = [m for m in state.messages if m.agent == agent or m.agent in self.sees[agent]]
         earlier = [message for message in shown if message.turn < self.turn]
+        # `_text` may be asked of any agent at any time, also of one that has acted in this turn.
         now = [m for m in shown if m.turn == self.turn and m.agent != agent]
         if self.prompt == "compact":
             return compact_prompt(role_of(agent), state.problem.question, earlier, now)
@@ -215,6 +216,7 @@ class raw_env(TeamEnv):
         message = Message(self.turn, agent, reply.said, answer, right, failed, printed)
         after = replace(state, messages=(*state.messages, message))
         info |= {"right": right, **self._trust(state, agent, message)}
+        # Only a program can leave no answer, by failing: without either, a reply is unreadable.
         local = -1.0 if answer is None else float(right)
         done = self._agree(after, agent, reply)
         return self._outcome(after, agent, local, done=done, info=info)
@@ -271,6 +273,7 @@ class raw_env(TeamEnv):
     ) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
+        # Under "sparse" the team's reward alone remains.
         scored = local if self.rewards_scheme == "paper" else 0.0
         paid = state.scores.after(agent, team=float(success), local=scored)
         return Outcome(

@@ -344,6 +344,7 @@ class raw_env(BoardEnv):
         return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
     def _progress(self, level: Puzzle, position: Grid) -> float:
+        # Wrong numbers count against it, or filling every cell at random would be progress.
         right, wrong = _score(level, position)
         return (right - wrong) / level.blanks
 
