@@ -64,7 +64,7 @@ def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def learned() -> dict[str, dict[str, list[Any]]]:
     """Environment -> how policies are shared -> the runs of all seeds, of what is published."""
     found: dict[str, dict[str, list[Any]]] = {}
-    for env in ENVIRONMENTS:
+    for env in ENVIRONMENTS.own:
         name = f"learning_{env}"
         for run, result in load(name).items() if published(name) else ():
             policies = run.partition("at_grpo-")[0].rstrip("-") or "per-role"
@@ -160,7 +160,7 @@ def seconds() -> str:
 def environments() -> str:
     """What the registry has, in the words of each environment's manual."""
     rows = []
-    for name, entry_point in ENVIRONMENTS.items():
+    for name, entry_point in ENVIRONMENTS.own.items():
         manual = importlib.import_module(entry_point.partition(":")[0]).__doc__ or ""
         facts = dict(re.findall(r"^\| (\w+) \| (.+) \|$", manual, flags=re.MULTILINE))
         what = manual.split("\n")[2]

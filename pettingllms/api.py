@@ -1,4 +1,4 @@
-"""`train` and `evaluate`: whole runs from Python, as the commands of the same names do them."""
+"""`train` and `evaluate`: whole runs from Python, equal to those of the commands."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def train(
     """Trains a team and writes a run folder, as `pettingllms-train` does.
 
     Args:
-        env: a name or path, an environment, or what makes one and takes its arguments, such as a
-            class. An environment that reads a data set must be given as what makes it, because
-            training and evaluation use different splits.
+        env: a name or path, an environment, or a function or class that makes one. An environment
+            that reads a data set must be given as the function or class, because training and
+            evaluation use different splits.
         estimator: a name or path, or a class that can be imported.
         callbacks: called after steps, evaluations and checkpoints; one that returns True ends
             training early.
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _plain(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """The settings with paths and objects as the text that a configuration file holds.
+    """Converts paths and objects to the text that a configuration file holds.
 
     Raises:
         ConfigError: a name that is not in `known`.

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from pettingllms.envs.foreign import creator_of, made_by, takes_anything
+from pettingllms.envs.aec import creator_of, made_by, takes_anything
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies

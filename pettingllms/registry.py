@@ -1,10 +1,17 @@
-"""Names of things that are imported when they are asked for, open to other packages.
+"""Registries: names of things that are imported when they are first used, open to other packages.
 
-A `Registry` maps names to `module:attribute` paths. Another package adds its own through the entry
-points group `pettingllms.<kind>s`, for example in its pyproject.toml:
+A `Registry` maps names to `module:attribute` paths. Another package adds its own through an entry
+point, for example in its pyproject.toml:
 
     [project.entry-points."pettingllms.estimators"]
     mine = "my_package.credit:MyEstimator"
+
+| registry | group of entry points | what the path leads to |
+|---|---|---|
+| `pettingllms.envs.ENVIRONMENTS` | `pettingllms.environments` | returns a PettingZoo AEC environment |
+| `pettingllms.trainers.estimators.ESTIMATORS` | `pettingllms.estimators` | a subclass of `Estimator` |
+| `pettingllms.samplers.base.SAMPLERS` | `pettingllms.samplers` | `open_engine(served, settings)` |
+| `pettingllms.sandbox.settings.SANDBOXES` | `pettingllms.sandboxes` | returns an object with `run` and `close` |
 
 A path works wherever a name does, so that nothing has to be installed to try something.
 """
@@ -23,26 +30,33 @@ class Registry:
     """Things of one kind by name.
 
     Args:
-        kind: what they are, one word, for messages and for the group of entry points.
+        kind: what they are, one word, for messages; its plural names the group of entry points.
         paths: name -> `module:attribute`.
     """
 
     def __init__(self, kind: str, paths: Mapping[str, str]) -> None:
-        self.kind, self._own = kind, dict(paths)
+        self.kind = kind
+        self.own = dict(paths)
+        """This package's, without those of installed ones."""
+        self._group = f"pettingllms.{kind}{'es' if kind.endswith('x') else 's'}"
 
     def paths(self) -> dict[str, str]:
-        """Name -> `module:attribute`, other packages' included; ours cannot be replaced."""
-        found = importlib.metadata.entry_points(group=f"pettingllms.{self.kind}s")
-        return {each.name: each.value for each in found} | self._own
+        """Name -> `module:attribute`: this package's in the order of the table, then others'."""
+        # Ours come last in the update, too, so that installing a package replaces none of them.
+        others = importlib.metadata.entry_points(group=self._group)
+        return self.own | {each.name: each.value for each in others} | self.own
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.own or name in self.paths()
 
     def path_of(self, name: str) -> str:
-        """The path of a name, without importing it; a path is its own.
+        """Returns the path of a name, without importing it; a path is its own.
 
         Raises:
             UnknownNameError: nothing has this name; the text suggests what does.
         """
-        if ":" in name or name in self._own:
-            return self._own.get(name, name)
+        if ":" in name or name in self.own:
+            return self.own.get(name, name)
         paths = self.paths()
         if name not in paths:
             raise UnknownNameError(f"unknown {self.kind} {name!r}; {did_you_mean(name, paths)}")
@@ -59,7 +73,7 @@ class Registry:
 
 
 def resolve(path: str, kind: str) -> Any:
-    """What the path `module:attribute` leads to.
+    """Imports what the path `module:attribute` leads to.
 
     Raises:
         UnknownNameError: no such module or attribute; the text suggests a similar one.

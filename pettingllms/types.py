@@ -19,7 +19,7 @@ Advantage = float | tuple[float, ...]
 
 
 class Task(NamedTuple):
-    """One problem instance: what `env.reset(seed=...)` turns into an episode."""
+    """One problem instance, which `env.reset(seed=...)` turns into an episode."""
 
     id: str
     """Unique within a run, e.g. `coding:train:17`."""
@@ -28,7 +28,7 @@ class Task(NamedTuple):
 
 
 class GroupKey(NamedTuple):
-    """Where in a rollout a decision was made. Estimators group by some of these fields."""
+    """Place of a decision in a rollout. Estimators group by some of these fields."""
 
     task: str
     episode: int
@@ -39,7 +39,7 @@ class GroupKey(NamedTuple):
     parent: int
     """Decisions taken before this one in its episode: the depth of the node it hangs from."""
     state_hash: str
-    """Digest of the prompt tokens, equal exactly where the role saw the same thing."""
+    """Digest of the prompt tokens, equal exactly where the prompts are."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """What a policy answered: the tokens it sampled and their log-probabilities."""
+    """Answer of a policy to a prompt: the sampled tokens and their log-probabilities."""
 
     prompt_ids: tuple[int, ...]
     token_ids: tuple[int, ...]
@@ -63,7 +63,7 @@ class Completion:
     """Natural log, one per token id, under the distribution that was sampled from. Empty in a
     record that was read back from a file."""
     text: str
-    """Decoded tokens without the special ones: what the environment is given."""
+    """Decoded tokens without the special ones, for the environment."""
     truncated: bool
     """Whether it was cut at the token limit."""
     version: int
@@ -72,7 +72,7 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A completion and what it earned on its own copy of the environment."""
+    """A completion and its rewards on its own copy of the environment."""
 
     completion: Completion
     reward: float
@@ -84,7 +84,7 @@ class Candidate:
     info: Mapping[str, Any] = field(default_factory=dict)
     """The environment's info of this step (success, parse_error, ...), as JSON has it."""
     advantage: Advantage | None = None
-    """What the estimator gave it; None where it compared nothing."""
+    """The estimator's value; None where it compared nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +105,7 @@ class Group:
     late_reward: float = 0.0
     """Paid to this agent at other agents' steps, after this decision and before its next."""
     episode_return: float = 0.0
-    """Everything the agent's episode earned it, once it is over; the team's where it is shared."""
+    """Sum of the agent's rewards in the episode, once it is over; of the team's where it is shared."""
 
     @property
     def chosen(self) -> Candidate:

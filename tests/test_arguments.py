@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, load_env, make
+from pettingllms.envs.aec import creator_of, takes_anything
 from pettingllms.envs.arguments import DECLARED, TextArguments
 from pettingllms.envs.boards import BoardArguments, BoardEnv
-from pettingllms.envs.foreign import creator_of, takes_anything
 from pettingllms.envs.team_env import TeamArguments, TeamEnv
 from pettingllms.errors import CloneError, ConfigError
 from tests import toy_env
@@ -61,7 +61,7 @@ def test_what_editors_know_is_what_the_constructor_takes(shared, kind):
     assert shared.__annotations__.keys() == set(inspect.signature(kind).parameters) - DECLARED
 
 
-@pytest.mark.parametrize("path", ENVIRONMENTS.values(), ids=ENVIRONMENTS)
+@pytest.mark.parametrize("path", ENVIRONMENTS.own.values(), ids=ENVIRONMENTS.own)
 def test_an_environment_documents_each_argument_and_hides_none(path):
     creator = creator_of(path)
     assert not takes_anything(creator)
@@ -95,7 +95,7 @@ def test_every_argument_is_described_by_the_docstring_that_has_it():
     assert found["alpha"].about.startswith("weight of the team reward")
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", ENVIRONMENTS.own)
 def test_the_environments_misspelt_arguments_are_refused(name):
     with pytest.raises(ConfigError, match=f"^{name} has no argument 'alfa'; did you mean 'alpha'"):
         make(name, alfa=1)

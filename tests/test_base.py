@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pettingzoo.utils import wrappers
 
-from pettingllms.envs import trace
+from pettingllms.envs import check
 from pettingllms.envs.base import Outcome, TextEnv, stream_seed
 from pettingllms.errors import (
     CloneError,
@@ -37,7 +37,7 @@ def started(secret=3, **kwargs):
 
 def plain(snapshot):
     """A snapshot's content in a form that compares by value."""
-    return trace.canonical(snapshot)
+    return check.canonical(snapshot)
 
 
 # Order of play and observations.
@@ -573,12 +573,12 @@ def test_copies_play_on_exactly_and_apart(way, before, after):
     for reply in before:
         if env.agents:
             act(env, reply)
-    point = trace.view(env)
+    point = check.view(env)
     twin = COPIES[way](env)
-    assert trace.difference([trace.view(twin)], [point]) is None
-    twin_views = trace.play_on(twin, iter(after * 2))
-    assert trace.difference([trace.view(env)], [point]) is None
-    assert trace.difference(trace.play_on(env, iter(after * 2)), twin_views) is None
+    assert check.difference([check.view(twin)], [point]) is None
+    twin_views = check.continued(twin, iter(after * 2))
+    assert check.difference([check.view(env)], [point]) is None
+    assert check.difference(check.continued(env, iter(after * 2)), twin_views) is None
     env.reset()
     twin.reset()
     assert env.task_seed == twin.task_seed

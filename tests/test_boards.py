@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from pettingllms.data import plan_path
 from pettingllms.data.sokoban import solve
 from pettingllms.envs import make
-from pettingllms.envs.boards import FORMAT_PENALTY, WORST
+from pettingllms.envs.boards import WORST
 from pettingllms.envs.sokoban_v0 import MOVE_COST
+from pettingllms.envs.team_env import FORMAT_PENALTY
 
 GAMES = ("plan_path", "sokoban", "sudoku")
 SCHEMES = [(game, scheme) for game in GAMES for scheme in ("paper", "sparse")]

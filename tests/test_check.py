@@ -20,7 +20,7 @@ BROKEN = {
     "Clock": "reset.seed. decides everything",
     "GlobalRandom": "global random generators are left alone",
     "OneSplit": "splits are distinct: train and val",
-    "Crashing": "no reply raises: a hundred thousand digits, said by guesser_0, raised ValueError",
+    "Crashing": "no reply raises: a hundred thousand digits, replied by guesser_0, raised ValueError",
     "Returning": "step returns None",
     "NumpyBools": "terminations are bool: guesser_0 has np.False_",
     "Infinite": "rewards are finite",
@@ -62,7 +62,7 @@ def test_a_slow_reply_is_named(monkeypatch):
 
 
 def test_hashes_of_strings_are_found_in_other_processes():
-    with pytest.raises(ConformanceError, match="all processes play the same"):
+    with pytest.raises(ConformanceError, match="all processes have the same episodes"):
         check_env("tests.broken_envs:Hashed", replies=WORDS)
 
 
@@ -103,7 +103,7 @@ def test_an_environment_that_inherits_ezpickle_passes(make):
 
 
 def test_a_foreign_copy_with_other_random_numbers_is_named():
-    with pytest.raises(ConformanceError, match="plays on like its copies"):
+    with pytest.raises(ConformanceError, match="continues like its copies"):
         check_env(partial(broken_envs.forgetful_late, 6), replies=foreign_env.WORDS)
 
 

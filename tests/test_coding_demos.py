@@ -8,7 +8,7 @@ from benchmarks.priming import coding as demos
 from pettingllms.data import coding, grammar
 from pettingllms.envs import coding_v0
 from pettingllms.envs.coding_text import compact_prompt, parse_program, parse_tests
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import Case, open_sandbox
 
 TRAINING = grammar.COMPOSITIONS["train"]

@@ -15,11 +15,11 @@ from pettingllms.envs import coding_v0
 from pettingllms.envs.coding_judge import WRONG_COST, judged, score
 from pettingllms.envs.coding_text import MAX_TESTS, NOT_RUN
 from pettingllms.envs.coding_v0 import (
-    FORMAT_PENALTY,
     LIMITS,
     PROGRAM_SHARE,
     REFERENCE_SHARE,
 )
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.sandbox import RunResult, open_sandbox
 
 

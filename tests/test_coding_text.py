@@ -22,7 +22,7 @@ from pettingllms.envs.coding_text import (
     parse_tests,
     shown_result,
 )
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
 
 PROBLEM = coding.CodingTask(

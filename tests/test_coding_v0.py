@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from pettingllms.data import coding
 from pettingllms.envs import check_env, coding_v0
 from pettingllms.envs.coding_judge import WRONG_COST
-from pettingllms.envs.coding_v0 import FORMAT_PENALTY
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, SandboxUnavailable
 from pettingllms.sandbox import open_sandbox
 

@@ -106,8 +106,8 @@ def test_an_exchange_of_policies_reaches_the_right_role() -> None:
 
 def test_an_environment_without_success_has_no_success_score() -> None:
     class Env(letters_env.raw_env):
-        def _book(self, *args: Any) -> None:
-            super()._book(*args)
+        def _record(self, *args: Any) -> None:
+            super()._record(*args)
             for info in self.infos.values():
                 info.pop("success", None)
 

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pettingllms.grading import Verdict, grade, same, symbolic
+from pettingllms.grading import Grade, grade, same, symbolic
 from pettingllms.grading.notation import plain, read_number
 
 # Pairs that a computer algebra system does not finish, or only with much memory.
@@ -27,7 +27,7 @@ SLOW = [
 def ask(gold, answer):
     """The verdict of math-verify without what it cost."""
     found = symbolic.symbolic_equal(gold, answer, 6)
-    return Verdict(found.equal, found.by, found.note)
+    return Grade(found.equal, found.by, found.note)
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def fresh(monkeypatch):
 def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     started = time.monotonic()
     verdict = ask(gold, answer)
-    assert verdict == Verdict(False, "undecided", symbolic.TOO_LONG)
+    assert verdict == Grade(False, "undecided", symbolic.TOO_LONG)
     assert time.monotonic() - started < 30
     assert ask("x+1", "1+x") == (True, "math-verify", "")
 
@@ -105,7 +105,7 @@ def test_without_math_verify_the_exact_path_decides_alone_and_says_so_once(
     monkeypatch.setattr(symbolic, "__file__", str(worker))
     with caplog.at_level(logging.WARNING):
         for gold, answer in (("x+1", "1+x"), ("x+2", "2+x")):
-            assert grade(gold, answer) == Verdict(False, "undecided", symbolic.MISSING)
+            assert grade(gold, answer) == Grade(False, "undecided", symbolic.MISSING)
     assert same("1/2", "0.5")
     (record,) = caplog.records
     assert "pettingllms[math]" in record.getMessage()

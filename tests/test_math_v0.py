@@ -17,9 +17,10 @@ from pettingzoo.test.seed_test import seed_test
 from pettingllms.data import arithmetic
 from pettingllms.data.math import MathProblem
 from pettingllms.envs import check_env, math_v0
-from pettingllms.envs.lists import ParseError
 from pettingllms.envs.math_text import MAX_ANSWER_CHARS, Reply, parse_reply
-from pettingllms.envs.math_v0 import FORMAT_PENALTY, State
+from pettingllms.envs.math_v0 import MathState
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import open_sandbox
 from tests.test_registry import TEXT_WARNINGS
@@ -38,7 +39,7 @@ def play(sandbox):
     def make(*answers, **options):
         env = math_v0.env(sandbox=sandbox, **options)
         env.reset(seed=0)
-        env._state = State(MathProblem("What is it?", answers or ("9",), "p"))
+        env._state = MathState(MathProblem("What is it?", answers or ("9",), "p"))
         env._shown = {}
         return env
 
@@ -378,9 +379,9 @@ def test_tools_and_a_judge_are_a_team(play):
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        ({"reasoners": 0}, "1 tools has nobody for the final answer; add a reasoner"),
+        ({"reasoners": 0}, "1 tools has no agent for the final answer; add a reasoner"),
         ({"reasoners": 0, "tools": 0}, "no members"),
-        ({"reasoners": 0, "tools": 0, "judge": True}, "nobody to judge"),
+        ({"reasoners": 0, "tools": 0, "judge": True}, "the judge has no team"),
         ({"reasoners": -1}, "reasoners must not be negative, got -1"),
         ({"reasoners": 5, "tools": 3}, "at most 7 agents, got 8"),
         ({"topology": "star"}, "star.* judge"),
@@ -390,10 +391,10 @@ def test_tools_and_a_judge_are_a_team(play):
         ({"topology": {"tool_0": "reasoner_0"}}, "needs a list of agents, got 'reasoner_0'"),
         ({"topology": {"tool_0": ["tool_0"]}}, "seen by itself"),
         ({"topology": {"tool_0": ["reasoner_0"]}, "max_turns": 1}, "cannot see reasoner_0"),
-        ({"topology": {"tool_0": []}, "judge": True}, "judge_0 sees nobody"),
+        ({"topology": {"tool_0": []}, "judge": True}, "judge_0 sees no other agent"),
         ({"agents": "singl"}, "did you mean 'single'"),
-        ({"agents": "single", "tools": 2}, "agents='single' is no team"),
-        ({"agents": "single", "topology": "chain"}, "agents='single' is no team"),
+        ({"agents": "single", "tools": 2}, "agents='single' has no team"),
+        ({"agents": "single", "topology": "chain"}, "agents='single' has no team"),
         ({"rewards": "papr"}, "did you mean 'paper'"),
         ({"prompt": "ful"}, "did you mean 'full'"),
         ({"sandbox": "dockr"}, "did you mean 'docker'"),

@@ -6,7 +6,8 @@ from hypothesis import strategies as st
 
 from pettingllms.data import plan_path
 from pettingllms.envs import plan_path_v0
-from pettingllms.envs.boards import FORMAT_PENALTY, WORST
+from pettingllms.envs.boards import WORST
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError
 
 DELTA = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}

@@ -106,6 +106,18 @@ def test_every_module_says_what_it_is_for() -> None:
     assert [p.name for p in MODULES if not ast.get_docstring(ast.parse(p.read_text()))] == []
 
 
+def test_a_class_name_means_one_thing() -> None:
+    """At most 2 % of the classes share a name; `raw_env` is PettingZoo's for every environment."""
+    names = [
+        node.name
+        for path in MODULES
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.ClassDef) and node.name != "raw_env"
+    ]
+    shared = sorted(name for name in names if names.count(name) > 1)
+    assert len(shared) <= 0.02 * len(names), shared
+
+
 def test_no_file_names_somebodys_machine() -> None:
     homes = re.compile(r"/(home|Users)/\w[\w.-]*/" + "|" + re.escape(f"{ROOT}/"))
     found = {

@@ -54,9 +54,9 @@ TEXT_WARNINGS = (
     "ignore:Observation space for each agent probably should be:UserWarning",
     "ignore:Action space for each agent probably should be:UserWarning",
 )
-ROUND_ROBIN = {**ENVIRONMENTS, "toy": "tests.toy_env:env"}
+ROUND_ROBIN = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
 FACTORIES = {**ROUND_ROBIN, "delegating": "tests.delegating_env:env"}
-environments = pytest.mark.parametrize("name", ENVIRONMENTS)
+environments = pytest.mark.parametrize("name", ENVIRONMENTS.own)
 factories = pytest.mark.parametrize("path", FACTORIES.values(), ids=FACTORIES)
 
 
@@ -69,7 +69,7 @@ def factory(path):
 
 @environments
 def test_an_entry_point_can_be_imported(name):
-    module_name, attribute = ENVIRONMENTS[name].split(":")
+    module_name, attribute = ENVIRONMENTS.own[name].split(":")
     module = importlib.import_module(module_name)
     assert callable(getattr(module, attribute))
     assert issubclass(module.raw_env, TextEnv)
@@ -110,7 +110,7 @@ def test_importing_the_package_imports_no_environment_and_nothing_heavy():
         "import sys, pettingllms.envs as envs\n"
         "loaded = {name.partition('.')[0] for name in sys.modules}\n"
         "heavy = loaded & {'torch', 'transformers', 'trl', 'peft', 'vllm', 'ray', 'datasets'}\n"
-        "made = {path.split(':')[0] for path in envs.ENVIRONMENTS.values()} & set(sys.modules)\n"
+        "made = {path.split(':')[0] for path in envs.ENVIRONMENTS.own.values()} & set(sys.modules)\n"
         "sys.exit(f'{heavy} {made}' if heavy or made else 0)"
     )
     done = subprocess.run(

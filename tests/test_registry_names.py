@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from pettingllms.envs import load_env, make
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import Registry, resolve
+from pettingllms.sandbox import Case, open_sandbox
 
 TOOLS = Registry("tool", {"hammer": "os.path:join", "saw": "nowhere_at_all:saw"})
 
@@ -41,18 +44,58 @@ def test_an_import_error_inside_a_found_module_is_its_own(
         resolve("broken_tool:x", "tool")
 
 
-def test_an_installed_package_adds_names_and_replaces_none(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    info = tmp_path / "elsewhere-1.0.dist-info"
-    info.mkdir()
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text(
-        "[pettingllms.tools]\nlevel = os.path:split\nhammer = os.path:exists\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
+@pytest.fixture
+def installs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Installs a package that has these entry points."""
+
+    def install(entry_points: str) -> None:
+        info = tmp_path / "elsewhere-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(entry_points)
+        monkeypatch.syspath_prepend(str(tmp_path))
+
+    return install
+
+
+def test_an_installed_package_adds_names_and_replaces_none(installs: Callable[[str], None]) -> None:
+    installs("[pettingllms.tools]\nlevel = os.path:split\nhammer = os.path:exists\n")
     assert TOOLS.load("level") is resolve("os.path:split", "tool")
     assert TOOLS.load("hammer") is resolve("os.path:join", "tool")
+
+
+def test_an_installed_package_adds_an_environment(installs: Callable[[str], None]) -> None:
+    with pytest.raises(UnknownNameError, match="unknown environment 'shouting'"):
+        load_env("shouting")
+    installs(
+        "[pettingllms.environments]\n"
+        "shouting = tests.toy_env:env\n"
+        "tic_tac_toe = tests.tic_tac_toe_env:env\n"
+        "coding = tests.toy_env:env\n"
+    )
+    assert type(make("shouting", max_turns=2)) is type(load_env("tests.toy_env:env"))
+    assert load_env("coding").metadata["name"] == "coding_v0"
+    for find in (make, load_env):
+        with pytest.raises(UnknownNameError, match="did you mean 'shouting'"):
+            find("shoutin")
+    load_env("tic_tac_toe")
+    with pytest.raises(ConfigError, match="no TextEnv; use load_env"):
+        make("tic_tac_toe")
+
+
+def test_an_installed_package_adds_a_sandbox(installs: Callable[[str], None]) -> None:
+    with pytest.raises(ConfigError, match="'our_cluster'"):
+        open_sandbox("our_cluster")
+    installs(
+        "[pettingllms.sandboxes]\n"
+        "our_cluster = pettingllms.sandbox.embedded:EmbeddedSandbox\n"
+        "docker = nowhere_at_all:docker\n"
+    )
+    with open_sandbox("our_cluster") as sandbox:
+        ((result,),) = sandbox.run(["print(6 * 7)"], [Case()])
+    assert result.stdout == "42\n"
+    with pytest.raises(ConfigError, match="did you mean 'our_cluster'"):
+        open_sandbox("our_clustr")
 
 
 def test_the_names_of_estimators_need_no_torch() -> None:

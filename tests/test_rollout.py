@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.engine import RolloutEngine, Shape
+from pettingllms.rollout.engine import RolloutEngine, RolloutShape
 from pettingllms.rollout.episode import reset_seed, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.samplers.scripted import ScriptedSampler
@@ -49,11 +49,11 @@ def letters(_prompt: str, seed: int) -> str:
 
 
 def play(
-    env: Any, sampler: Recording, shape: Shape, tasks: Sequence[Task] = TASKS, **options: Any
+    env: Any, sampler: Recording, shape: RolloutShape, tasks: Sequence[Task] = TASKS, **options: Any
 ) -> list[Trajectory]:
     with ThreadPoolExecutor(4) as pool:
         given = {"settings": {"max_new_tokens": 8}, "seed": (7, 0), **options}
-        return RolloutEngine(env, sampler, pool, shape=shape, **given).play(tasks)
+        return RolloutEngine(env, sampler, pool, shape=shape, **given).run(tasks)
 
 
 class Slow(letters_env.raw_env):
@@ -64,9 +64,11 @@ class Slow(letters_env.raw_env):
         return super()._act(state, agent, text)
 
 
-@pytest.mark.parametrize("shape", [Shape(width=3), Shape(width=3, branch="sample"), Shape(4)])
+@pytest.mark.parametrize(
+    "shape", [RolloutShape(width=3), RolloutShape(width=3, branch="sample"), RolloutShape(4)]
+)
 def test_records_do_not_depend_on_what_is_ready_first_or_how_batches_are_formed(
-    shape: Shape,
+    shape: RolloutShape,
 ) -> None:
     expected = play(letters_env.raw_env(max_turns=3), Recording(letters), shape)
     for cohort in (1, 2, None):
@@ -92,7 +94,7 @@ def test_an_episode_moves_on_while_another_is_still_being_scored(options: dict[s
 
     continuous = options.pop("continuous", False)
     sampler = Recording(letters, continuous=continuous)
-    found = play(Waiting(max_turns=2), sampler, Shape(), TASKS[:2], **options)
+    found = play(Waiting(max_turns=2), sampler, RolloutShape(), TASKS[:2], **options)
     assert [len(each.groups) for each in found] == [4, 4]
 
 
@@ -102,16 +104,16 @@ def test_a_failure_while_scoring_ends_the_rollout() -> None:
             return replace(super()._act(state, agent, text), local=float("nan"))
 
     with pytest.raises(NonFiniteError, match="paid 'writer_0' a reward of nan"):
-        play(Broken(), Recording(letters), Shape())
+        play(Broken(), Recording(letters), RolloutShape())
 
 
-def test_only_wide_policies_get_several_candidates_and_players_replace_the_mapping() -> None:
+def test_only_wide_policies_get_several_candidates_and_policies_replace_the_mapping() -> None:
     found = play(
         letters_env.raw_env(max_turns=1),
         Recording(letters),
-        Shape(width=3),
+        RolloutShape(width=3),
         wide=("writer",),
-        players={"reader": "other"},
+        policies={"reader": "other"},
     )
     for each in found:
         writer, reader = each.groups
@@ -143,7 +145,7 @@ def moves(*order: int) -> Answer:
 def test_what_a_player_is_paid_at_the_others_move_reaches_its_last_decision(
     order: tuple[int, ...], returns: dict[str, float], late: list[float]
 ) -> None:
-    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), Shape(), TASKS[:1])
+    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), RolloutShape(), TASKS[:1])
     assert found.returns == returns
     assert [group.late_reward for group in found.groups] == late
     assert not found.cooperative
@@ -152,14 +154,16 @@ def test_what_a_player_is_paid_at_the_others_move_reaches_its_last_decision(
 
 
 def test_a_reward_before_the_first_decision_counts_for_the_return() -> None:
-    [found] = play(tic_tac_toe_env.env(), Recording(lambda *_: "no move"), Shape(), TASKS[:1])
+    [found] = play(
+        tic_tac_toe_env.env(), Recording(lambda *_: "no move"), RolloutShape(), TASKS[:1]
+    )
     assert len(found.groups) == 1
     assert found.early == {"nought_1": 1.0}
     assert found.returns == {"cross_1": -1.0, "nought_1": 1.0}
 
 
 def test_a_team_shares_one_return() -> None:
-    found = play(letters_env.raw_env(max_turns=2), Recording(letters), Shape(width=2))
+    found = play(letters_env.raw_env(max_turns=2), Recording(letters), RolloutShape(width=2))
     for each in found:
         assert each.cooperative
         total = sum(group.chosen.reward for group in each.groups)
@@ -171,8 +175,8 @@ def test_a_team_shares_one_return() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1 << 40), st.sampled_from([Shape(width=2), Shape(episodes=2)]))
-def test_a_record_survives_its_line(seed: int, shape: Shape) -> None:
+@given(st.integers(0, 1 << 40), st.sampled_from([RolloutShape(width=2), RolloutShape(episodes=2)]))
+def test_a_record_survives_its_line(seed: int, shape: RolloutShape) -> None:
     envs = (letters_env.raw_env(max_turns=2), tic_tac_toe_env.env())
     for env in envs:
         answer = (lambda _p, s: str(s % 10)) if env is envs[1] else letters
@@ -205,7 +209,7 @@ def without(value: Any, names: set[str]) -> Any:
     ],
 )
 def test_a_line_of_something_else_is_refused(change: dict[str, Any], error: type) -> None:
-    [played] = play(letters_env.raw_env(max_turns=1), Recording(letters), Shape(), TASKS[:1])
+    [played] = play(letters_env.raw_env(max_turns=1), Recording(letters), RolloutShape(), TASKS[:1])
     with pytest.raises(error):
         Trajectory.from_row(played.row() | change)
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from pettingllms.data.math import MathProblem
 from pettingllms.envs import coding_v0, math_v0
-from pettingllms.envs.math_v0 import State
-from pettingllms.envs.scores import Scores
+from pettingllms.envs.math_v0 import MathState
+from pettingllms.envs.team_env import Scores
 from pettingllms.sandbox import open_sandbox
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.estimators import ESTIMATORS
@@ -110,7 +110,7 @@ def coding_env(sandbox, tmp_path, **options):
 def math_env(sandbox, tmp_path, **options):
     env = math_v0.env(sandbox=sandbox, **options)
     env.reset(seed=0)
-    env._state = State(MathProblem("What is it?", ("9",), "p"))
+    env._state = MathState(MathProblem("What is it?", ("9",), "p"))
     env._shown = {}
     return env
 

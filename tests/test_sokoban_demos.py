@@ -9,7 +9,7 @@ from benchmarks.priming import sokoban as demos
 from pettingllms.data import sokoban
 from pettingllms.data.sokoban import deltas, moved, solve, split_of
 from pettingllms.envs import sokoban_v0
-from pettingllms.envs.lists import cell_name
+from pettingllms.envs.parsing import cell_name
 from tests import sokoban_model as model
 
 PROMPT = re.compile(

@@ -16,8 +16,8 @@ from pettingzoo.test.seed_test import seed_test
 from pettingllms.data import sokoban
 from pettingllms.data.sokoban import solve, split_of
 from pettingllms.envs import check_env, sokoban_v0
-from pettingllms.envs.boards import FORMAT_PENALTY
 from pettingllms.envs.sokoban_v0 import MOVE_COST, SOLVED_BONUS
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, UnknownNameError
 from tests import sokoban_model as model
 
@@ -321,8 +321,8 @@ def test_what_is_shown_can_be_read_again():
     for prompt in ("full", "compact"):
         env = make(5, prompt=prompt)
         moves = tuple(solution(env))
-        written = env._written(env._state.level, env._state.position, moves)
-        assert env._read(env._state.level, written) == moves
+        written = env._format_answer(env._state.level, env._state.position, moves)
+        assert env._parse_answer(env._state.level, written) == moves
 
 
 @pytest.mark.parametrize("symbols", sokoban_v0.SYMBOLS)
@@ -339,7 +339,7 @@ def test_symbols_change_the_board_and_nothing_else(symbols):
         f"{sign} {name}" in env.rules
         for sign, name in zip(signs[2:], sokoban_v0.NAMES[2:], strict=True)
     )
-    painted = env._paint(env.render())
+    painted = env._in_color(env.render())
     assert painted.count("\x1b[0m") == len("".join(rows).replace(" ", ""))
 
 

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.priming import sudoku as demos
 from pettingllms.data import sudoku, sudoku_files
 from pettingllms.envs import sudoku_v0
-from pettingllms.envs.boards import Play
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.boards import BoardState
+from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.sudoku_v0 import parse_answer
 
 ROLES = ("tool", "planner")
@@ -54,7 +54,7 @@ def board_after(demo):
     env = sudoku_v0.env(dataset=text_of(clues), agents="single", prompt="compact")
     env.reset(seed=0)
     position = tuple(int(value) for value in text_of({**clues, **filled}).replace(".", "0"))
-    env._state = Play(env._state.level, position)
+    env._state = BoardState(env._state.level, position)
     before = env.observe("planner_0")["text"]
     env.step(demo.reply)
     return before, env.infos["planner_0"]
@@ -120,7 +120,7 @@ def test_a_bad_reply_is_the_habit_and_seldom_solves(bad):
     for demo in bad:
         role, clues, _, proposal = parts(demo.prompt)
         puzzle = sudoku_files.parse(text_of(clues))
-        habit = sudoku_v0.env(prompt="compact")._written(
+        habit = sudoku_v0.env(prompt="compact")._format_answer(
             puzzle, puzzle.clues, demos.first_in_row(puzzle)
         )
         assert demo.reply == (proposal if role == "planner" and proposal != "none" else habit)

@@ -17,9 +17,9 @@ from pettingzoo.test.seed_test import seed_test
 from pettingllms.data import sudoku
 from pettingllms.data.sudoku_solver import BOXES
 from pettingllms.envs import check_env, sudoku_v0
-from pettingllms.envs.boards import FORMAT_PENALTY
-from pettingllms.envs.lists import ParseError, cell_name
+from pettingllms.envs.parsing import ParseError, cell_name
 from pettingllms.envs.sudoku_v0 import Fill, Whole, parse_answer
+from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, UnknownNameError
 from pettingllms.sandbox import open_sandbox
 
@@ -139,7 +139,7 @@ def test_a_solution_in_any_form_solves():
         ("[R, U]", "a list of 2 numbers is neither"),
         ("[[1, 2], [3, 4]]", "a row has 2 numbers, not 4"),
         ("[[1, 2, 3, 4]]", "the grid has 1 rows, not 4"),
-        ("[a1=4 then b2]", "'then' is no fill such as b3=4"),
+        ("[a1=4 then b2]", "'then' is not a fill such as b3=4"),
         ("[[1, 2, 4], [3, 1, 2], ...][[1, x, 4]]", "'x' is not a number"),
         ("[[1, 2, 4], [3, 1, 2], ...]", "'...' is not a list of numbers"),
         ("[[1, -2, 4]]", "'-2' is not a number"),
@@ -341,8 +341,8 @@ wholes = st.builds(Whole, st.lists(st.integers(0, 9), min_size=81, max_size=81).
 def test_an_answer_that_is_shown_can_be_read_again(answer):
     full, compact = dealt(9, "full"), dealt(9, "compact")
     level, position = full._state.level, full._state.position
-    assert full._read(level, full._written(level, position, answer)) == answer
-    again = compact._read(level, compact._written(level, position, answer))
+    assert full._parse_answer(level, full._format_answer(level, position, answer)) == answer
+    again = compact._parse_answer(level, compact._format_answer(level, position, answer))
     assert isinstance(again, tuple)
     if not isinstance(answer, Whole):
         assert again == answer

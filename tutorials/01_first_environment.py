@@ -1,6 +1,6 @@
 """First environment.
 
-An environment is PettingZoo's: `reset`, then `last` and `step` for one agent after another. Observations and actions are text. The task here comes
+An environment has PettingZoo's interface: `reset`, then `last` and `step` for one agent after another. Observations and actions are text. The task here comes
 from a file of our own; a scripted coder and tester solve it, and their program and test really run, in the sandbox.
 """
 

@@ -1,7 +1,7 @@
 """Tree search with snapshots.
 
-`snapshot` and `restore` copy an episode exactly, in microseconds, so search needs nothing but the environment. A breadth-first search plays Sokoban
-here: it tries every move from every state it has reached, until a state is solved.
+`snapshot` and `restore` copy an episode exactly, in microseconds, so search needs nothing but the environment. A breadth-first search solves a
+Sokoban level here: it tries every move from every state it has reached, until a state is solved.
 """
 
 from collections import deque

@@ -1,7 +1,7 @@
 """Your own environment.
 
-A game is four methods over an immutable state; `TextEnv` does the rest of what PettingZoo asks for. In this one a guesser looks for a number and an
-adviser says whether to go higher or lower. `check_env` then tries what usually goes wrong.
+An environment is four methods over an immutable state; `TextEnv` implements the rest of PettingZoo's interface. Here a guesser looks for a number and
+an adviser says whether to guess higher or lower. `check_env` then tries what usually goes wrong.
 """
 
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ class raw_env(TextEnv):
             right = text.strip() == self._advice(state)
             return Outcome(state, team=0.0, local=float(right), success=self._solved(state))
         if not text.strip().isdecimal() or len(text) > 9:
-            # Model-written text is never bad input: say what was wrong and carry on.
+            # Model-written text is never bad input: say what was wrong and continue.
             why = "not a whole number"
             return Outcome(state, 0.0, 0.0, success=self._solved(state), parse_error=why)
         after = state._replace(guess=int(text))

@@ -1,7 +1,7 @@
 """Your own estimator.
 
 An estimator turns rewards into advantages. This one compares the K completions of a prompt with each other, as AT-GRPO does, and gives prompts
-twice the weight where a role earns less than it lately did. What a role lately earned is a state, which the checkpoints of a run keep.
+twice the weight where a role earns less than it recently did. The recent rewards of each role are a state, which the checkpoints of a run keep.
 """
 
 import tempfile

@@ -1,6 +1,6 @@
 """Evaluate and swap.
 
-How specialized are two roles? Train a team, then let it play the same test tasks three times: as the untrained base model, as trained, and with the
+How specialized are two roles? Train a team, then evaluate it on the same test tasks three times: as the untrained base model, as trained, and with the
 policies of the two roles exchanged. The differences are paired by task. On the command line this is
 `pettingllms-eval --adapters runs/latest --swap tool=planner`.
 """

@@ -14,8 +14,8 @@ from benchmarks.priming.example import Demo
 from pettingllms.data import plan_path
 from pettingllms.data.plan_path import Grid
 from pettingllms.envs import plan_path_v0
-from pettingllms.envs.boards import Play
-from pettingllms.envs.lists import cell_name, parse_moves
+from pettingllms.envs.boards import BoardState
+from pettingllms.envs.parsing import cell_name, parse_moves
 from pettingllms.envs.plan_path_v0 import Moves
 
 LONGEST = 90
@@ -57,10 +57,10 @@ def demo(rng: random.Random, habit: float) -> Demo:
         env, grid = _ENVS[side], draw(rng, side)
         proposal: Moves | None = None
         if rng.random() < 0.5:
-            proposal = _proposed(rng, env, grid)
+            proposal = _tool_gain(rng, env, grid)
         bad = rng.random() < habit
         if bad:
-            reply = env._written(grid, grid.start, proposal or straight(grid))
+            reply = env._format_answer(grid, grid.start, proposal or straight(grid))
         else:
             found = search(rng, env, grid, proposal or ())
             if found is None:
@@ -88,12 +88,12 @@ def draw(rng: random.Random, side: int) -> Grid:
 
 def _prompt(env: plan_path_v0.raw_env, grid: Grid, proposal: Moves | None) -> str:
     if proposal is None:
-        return env._text(Play(grid, grid.start), "tool_0")
-    written = env._written(grid, grid.start, proposal)
-    return env._text(Play(grid, grid.start, proposal=written), "planner_0")
+        return env._text(BoardState(grid, grid.start), "tool_0")
+    written = env._format_answer(grid, grid.start, proposal)
+    return env._text(BoardState(grid, grid.start, proposal=written), "planner_0")
 
 
-def _proposed(rng: random.Random, env: plan_path_v0.raw_env, grid: Grid) -> Moves:
+def _tool_gain(rng: random.Random, env: plan_path_v0.raw_env, grid: Grid) -> Moves:
     kind = rng.random()
     if kind < 0.5:
         return straight(grid)
@@ -147,7 +147,7 @@ def search(
         if missed or near not in grid.walls:
             stack.append(near)
             moves.append(move)
-    reply = f"{' '.join(words)} {env._written(grid, grid.start, tuple(moves))}"
+    reply = f"{' '.join(words)} {env._format_answer(grid, grid.start, tuple(moves))}"
     return reply if reply.count(" ") < LONGEST else None
 
 

@@ -16,8 +16,8 @@ from benchmarks.priming.example import Demo
 from pettingllms.data import sokoban
 from pettingllms.data.sokoban import Level, Position, cells, deltas, moved, solve, walks
 from pettingllms.envs import sokoban_v0
-from pettingllms.envs.boards import Play
-from pettingllms.envs.lists import cell_name
+from pettingllms.envs.boards import BoardState
+from pettingllms.envs.parsing import cell_name
 
 LONGEST = 90
 """Words of a reply; what takes longer is not shown."""
@@ -84,7 +84,7 @@ def worked(level: Level, position: Position, moves: Iterable[str]) -> str:
             words += (move, name, "box", _name(level, box))
             walk, first = [], False
         here = after
-    return " ".join([*words, _ENV._written(level, position, tuple(moves))])
+    return " ".join([*words, _ENV._format_answer(level, position, tuple(moves))])
 
 
 def followed(level: Level, position: Position, proposal: Iterable[str]) -> str:
@@ -136,7 +136,7 @@ def _board(rng: random.Random) -> tuple[Level, Position]:
     moves = [rng.choice("UDLR") for _ in range(rng.randint(1, 8))]
     if rng.random() < 0.5:
         moves = _moves(straight(level, level.start))
-    played = _ENV._play(level, level.start, tuple(moves))
+    played = _ENV._apply(level, level.start, tuple(moves))
     if played.solved or solve(level.room, played.position) is None:
         return level, level.start
     return level, played.position
@@ -151,7 +151,7 @@ def _proposal(rng: random.Random, level: Level, position: Position) -> str:
         if kind < 0.7:
             # A slip somewhere, and on as if nothing had happened.
             moves[rng.randrange(len(moves))] = rng.choice("UDLR")
-    return _ENV._written(level, position, tuple(moves))
+    return _ENV._format_answer(level, position, tuple(moves))
 
 
 def _moves(answer: str | None) -> list[str]:
@@ -160,7 +160,7 @@ def _moves(answer: str | None) -> list[str]:
 
 def _prompt(level: Level, position: Position, proposal: str | None) -> str:
     agent = "tool_0" if proposal is None else "planner_0"
-    return _ENV._text(Play(level, position, proposal=proposal), agent)
+    return _ENV._text(BoardState(level, position, proposal=proposal), agent)
 
 
 def _content(level: Level, position: Position, cell: int) -> str:

@@ -19,8 +19,8 @@ from pettingllms.data import sudoku
 from pettingllms.data.sudoku import Puzzle
 from pettingllms.data.sudoku_solver import Grid, shape
 from pettingllms.envs import sudoku_v0
-from pettingllms.envs.boards import Play
-from pettingllms.envs.lists import cell_name
+from pettingllms.envs.boards import BoardState
+from pettingllms.envs.parsing import cell_name
 from pettingllms.envs.sudoku_v0 import Fill
 
 SIZE = 4
@@ -47,13 +47,13 @@ def demo(rng: random.Random, habit: float) -> Demo:
     puzzle = sudoku.generate(rng, "train", size=SIZE)
     position = _later(rng, puzzle) if rng.random() < LATER else puzzle.clues
     role = rng.choice(("tool_0", "planner_0"))
-    proposal = _proposed(rng, puzzle, position) if role == "planner_0" else ()
-    written = _ENV._written(puzzle, position, proposal) if proposal else None
-    prompt = _ENV._text(Play(puzzle, position, proposal=written), role)
+    proposal = _tool_gain(rng, puzzle, position) if role == "planner_0" else ()
+    written = _ENV._format_answer(puzzle, position, proposal) if proposal else None
+    prompt = _ENV._text(BoardState(puzzle, position, proposal=written), role)
     if rng.random() < habit:
-        return Demo(prompt, _ENV._written(puzzle, position, proposal or first_in_row(puzzle)))
+        return Demo(prompt, _ENV._format_answer(puzzle, position, proposal or first_in_row(puzzle)))
     words, found = derive(puzzle, proposal)
-    answer = _ENV._written(puzzle, position, (*_emptied(puzzle, position), *found))
+    answer = _ENV._format_answer(puzzle, position, (*_emptied(puzzle, position), *found))
     return Demo(prompt, " ".join([*words, answer]))
 
 
@@ -102,11 +102,11 @@ def _emptied(puzzle: Puzzle, position: Grid) -> Fills:
 def _later(rng: random.Random, puzzle: Puzzle) -> Grid:
     """A board after a turn in which something was written, but not all of the solution."""
     fills = first_in_row(puzzle) if rng.random() < 0.4 else _spoiled(rng, puzzle)
-    position: Grid = _ENV._play(puzzle, puzzle.clues, fills).position
+    position: Grid = _ENV._apply(puzzle, puzzle.clues, fills).position
     return puzzle.clues if position == puzzle.solution else position
 
 
-def _proposed(rng: random.Random, puzzle: Puzzle, position: Grid) -> Fills:
+def _tool_gain(rng: random.Random, puzzle: Puzzle, position: Grid) -> Fills:
     """What a tool proposes: mostly right, partly right, out of habit, or nothing readable."""
     kind = rng.random()
     if kind < 0.4:

@@ -28,7 +28,7 @@ from typing import Any, TextIO
 from pettingllms.cli.guard import guarded
 from pettingllms.cli.options import CommandParser
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, check_env
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
     AnyEnv,
     creator_of,
     load_env,
@@ -64,7 +64,7 @@ def _run(words: Sequence[str]) -> int:
 def _parser() -> CommandParser:
     parser = CommandParser(prog="pettingllms-envs", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
-    listing = commands.add_parser("list", help="the environments of this package")
+    listing = commands.add_parser("list", help="the environments that are known by name")
     listing.set_defaults(action=_list)
     show = commands.add_parser("show", help="agents, arguments and defaults of an environment")
     show.set_defaults(action=_show)
@@ -111,7 +111,7 @@ def _env_args(options: argparse.Namespace) -> dict[str, Any]:
 
 def _list(options: argparse.Namespace) -> int:
     del options
-    for name, path in ENVIRONMENTS.items():
+    for name, path in ENVIRONMENTS.paths().items():
         module = importlib.import_module(path.partition(":")[0])
         print(f"{name:<12} {_summary(module.__doc__)}")
     return 0
@@ -186,17 +186,17 @@ def _play(options: argparse.Namespace) -> int:
     earned: dict[str, float] = defaultdict(float)
     flags: Mapping[str, bool] = {}
     info: Mapping[str, Any] = {}
-    moves = 0
+    count = 0
     while (agent := next_agent(env)) is not None:
         print(f"----- {agent}\n{observe_text(env, agent)}\n-----", flush=True)
         reply = next(replies, None)
         if reply is None:
-            print(f"stopped: the input ended after {moves} replies")
+            print(f"stopped: the input ended after {count} replies")
             return 0
         if not sys.stdin.isatty():
             print(textwrap.indent(reply, "> ", lambda _: True))
         env.step(reply)
-        moves += 1
+        count += 1
         # Read now: stepping finished agents out of the episode clears the rewards.
         flags = {
             "terminated": any(env.terminations.values()),
@@ -209,7 +209,7 @@ def _play(options: argparse.Namespace) -> int:
     ends = " and ".join(name for name, flag in flags.items() if flag) or "over"
     returns = ", ".join(f"{agent} {value:g}" for agent, value in earned.items())
     success = f", success {info['success']}" if "success" in info else ""
-    print(f"the episode is {ends} after {moves} replies{success}; returns: {returns}")
+    print(f"the episode is {ends} after {count} replies{success}; returns: {returns}")
     return 0
 
 

@@ -31,7 +31,7 @@ GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class ModelShape:
     """What the estimates need to know of a model."""
 
     parameters: int
@@ -69,7 +69,7 @@ def dry_run(config: ATGRPOConfig) -> str:
     )
 
 
-def shape_of(config: ATGRPOConfig) -> Shape:
+def shape_of(config: ATGRPOConfig) -> ModelShape:
     """Sizes of the model that the settings name, from its configuration alone.
 
     Raises:
@@ -85,7 +85,7 @@ def shape_of(config: ATGRPOConfig) -> Shape:
     text: Any = model_config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    return Shape(
+    return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         adapter=_adapter_size(model, config),
         layers=text.num_hidden_layers,
@@ -108,7 +108,7 @@ def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
     return sum(config.lora_r * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def _memory(config: ResolvedConfig, shape: Shape, policies: int, trained: int) -> list[str]:
+def _memory(config: ResolvedConfig, shape: ModelShape, policies: int, trained: int) -> list[str]:
     small = config.dtype == "float32" or (config.dtype == "auto" and not _accelerated(config))
     width = 4 if small else 2
     replies = config.tasks_per_step * config.num_generations
@@ -136,7 +136,7 @@ def _memory(config: ResolvedConfig, shape: Shape, policies: int, trained: int) -
     return lines + [f"#   {size(value):>9}  {what}" for what, value in parts.items()]
 
 
-def _work(config: ResolvedConfig, shape: Shape, agents: int, turns: int | None) -> list[str]:
+def _work(config: ResolvedConfig, shape: ModelShape, agents: int, turns: int | None) -> list[str]:
     tree = ESTIMATORS.load(config.estimator).tree
     moves = config.tasks_per_step * config.num_generations * agents
     each = "a turn" if turns is None else f"a step ({turns} turns at the most)"

@@ -390,7 +390,7 @@ def parse(text: str, source: str = "level") -> Level:
     found = [(number, row["board"]) for number, row in boards(text)]
     if len(found) != 1:
         raise DatasetError(f"{source}: expected one level, found {len(found)}")
-    return _Reader(source, *found[0]).level()
+    return _RoomReader(source, *found[0]).level()
 
 
 def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
@@ -399,7 +399,7 @@ def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
     Raises:
         DatasetError: it is no playable level.
     """
-    return _Reader(source, first, lines).level()
+    return _RoomReader(source, first, lines).level()
 
 
 def rows(room: Room, position: Position) -> list[str]:
@@ -421,7 +421,7 @@ def _bare(room: Room) -> str:
     )
 
 
-class _Reader:
+class _RoomReader:
     """One level being read; `first` is the number of its first line."""
 
     def __init__(self, source: str, first: int, lines: Sequence[str]) -> None:

@@ -1,12 +1,10 @@
 """PettingZoo environments for language models.
 
-`ENVIRONMENTS` is the one table of what there is: a new environment is its own file and a line
-here. Everything finds it from there: PettingZoo's registry (`pettingllms/coding-v0`, filled when
-this package is imported), `make("coding")`, the command line and the tests. Entry points are
-strings, imported when an environment is made.
+`ENVIRONMENTS` is the registry of what there is; modules are imported when an environment is made.
+Importing this package adds its own environments to PettingZoo's registry, as `pettingllms/coding-v0`.
 
 They are AEC environments and have no `parallel_env`: an agent reads what the others wrote before it
-in the same round, which simultaneous moves cannot give it. PettingZoo's
+in the same round, which simultaneous actions cannot give it. PettingZoo's
 `turn_based_aec_to_parallel(make("sokoban"))` has the parallel interface; of its replies only the
 selected agent's is played.
 """
@@ -17,10 +15,8 @@ from typing import Any
 
 import pettingzoo
 
-from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
-from pettingllms.envs.blind import Blind, blind_baseline
-from pettingllms.envs.check import check_env
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
+    ENVIRONMENTS,
     StepResult,
     clone_env,
     load_env,
@@ -29,8 +25,11 @@ from pettingllms.envs.foreign import (
     role_of,
     step_result,
 )
+from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
+from pettingllms.envs.blind import Blind, blind_baseline
+from pettingllms.envs.check import check_env
 from pettingllms.envs.spaces import FreeText
-from pettingllms.errors import UnknownNameError, did_you_mean
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 __all__ = [
     "ENVIRONMENTS",
@@ -52,34 +51,27 @@ __all__ = [
     "step_result",
 ]
 
-ENVIRONMENTS = {
-    "coding": "pettingllms.envs.coding_v0:env",
-    "math": "pettingllms.envs.math_v0:env",
-    "plan_path": "pettingllms.envs.plan_path_v0:env",
-    "sokoban": "pettingllms.envs.sokoban_v0:env",
-    "sudoku": "pettingllms.envs.sudoku_v0:env",
-}
-"""Entry point of every environment of this package, by name."""
-
 
 def make(name: str, /, **kwargs: Any) -> TextEnv:
-    """A new environment of this package, e.g. `make("coding", max_turns=2)`.
+    """Makes an environment from its name in `ENVIRONMENTS`, e.g. `make("coding", max_turns=2)`.
 
     Raises:
         UnknownNameError: `name` is not in `ENVIRONMENTS`.
-        ConfigError: an argument that the environment cannot use.
+        ConfigError: an argument that the environment cannot use, or another package's environment
+            that is no `TextEnv`, which `load_env` makes.
     """
     if name not in ENVIRONMENTS:
         raise UnknownNameError(
-            f"unknown environment {name!r}; {did_you_mean(name, ENVIRONMENTS)} "
+            f"unknown environment {name!r}; {did_you_mean(name, ENVIRONMENTS.paths())} "
             "`load_env` also takes versions and `module:attribute` paths"
         )
     env = load_env(name, **kwargs)
-    assert isinstance(env, TextEnv)
+    if not isinstance(env, TextEnv):
+        raise ConfigError(f"{name!r} is a {type(env).__name__} and no TextEnv; use load_env")
     return env
 
 
-for _entry_point in ENVIRONMENTS.values():
+for _entry_point in ENVIRONMENTS.own.values():
     # The module's name ends in the version, as PettingZoo's do: coding_v0.
     _versioned = _entry_point.partition(":")[0].rpartition(".")[2]
     pettingzoo.register("aec", f"pettingllms/{_versioned}", _entry_point)

@@ -55,12 +55,13 @@ class Argument(NamedTuple):
     default: Any
     """`inspect.Parameter.empty` where a value has to be given."""
     about: str
-    """What the docstrings say of it."""
+    """Its text in the docstrings."""
 
 
 def signature(kind: type) -> Signature:
     """Returns the signature of a class, with the arguments that `**kwargs` passes to its bases."""
     found: dict[str, Parameter] = {}
+    # `inspect.signature` stops at the first `**kwargs`; this follows it through the bases.
     for depth, base in enumerate(base for base in kind.__mro__ if "__init__" in vars(base)):
         _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
         inherited = depth > 0
@@ -69,8 +70,10 @@ def signature(kind: type) -> Signature:
             if parameter.kind in _VARIADIC or (inherited and name in DECLARED):
                 continue
             if inherited:
+                # `**kwargs` passes it on by name only.
                 parameter = parameter.replace(kind=Parameter.KEYWORD_ONLY)
             found.setdefault(name, parameter)
+        # Without `**kwargs` nothing reaches the bases.
         if not any(p.kind is Parameter.VAR_KEYWORD for p in own):
             break
     return Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
@@ -81,7 +84,7 @@ def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> No
 
     Args:
         kind: a class or function that names all its arguments.
-        name: what the user calls it, for the message.
+        name: its name in the message.
         given: names of arguments.
     """
     known = inspect.signature(kind).parameters
@@ -100,7 +103,7 @@ def values(kind: type, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[s
 
 
 def comparable(value: Any) -> Any:
-    """Returns a small picklable value that is equal for arguments that mean the same.
+    """Returns a small picklable value that is equal for equal arguments.
 
     Lists and tuples are equal, as are a path and its text. Functions and other objects without a
     value of their own are represented by the name of their class.
@@ -116,14 +119,15 @@ def comparable(value: Any) -> Any:
         return tuple(comparable(entry) for entry in value)
     if isinstance(value, AbstractSet):
         return tuple(sorted((comparable(entry) for entry in value), key=repr))
+    # An object's address or `repr` would differ from process to process.
     named = value if callable(value) and hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
 
 
 def described(kind: Callable[..., Any]) -> list[Argument]:
-    """Returns the arguments of a class or function, each with what the docstrings say of it.
+    """Returns the arguments of a class or function, each with its text in the docstrings.
 
-    Those of a class's bases count, too.
+    The docstrings of a class's bases count, too.
     """
     texts: dict[str, str] = {}
     for base in reversed(getattr(kind, "__mro__", (kind,))):
@@ -141,6 +145,7 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
 
 def documented(docstring: str) -> dict[str, str]:
     """Returns the entries of the `Args:` section of a docstring in Google's style."""
+    # An entry may run over several lines and hold empty ones; the section ends at the margin.
     section = re.search(
         r"^Args:\n((?:[ \t]+.*\n?|\n(?=[ \t]))+)", inspect.cleandoc(docstring), re.M
     )
@@ -193,6 +198,7 @@ def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> i
     Raises:
         ConfigError: both are given and differ, or the number is smaller than 1.
     """
+    # PettingZoo's `max_cycles_test` passes `max_cycles`.
     given = [operator.index(turns) for turns in (max_turns, max_cycles) if turns is not None]
     if len(set(given)) > 1:
         raise ConfigError(

@@ -1,18 +1,17 @@
 """`TextEnv`: PettingZoo's agent environment cycle for agents that read and write text.
 
-A subclass describes a game over an immutable state with four methods: `_start` makes the first
-state, `_text` shows a state to an agent, `_act` maps a reply to the next state and its scores, and
-`_view` draws the state. `TextEnv` does the rest that PettingZoo asks for and adds exact copies in
+A subclass is four methods over an immutable state: `_start` makes the first state, `_text` shows a
+state to an agent, `_act` maps a reply to the next state and its scores, and `_view` draws the state. `TextEnv` does the rest that PettingZoo asks for and adds exact copies in
 microseconds, which tree rollouts need and PettingZoo lacks.
 
-Order of play. Agents act one after another: the one that `_next_agent` names, by default round
+Turns. Agents act one after another: the one that `_next_agent` names, by default round
 robin in the order of the roles. A turn is counted for each agent: turn t of an agent is its reply
 number t, from 0. An agent has `max_turns` turns; the episode is truncated when the next to act has
 used all of its own. In round robin this is the end of round `max_turns`. There is no
 `parallel_env`: an agent reads what the others wrote before it in the same round, so its
 observation does not exist before they have acted, and `is_parallelizable` is False.
 
-Seeds. `reset(seed=s)` plays task `s`. The k-th `reset()` without a seed after it plays task
+Seeds. `reset(seed=s)` starts task `s`. The k-th `reset()` without a seed after it starts task
 `stream_seed(s, k)`, so one seed decides all later episodes; if no seed was ever given, the stream
 starts from the system's entropy. `reset(seed=env.task_seed)` repeats the current task. What a task
 is (a generator's seed, a row of a data set) is decided by the subclass, from the task seed and
@@ -67,19 +66,19 @@ _SET_BY_RESET = frozenset({*_VALUES, *_CONTAINERS, "infos", "num_agents"} - {"_s
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What one reply led to: the next state and its scores."""
+    """Result of one reply: the next state and its scores."""
 
     state: Any
     team: float
-    """What the reply earned for the team; weighted with `alpha`."""
+    """Reward that the reply earned the team; weighted with `alpha`."""
     local: float
-    """What the reply earned its author alone."""
+    """Reward that the reply earned its author alone."""
     success: bool
     """Whether the task is solved now. Says nothing about the end of the episode."""
     done: bool = False
-    """True where the environment ends the episode by itself (e.g. by agreement)."""
+    """Whether the environment ends the episode here, e.g. because the agents agree."""
     parse_error: str | None = None
-    """Why the reply could not be read; None where it could."""
+    """Reason why the reply could not be read; None where it could."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """More entries for `infos[agent]`; values must not be changed later."""
 
@@ -90,7 +89,7 @@ class Record(NamedTuple):
     turn: int
     agent: str
     text: str
-    """What the agent was shown."""
+    """The observation that the reply answered."""
     reply: str
     team: float
     local: float
@@ -114,14 +113,14 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     of its bases: `inspect.signature`, `help` and `pettingllms-envs show` list them all.
 
     Args:
-        roles: kinds of agents in their default order of play; lower-case words. Agents are named
+        roles: kinds of agents in their default order of acting; lower-case words. Agents are named
             `<role>_0`, and `<role>_1`, ... where a role occurs again.
         max_turns: turns of each agent, after which the episode is truncated; None for the
             environment's default.
         max_cycles: PettingZoo's name for `max_turns`.
         alpha: weight of the team reward: `rewards[agent] = alpha * team + local`.
         render_mode: "ansi" (`render` returns text), "human" (prints it), "rgb_array" or None.
-        split: which tasks to play: "train", "val" or "test".
+        split: the part of the tasks: "train", "val" or "test".
         extra_spaces: further keys of the observation, filled by `_extras`.
 
     Raises:
@@ -150,7 +149,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Checks the names of the arguments before any `__init__` sees them."""
         arguments.check_names(cls, cls.metadata["name"], kwargs)
         env = super().__new__(cls)
-        env._given = (args, kwargs)
+        env._given = (args, kwargs)  # as given: every `__init__` on the way to ours takes some
         return env
 
     def __init__(
@@ -200,14 +199,14 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         raise NotImplementedError
 
     def _act_all(self, state: Any, agent: str, texts: Sequence[str]) -> list[Outcome]:
-        """Does `_act` for several replies to one state; override it where they can share work."""
+        """Does `_act` for several replies; override it instead where they can share work."""
         return [self._act(state, agent, text) for text in texts]
 
     def _next_agent(self, state: Any, agent: str | None) -> str:
         """Returns the agent that acts in `state`, which a reply of `agent` led to; pure.
 
-        `agent` is None at the start of an episode. The default is round robin. A game may name any
-        agent, also the same one again. It is not asked once the episode is done.
+        `agent` is None at the start of an episode. The default is round robin. An override may name
+        any agent, also the same one again. It is not called once the episode is done.
         """
         del state
         agents = self.possible_agents
@@ -269,10 +268,11 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             if stream[0] < 0:
                 raise ConfigError(f"seed must not be negative, got {seed}")
         elif self._stream is None:
-            stream = (secrets.randbits(48), 0)
+            stream = (secrets.randbits(48), 0)  # as many bits as `stream_seed` has
         else:
             stream = (self._stream[0], self._stream[1] + 1)
         task_seed = stream_seed(*stream)
+        # Everything that may raise comes before the first assignment.
         state = self._start(task_seed, options)
         first = self._known(self._next_agent(state, None))
         self._state, self._stream, self.task_seed = state, stream, task_seed
@@ -282,7 +282,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.agents = list(self.possible_agents)
         self._acts = dict.fromkeys(self.agents, 0)
         self.agent_selection = first
-        self._skip_agent_selection = None
+        self._skip_agent_selection = None  # read by PettingZoo's `_was_dead_step`
         self.rewards = dict.fromkeys(self.agents, 0.0)
         self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
         self.terminations = dict.fromkeys(self.agents, False)
@@ -301,7 +301,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         return observation
 
     def _shown_to(self, agent: str) -> str:
-        # A state is shown twice, to the caller and in the transcript: worked out once.
+        # Shown to the caller, in the transcript, and in each branch of a tree: computed once.
         if agent not in self._shown:
             self._shown[agent] = self._text(self._state, self._known(agent))
         return self._shown[agent]
@@ -311,7 +311,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         return self._view(self._state)
 
     def step(self, action: str | None) -> None:
-        """Plays the selected agent's reply, or removes a finished agent where `action` is None.
+        """Takes the selected agent's reply, or removes a finished agent where `action` is None.
 
         A reply that cannot be read or is too long is legal: `infos[agent]["parse_error"]`.
 
@@ -331,25 +331,22 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
                 f"the action of {agent!r} must be a str, got {type(action).__name__}; "
                 "None is for finished agents only"
             )
-        ok = len(action) <= self._action_spaces[agent].max_length
-        outcome = (
-            self._act(self._state, agent, action) if ok else self._outcomes(agent, [action])[0]
-        )
-        self._book(agent, self._shown_to(agent), action, outcome)
+        [outcome] = self._outcomes(agent, [action])
+        self._record(agent, self._shown_to(agent), action, outcome)
 
     def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
         short = [reply for reply in replies if len(reply) <= limit]
-        played = iter(self._act_all(self._state, agent, short) if short else ())
+        outcomes = iter(self._act_all(self._state, agent, short) if short else ())
         why = "the reply has {} characters; at most {} are allowed"
         return [
-            next(played)
+            next(outcomes)
             if len(reply) <= limit
             else self._too_long(self._state, agent, why.format(len(reply), limit))
             for reply in replies
         ]
 
-    def _book(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
+    def _record(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
         """Records an outcome, selects the next agent, and ends the episode where due."""
         team, local, success = float(outcome.team), float(outcome.local), bool(outcome.success)
         error, turn, agents = outcome.parse_error, self.turn, self.agents
@@ -362,13 +359,14 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         # Fresh dicts: callers may have kept or changed those of earlier steps.
         reward = self.alpha * team + local
         self.rewards = dict.fromkeys(agents, 0.0)
+        # A step pays its own agent only, so that nothing accumulates between an agent's steps.
         self.rewards[agent] = self._cumulative_rewards[agent] = reward
         infos = {other: {**info, "success": success} for other, info in self.infos.items()}
         infos[agent] = {**outcome.info, **_step_info(team, local, success, error, turn)}
         self.infos = infos
         if outcome.done:
             self.terminations = dict.fromkeys(agents, True)
-        elif self.turn == self.max_turns:
+        elif self.turn == self.max_turns:  # of the next agent: it has no turn left
             self.truncations = dict.fromkeys(agents, True)
 
     def render(self) -> Any:
@@ -394,7 +392,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def snapshot(self) -> Snapshot:
         """Returns the whole episode as a small picklable value; later steps do not change it."""
         attributes = self.__dict__
-        if "_state" not in attributes:
+        if "_state" not in attributes:  # before the first reset
             return Snapshot(SNAPSHOT_VERSION, self._identity, None)
         fields = {name: attributes[name] for name in _VALUES}
         _copy_containers(attributes, fields)
@@ -414,6 +412,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             self._refuse(snapshot)
         attributes = self.__dict__
         if snapshot.fields is None:
+            # Taken before the first reset: what reset sets must be gone again.
             for name in _SET_BY_RESET:
                 attributes.pop(name, None)
             attributes["_stream"] = None
@@ -427,6 +426,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
         Spaces and whatever else a subclass keeps (data, a sandbox) are shared with it.
         """
+        # Not through the constructor, which may load a data set.
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin.restore(self.snapshot())
@@ -438,15 +438,15 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         return self.clone()
 
     def branch(self, replies: Sequence[str]) -> list[Self]:
-        """Returns a copy for each reply, with that reply played by the selected agent.
+        """Returns a copy for each reply, in which the selected agent has given it.
 
-        The same as `clone` and `step` for each, but worked out together where that is cheaper.
+        The same as `clone` and `step` for each, but computed together where that is cheaper.
         """
         agent = self.agent_selection
         twins = [self.clone() for _ in replies]
         outcomes = self._outcomes(agent, replies)
         for twin, reply, outcome in zip(twins, replies, outcomes, strict=True):
-            twin._book(agent, self._shown_to(agent), reply, outcome)
+            twin._record(agent, self._shown_to(agent), reply, outcome)
         return twins
 
     def _refuse(self, snapshot: Snapshot) -> None:
@@ -478,7 +478,7 @@ def stream_seed(seed: int, episode: int) -> int:
     """Returns the task seed of the `episode`-th reset of the stream that `seed` opened.
 
     Episode 0 is `seed` itself; later ones are 48-bit digests, equal on every machine, so that
-    streams with neighboring seeds do not play each other's tasks.
+    streams with neighboring seeds do not share tasks.
     """
     if episode == 0:
         return seed

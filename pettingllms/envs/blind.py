@@ -1,9 +1,9 @@
-"""Measures how far constant answers get: replies that are the same whatever the task is.
+"""Measures the success of constant answers: replies that are the same for every task.
 
-An environment whose success needs no look at the task measures nothing. `blind_baseline` plays
-fixed texts, one for each turn, and reports their success and what they earn; `ANSWERS` has, for
+An environment that can be solved without reading the task measures nothing. `blind_baseline` replies
+with fixed texts, one for each turn, and reports their success and returns; `ANSWERS` has, for
 each environment here, the best ones that a search on training tasks found (`python -m
-benchmarks.blind`). Stronger ones may exist: the figures are lower bounds of what blindness is worth.
+benchmarks.blind`). Stronger ones may exist: the figures are lower bounds.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.envs.foreign import AnyEnv, next_agent, role_of, short_name
+from pettingllms.envs.aec import AnyEnv, next_agent, role_of, short_name
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 _ORDERS = ("1234", "4321", "2413", "3142")
 
 Answers = Sequence[str]
-"""What every agent says: the text of the first turn, of the second, and so on; the last one repeats."""
+"""Replies of every agent: the text of the first turn, of the second, and so on; the last one repeats."""
 
 
 class Blind(NamedTuple):
-    """What constant answers reached."""
+    """Success and returns of constant answers."""
 
     answers: tuple[str, ...]
     success: float
@@ -33,6 +33,7 @@ class Blind(NamedTuple):
     """Sum of the rewards of an episode by role, the mean over episodes."""
 
 
+# The seed is fixed: shipped baselines must be the same texts everywhere.
 def _walks(number: int, length: int) -> tuple[str, ...]:
     rng = random.Random(0)
     return tuple(f"[{''.join(rng.choices('UDLR', k=length))}]" for _ in range(number))
@@ -83,7 +84,7 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("```python\nprint(0)\n```\n```input\n0\n```\n```output\n0\n```",),
     ),
 }
-"""Constant answers by environment, read by every role: the best found for its default tasks.
+"""Constant answers by environment, given by every role: the best found for its default tasks.
 
 On boards: one found by a hill climb for each size, and random walks, which solve most small boards where
 refused moves are skipped; for Sudoku complete grids, and every number tried in every cell.
@@ -93,7 +94,7 @@ refused moves are skipped; for Sudoku complete grids, and every number tried in 
 def blind_baseline(
     env: AnyEnv, answers: Sequence[Answers] = (), *, episodes: int = 300, seed: int = 0
 ) -> list[Blind]:
-    """Plays each of the answers on the same tasks; the most successful first.
+    """Measures each of the answers on the same tasks; the most successful comes first.
 
     Args:
         env: a PettingZoo AEC environment; give it the split to be measured.
@@ -102,7 +103,7 @@ def blind_baseline(
         seed: the first of them.
 
     Raises:
-        ConfigError: there is nothing to play.
+        ConfigError: no episodes, or answers without a text.
         UnknownNameError: no answers are given, and `ANSWERS` has none for this environment.
     """
     if episodes < 1:
@@ -115,14 +116,14 @@ def blind_baseline(
                 "Give answers=[(text of turn 1, text of turn 2, ...), ...]"
             )
         answers = ANSWERS[name]
-    found = [_played(env, tuple(texts), range(seed, seed + episodes)) for texts in answers]
+    found = [_measured(env, tuple(texts), range(seed, seed + episodes)) for texts in answers]
     return sorted(found, key=lambda blind: -blind.success)
 
 
-def _played(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
+def _measured(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
     if not answers:
         raise ConfigError("constant answers need at least one text, got none")
-    won = 0
+    solved = 0
     earned = dict.fromkeys(map(role_of, env.possible_agents), 0.0)
     reset: Callable[..., object] = env.reset
     for seed in seeds:
@@ -130,11 +131,13 @@ def _played(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
         acts: Counter[str] = Counter()
         success = False
         while (agent := next_agent(env)) is not None:
+            # All roles give the same text, so that an answer need not know which of them decides.
             env.step(answers[min(acts[agent], len(answers) - 1)])
             acts[agent] += 1
+            # The last one counts: a team may lose what it had solved.
             success = bool(env.infos.get(agent, {}).get("success", False))
             for other, reward in env.rewards.items():
                 earned[role_of(other)] += float(reward)
-        won += success
+        solved += success
     returns = {role: total / len(seeds) for role, total in earned.items()}
-    return Blind(answers, won / len(seeds), returns)
+    return Blind(answers, solved / len(seeds), returns)

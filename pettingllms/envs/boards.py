@@ -1,10 +1,10 @@
-"""`BoardEnv`: what Sokoban, Sudoku and Plan-Path have in common: a tool proposes, a planner decides.
+"""`BoardEnv`: base of Sokoban, Sudoku and Plan-Path: a tool proposes, a planner decides.
 
 Each turn the tool answers first. Its answer is played on a copy of the board, is scored there,
 and is shown to the planner. Then the planner answers, and only its answer changes the board
-(arXiv 2510.11062, the game and planning tasks). With `agents="single"` the planner is alone.
-An answer is a whole list: of moves, or of cells to fill. A game is a subclass that deals boards,
-reads answers, plays them and describes the result; everything here is the same for all of them.
+(arXiv 2510.11062, its game and planning tasks). With `agents="single"` the planner is alone.
+An answer is a whole list: of moves, or of cells to fill. A subclass deals boards, parses answers,
+applies them and describes the result; everything here is the same for all boards.
 
 An answer is played up to its first part that the rules refuse; the rest is dropped
 (`refused="stop"`). With `refused="skip"`, as in the paper's published code, refused parts are skipped and the rest
@@ -22,7 +22,7 @@ that of the parser, `MAX_MOVES`: where a refused move ends the answer, constant 
 | `"sparse"` | the same | 0 | 1 if the proposal would solve the board, less the same of the proposal before |
 
 Nearness is a potential: 0 for the board as dealt, 1 for a solved one, half the progress that the
-game defines in between, and at least `WORST` / 2. Both local rewards are differences of potentials, so that over an
+board defines in between, and at least `WORST` / 2. Both local rewards are differences of potentials, so that over an
 episode they add up to the nearness of the last board and of the last proposal: walking to and fro, or proposing the
 same again, earns nothing, and no episode is worth more than one that is right at once. A tool
 that is right from the second turn on gets in that turn what its first proposal missed.
@@ -43,9 +43,9 @@ import numpy.typing as npt
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
-from pettingllms.envs.lists import ParseError
-from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
-from pettingllms.sandbox import Case, Limits
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
+from pettingllms.sandbox import Case, Limits, RunResult
 
 
 class Turn(NamedTuple):
@@ -78,7 +78,7 @@ NOTHING = "nothing that can be read"
 
 
 def task_of(role: str, *, team: bool, program: bool) -> str:
-    """What a role has to do; `program`: whether the tool may write one."""
+    """The task of a role; `program`: whether the tool may write one."""
     if role == "tool":
         return f"{_TOOL}\n{_PROGRAM}" if program else _TOOL
     return _PLANNER if team else _SINGLE
@@ -87,7 +87,7 @@ def task_of(role: str, *, team: bool, program: bool) -> str:
 def full_prompt(
     task: str, rules: str, history: Sequence[Turn], board: str, proposal: str | None
 ) -> str:
-    """Task, rules, the turns before, the board as it is, and where given the proposal."""
+    """Prompt of task, rules, earlier turns, the board as it is, and where given the proposal."""
     parts = [task, f"{rules}\n{_FORM}", *map(_turn, range(len(history)), history)]
     parts.append(f"The board now:\n{board}")
     if proposal is not None:
@@ -104,7 +104,6 @@ def _turn(number: int, turn: Turn) -> str:
     return "\n".join([*lines, turn.note])
 
 
-FORMAT_PENALTY = 0.1
 WORST = -0.5
 """Least progress that counts: no single answer outweighs all others of its group, however far it walks away."""
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
@@ -114,13 +113,13 @@ Refused = Literal["stop", "skip"]
 Picture = npt.NDArray[np.uint8]
 
 
-class Played(NamedTuple):
-    """What an answer leads to on a board."""
+class AnswerResult(NamedTuple):
+    """Result of an answer on a board."""
 
     position: Any
     solved: bool
     note: str
-    """What happened, in a sentence for the agents."""
+    """The result in a sentence, for the agents."""
     illegal: int = 0
     """Moves or fills that the rules refused: at most one where an answer stops there."""
     lost: bool = False
@@ -130,20 +129,20 @@ class Played(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Play:
-    """All that an episode knows."""
+class BoardState:
+    """State of an episode."""
 
     level: Any
-    """What does not change: walls, goals, clues, the optimum."""
+    """The part that does not change: walls, goals, clues, the optimum."""
     position: Any
-    """What does."""
+    """The part that does: where the boxes are, which cells are filled."""
     nearness: float = 0.0
     """Potential of `position`."""
     proposed: float = 0.0
     """Potential of the board to which the tool's last proposal would have led."""
     solved: bool = False
     id: str | None = None
-    """What the data set calls the task; None for a generated one."""
+    """The task's id in its data set; None for a generated one."""
     proposal: str | None = None
     """The tool's answer of this turn; None where there is none or it could not be read."""
     history: tuple[Turn, ...] = field(default=())
@@ -158,14 +157,14 @@ class BoardArguments(TeamArguments, total=False):
 
 
 class BoardEnv(TeamEnv):
-    """Base of the board games; a game writes the methods below.
+    """Base of the boards; a subclass writes the methods of the first section.
 
     Args:
         agents: "team" (tool, then planner) or "single" (the planner alone).
         tool: "moves", or "python": the tool may also answer with a fenced Python program, which
             reads the board from standard input; what it prints is read as its answer.
-        refused: what a move or fill that the rules refuse does to an answer: "stop" ends it there,
-            "skip" goes to its next part.
+        refused: effect of a move or fill that the rules refuse: "stop" ends the answer there,
+            "skip" continues with its next part.
         kwargs: as in `TeamEnv`. Compact prompts have coordinates in few tokens, without rules
             and without the turns before.
 
@@ -183,7 +182,7 @@ class BoardEnv(TeamEnv):
     word: ClassVar[str]
     """The first word of a compact prompt."""
     rules: str
-    """The rules of the game and the form of an answer, for full prompts."""
+    """The rules of the board and the form of an answer, for full prompts."""
 
     def __init__(
         self,
@@ -200,26 +199,26 @@ class BoardEnv(TeamEnv):
         self.refused = arguments.one_of("refused", refused, get_args(Refused))
         self._team = team
 
-    # ------------------------------------------------------------- what a game writes
+    # ------------------------------------------------------------- what a subclass writes
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Any, Any, str | None]:
         """Level, first position and the data set's id of task `seed`; immutable and picklable."""
         raise NotImplementedError
 
-    def _read(self, level: Any, text: str) -> Any | ParseError:
-        """The answer in a reply; raises for no text whatsoever."""
+    def _parse_answer(self, level: Any, text: str) -> Any | ParseError:
+        """Parses the answer in a reply; raises for no text whatsoever."""
         raise NotImplementedError
 
-    def _play(self, level: Any, position: Any, answer: Any) -> Played:
-        """What an answer leads to; pure."""
+    def _apply(self, level: Any, position: Any, answer: Any) -> AnswerResult:
+        """Applies an answer to a board; pure."""
         raise NotImplementedError
 
     def _progress(self, level: Any, position: Any) -> float:
-        """How much of the way is done: 0 for the board as dealt, 1 for solved; may be negative."""
+        """Share of the way that is done: 0 for the board as dealt, 1 for solved; may be negative."""
         raise NotImplementedError
 
-    def _written(self, level: Any, position: Any, answer: Any) -> str:
-        """An answer to this board as it is shown to agents, in the form that `_read` reads."""
+    def _format_answer(self, level: Any, position: Any, answer: Any) -> str:
+        """An answer to this board as it is shown to agents, in the form that `_parse_answer` reads."""
         raise NotImplementedError
 
     def _board(self, level: Any, position: Any) -> str:
@@ -230,44 +229,41 @@ class BoardEnv(TeamEnv):
         """The board for a compact prompt, in one line."""
         raise NotImplementedError
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         """The board as an image of height x width x 3."""
         raise NotImplementedError
 
-    def _local(self, role: str, played: Played, gain: float) -> float:
-        """The local reward of a readable answer, under a scheme of the game's own."""
+    def _local(self, role: str, result: AnswerResult, gain: float) -> float:
+        """The local reward of a readable answer, under a scheme of the subclass's own."""
         raise NotImplementedError
 
-    def _paint(self, board: str) -> str:
-        """The board for a terminal that shows colours."""
+    def _in_color(self, board: str) -> str:
+        """The board for a terminal that shows colors."""
         return board
 
     # ------------------------------------------------------------- what they share
 
-    def _start(self, seed: int, options: dict[str, Any]) -> Play:
+    def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
         level, position, name = self._deal(seed, options)
-        return Play(level, position, id=name)
+        return BoardState(level, position, id=name)
 
-    def _act(self, state: Play, agent: str, text: str) -> Outcome:
-        if agent == "planner_0":
-            return self._decide(state, text)
-        return self._propose(state, *self._printed(state, [text]))
-
-    def _act_all(self, state: Play, agent: str, texts: Sequence[str]) -> list[Outcome]:
+    def _act_all(self, state: BoardState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "tool_0":
-            return [self._propose(state, text) for text in self._printed(state, texts)]
+            return [self._propose(state, text) for text in self._run_programs(state, texts)]
         return [self._decide(state, text) for text in texts]
 
-    def _propose(self, state: Play, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._read(state.level, text)
+    def _propose(self, state: BoardState, text: str | ParseError) -> Outcome:
+        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
         if isinstance(answer, ParseError):
-            # As good as an empty proposal: otherwise it would keep what an earlier one was paid.
+            # Counts as an empty proposal: otherwise the tool would keep the pay of an earlier one.
             after = replace(state, proposed=state.nearness)
-            return self._unread(after, answer, gain=self._proposed(state, state.nearness))
-        played = self._play(state.level, state.position, answer)
-        nearness = self._nearness(state, played)
-        written = self._written(state.level, state.position, answer)
-        after = Play(
+            return self._unreadable(after, answer, gain=self._tool_gain(state, state.nearness))
+        result = self._apply(state.level, state.position, answer)
+        nearness = self._nearness(state, result)
+        # The planner reads the proposal as it was understood, not as it was written: a reply
+        # may hold anything, also text meant to steer the planner.
+        written = self._format_answer(state.level, state.position, answer)
+        after = BoardState(
             level=state.level,
             position=state.position,
             nearness=state.nearness,
@@ -277,63 +273,67 @@ class BoardEnv(TeamEnv):
             proposal=written,
             history=state.history,
         )
-        return self._outcome(after, "tool", played, gain=self._proposed(state, nearness))
+        return self._outcome(after, "tool", result, gain=self._tool_gain(state, nearness))
 
-    def _decide(self, state: Play, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._read(state.level, text)
+    def _decide(self, state: BoardState, text: str | ParseError) -> Outcome:
+        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
         if isinstance(answer, ParseError):
             turn = Turn(state.proposal, None, f"not readable: {answer.why}")
             after = replace(state, proposal=None, history=(*state.history, turn))
-            return self._unread(after, answer)
-        played = self._play(state.level, state.position, answer)
-        written = self._written(state.level, state.position, answer)
-        turn = Turn(state.proposal, written, played.note)
-        after = Play(
+            return self._unreadable(after, answer)
+        result = self._apply(state.level, state.position, answer)
+        written = self._format_answer(state.level, state.position, answer)
+        turn = Turn(state.proposal, written, result.note)
+        after = BoardState(
             level=state.level,
-            position=played.position,
-            nearness=self._nearness(state, played),
+            position=result.position,
+            nearness=self._nearness(state, result),
             proposed=state.proposed,
-            solved=played.solved,
+            solved=result.solved,
             id=state.id,
             history=(*state.history, turn),
         )
         gain = 0.0 if self.rewards_scheme == "sparse" else after.nearness - state.nearness
-        team, done = float(played.solved), played.solved or played.lost
-        return self._outcome(after, "planner", played, team=team, gain=gain, done=done)
+        team, done = float(result.solved), result.solved or result.lost
+        return self._outcome(after, "planner", result, team=team, gain=gain, done=done)
 
-    def _too_long(self, state: Play, agent: str, reason: str) -> Outcome:
+    # A reply over the length limit costs what any unreadable one does; the base charges nothing.
+    def _too_long(self, state: BoardState, agent: str, reason: str) -> Outcome:
         play = self._propose if agent == "tool_0" else self._decide
         return play(state, ParseError(reason))
 
-    def _nearness(self, state: Play, played: Played) -> float:
-        if played.solved:
+    def _nearness(self, state: BoardState, result: AnswerResult) -> float:
+        if result.solved:
             return 1.0
-        return 0.5 * max(WORST, self._progress(state.level, played.position))
+        # Half of the progress, so that solving the board gains at least 0.5 over any other answer.
+        return 0.5 * max(WORST, self._progress(state.level, result.position))
 
-    def _proposed(self, state: Play, nearness: float) -> float:
-        """What the tool gains with a proposal that leads to a board of this nearness."""
+    def _tool_gain(self, state: BoardState, nearness: float) -> float:
+        """Gain of the tool for a proposal that leads to a board of this nearness."""
         if self.rewards_scheme == "sparse":
+            # Only a solved board has nearness 1.
             return float(nearness == 1.0) - float(state.proposed == 1.0)
         return nearness - state.proposed
 
     def _outcome(
         self,
-        state: Play,
+        state: BoardState,
         role: str,
-        played: Played,
+        result: AnswerResult,
         *,
         gain: float,
         team: float = 0.0,
         done: bool = False,
     ) -> Outcome:
+        # Any other scheme is the subclass's, and so is its local reward.
         own = self.rewards_scheme not in ("paper", "sparse")
-        local = self._local(role, played, gain) if own else gain
-        info = {"answer_solves": played.solved, "illegal": played.illegal, **played.info}
+        local = self._local(role, result, gain) if own else gain
+        info = {"answer_solves": result.solved, "illegal": result.illegal, **result.info}
         if state.id is not None:
             info["id"] = state.id
         return Outcome(state, team, local, success=state.solved, done=done, info=info)
 
-    def _unread(self, state: Play, error: ParseError, gain: float = 0.0) -> Outcome:
+    def _unreadable(self, state: BoardState, error: ParseError, gain: float = 0.0) -> Outcome:
         local = gain if self.rewards_scheme == "sparse" else gain - FORMAT_PENALTY
         # Always included; otherwise episodes whose first reply is unreadable drop out of the
         # scores by difficulty.
@@ -343,41 +343,48 @@ class BoardEnv(TeamEnv):
             info["id"] = state.id
         return Outcome(state, 0.0, local, success=state.solved, parse_error=error.why, info=info)
 
-    def _printed(self, state: Play, texts: Sequence[str]) -> Sequence[str | ParseError]:
-        """The replies, with each program replaced by what it prints."""
+    def _run_programs(self, state: BoardState, texts: Sequence[str]) -> Sequence[str | ParseError]:
+        """The replies, with each program replaced by its output."""
         if self.tool == "moves":
             return texts
-        programs = [parse_program(text) for text in texts]
-        board = self._board(state.level, state.position)
+        parsed = [parse_program(text) for text in texts]
+        programs = list(dict.fromkeys(each for each in parsed if isinstance(each, str)))
+        if not programs:
+            return texts
+        case = Case(stdin=self._board(state.level, state.position))
+        rows = self.sandbox.run(programs, [case], limits=self._limits(LIMITS))
+        outputs = {program: _output(row[0]) for program, row in zip(programs, rows, strict=True)}
+        # A reply without a program is an answer itself.
         return [
-            text if isinstance(program, ParseError) else self._run(program, board)
-            for text, program in zip(texts, programs, strict=True)
+            text if isinstance(program, ParseError) else outputs[program]
+            for text, program in zip(texts, parsed, strict=True)
         ]
-
-    def _run(self, program: str, board: str) -> str | ParseError:
-        ((result,),) = self.sandbox.run([program], [Case(stdin=board)], limits=self._limits(LIMITS))
-        if result.status != "ok":
-            last = result.stderr.strip().splitlines()[-1:] or [""]
-            return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
-        return result.stdout
 
     # ------------------------------------------------------------- what agents and people see
 
-    def _text(self, state: Play, agent: str) -> str:
+    def _text(self, state: BoardState, agent: str) -> str:
         role = agent.removesuffix("_0")
         if self.prompt == "compact":
             parts = [self.word, role, self._coordinates(state.level, state.position)]
             if self._team and role == "planner":
                 parts.append(f"proposal {state.proposal or 'none'}")
             return " ".join(parts)
+        # The planner must know that a proposal failed, or it could take silence for consent.
         shown = None if role == "tool" or not self._team else state.proposal or NOTHING
         task = task_of(role, team=self._team, program=self.tool == "python")
         board = self._board(state.level, state.position)
         rules = f"{self.rules}\n{REFUSED[self.refused]}"
         return full_prompt(task, rules, state.history, board, shown)
 
-    def _view(self, state: Play) -> str:
+    def _view(self, state: BoardState) -> str:
         return self._board(state.level, state.position)
 
-    def _colored_view(self, state: Play) -> str:
-        return self._paint(self._view(state))
+    def _colored_view(self, state: BoardState) -> str:
+        return self._in_color(self._view(state))
+
+
+def _output(result: RunResult) -> str | ParseError:
+    if result.status != "ok":
+        last = result.stderr.strip().splitlines()[-1:] or [""]
+        return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
+    return result.stdout

@@ -1,13 +1,14 @@
-"""`check_env`: does an environment keep the promises that training on it needs?
+"""`check_env`: checks that an environment keeps the promises that training on it needs.
 
 PettingZoo's `api_test` and `seed_test` check the interface. They cannot see what tree rollouts
 and reinforcement learning on model text rely on: copies that continue exactly like the original,
 observations without side effects, rewards that add up, hostile replies, other processes, other
-splits. Each part below checks one of these and returns None, or why it does not apply.
+splits. Each part below checks one of these and returns None, or the reason why it does not apply.
 """
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import itertools
 import json
@@ -16,21 +17,21 @@ import math
 import os
 import pickle
 import random
+import string
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 from gymnasium.spaces import Dict
 
-from pettingllms.envs import trace
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, next_agent, observe_text
 from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv
-from pettingllms.envs.foreign import AnyEnv, clone_env, load_env, next_agent, observe_text
-from pettingllms.envs.trace import Subject, agree, require
 from pettingllms.errors import ConformanceError, SandboxUnavailable
 
 logger = logging.getLogger(__name__)
@@ -48,20 +49,41 @@ HOSTILE = {
     "unclosed markup": '```python\n<answer>{"a": [' + "<answer>" * 1000,
     "line ends of all kinds": "\r\n\x85\u2028\v\f" * 1000,
 }
-"""Texts that a model can write and that parsers fall over."""
-
+"""Texts that a model can write and that break parsers."""
 HOSTILE_CPU_S = 5.0
 """CPU seconds of this process that one hostile reply may cost."""
-
 POINTS = 6
-"""Steps after which an episode is copied: none, one, ... and POINTS - 1."""
-
+"""Numbers of steps after which an episode is copied: 0, 1, ... and POINTS - 1."""
 SPLIT_SEEDS = 8
 
 _IN_CHILD = (
     "import json, sys; given = json.load(sys.stdin); sys.path[:] = given['path']; "
-    "from pettingllms.envs import trace; sys.stdout.write(trace.digest(*given['arguments']))"
+    "from pettingllms.envs import check; sys.stdout.write(check.digest(*given['arguments']))"
 )
+
+
+View = dict[str, str]
+"""All that an environment shows at one moment: a text for each thing."""
+
+MAX_STEPS = 200
+"""Steps after which a trace stops, in environments with longer episodes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """An environment under test, and the means to make and step more of it."""
+
+    make: Callable[..., AnyEnv]
+    path: str | None
+    """A name or path by which another process can make it, where there is one."""
+    has_splits: bool
+    episodes: int
+    seed: int
+    replies: tuple[str, ...]
+
+    def script(self, offset: int = 0) -> Iterator[str]:
+        """Endless replies, the same for the same offset."""
+        return scripted(self.seed + offset, self.replies)
 
 
 def check_env(
@@ -71,30 +93,29 @@ def check_env(
     seed: int = 0,
     replies: Sequence[str] = (),
 ) -> None:
-    """Plays an environment in many ways and raises at the first promise that it breaks.
+    """Runs episodes of an environment and raises at the first promise that it breaks.
 
     Checked for every PettingZoo AEC environment: spaces and keys; real bools and finite rewards;
     `step` returns None; observing changes nothing and is possible for every live agent; no text
-    raises or takes long; copies play on exactly and leave the original alone; `reset(seed)`
+    raises or takes long; copies continue exactly and leave the original alone; `reset(seed)`
     decides everything, without the global random generators and in every process.
 
     Only for a `TextEnv`: snapshots, the parts of the reward, one success for all agents,
     truncation at exactly `max_turns`, over-long replies, splits.
 
     Args:
-        env_or_factory: an instance (it is left as it is), a function that makes one, or a
+        env_or_factory: an instance (it is not changed), a function that makes one, or a
             registered name or `module:attribute` path. What cannot be checked is logged as
             skipped: splits of an instance or of a function that takes no `split`, and other
             processes where they cannot import the function.
-        episodes: episodes to play in each check.
+        episodes: episodes of each check.
         seed: seed of the first of them.
-        replies: texts that the environment understands. Without them only random text is played,
+        replies: texts that the environment understands. Without them all replies are random text,
             which most environments cannot read, so that little of their logic runs.
 
     Raises:
         ConformanceError: names the promise, what was seen, and what to do.
-        ConfigError: observations without text.
-        CloneError: the environment cannot be copied.
+        ConfigError, CloneError: it has observations without text, or cannot be copied.
     """
     subject = _subject(env_or_factory, episodes, seed, tuple(replies))
     for part in PARTS:
@@ -114,8 +135,7 @@ def _subject(
         make, path, has_splits = given, _import_path(given), _takes(given, "split")
     else:
         make, path, has_splits = partial(clone_env, given), None, False
-    has_splits = has_splits and isinstance(make(), TextEnv)
-    return Subject(make, path, has_splits, episodes, seed, replies)
+    return Subject(make, path, has_splits and isinstance(make(), TextEnv), episodes, seed, replies)
 
 
 def _import_path(function: Callable[..., AnyEnv]) -> str | None:
@@ -133,7 +153,7 @@ def _takes(function: Callable[..., AnyEnv], keyword: str) -> bool:
     return any(p.name == keyword or p.kind is p.VAR_KEYWORD for p in parameters)
 
 
-# What can be seen at one moment of one episode.
+# Checks of one moment of one episode.
 
 
 def spaces(subject: Subject) -> str | None:
@@ -150,17 +170,17 @@ def spaces(subject: Subject) -> str | None:
             continue
         keys = set(observations.spaces) if isinstance(observations, Dict) else set()
         allowed = {"text", "turn"} == keys & RESERVED_KEYS
-        reserved = (
+        otherwise = (
             f"{agent} sees {sorted(keys)}; have text and turn, rename {sorted(RESERVED_KEYS)}"
         )
-        require("observations have text and turn", allowed, reserved)
+        require("observations have text and turn", allowed, otherwise)
         for label, text in HOSTILE.items():
             require("any text is an action", text in actions, f"{label} is not; use FreeText")
     return None
 
 
 def episodes(subject: Subject) -> str | None:
-    """Plays whole episodes and looks at every moment of them."""
+    """Checks every moment of whole episodes."""
     env, script = subject.make(), subject.script()
     reset: Callable[..., object] = env.reset
     for episode in range(subject.episodes):
@@ -168,9 +188,9 @@ def episodes(subject: Subject) -> str | None:
         require("reset returns None", returned is None, f"got {returned!r}; return nothing")
         acts = Counter(dict.fromkeys(env.agents, 0))
         _moment(env)
-        while (agent := next_agent(env)) is not None and acts.total() < trace.MAX_STEPS:
+        while (agent := next_agent(env)) is not None and acts.total() < MAX_STEPS:
             text = next(script)
-            returned = _say(env, agent, repr(text), text)
+            returned = _step(env, agent, repr(text), text)
             require("step returns None", returned is None, f"got {returned!r}; return nothing")
             acts[agent] += 1
             _moment(env)
@@ -194,18 +214,18 @@ def _moment(env: AnyEnv) -> None:
         finite = math.isfinite(float(reward))
         require("rewards are finite", finite, f"{agent} has {reward!r}; divide with care")
         require("infos are dicts", isinstance(info, dict), f"{agent} has {info!r}; make it a dict")
-    before = trace.view(env)
+    before = view(env)
     for agent in agents:
         observation = env.observe(agent)
         observe_text(env, agent)
         inside = observation in env.observation_space(agent)
         require("observations lie in their space", inside, f"{agent} sees {observation!r:.300}")
     cure = "observe() must be a pure function of the state, for every agent at any time"
-    agree("observing changes nothing", [before], [trace.view(env)], cure)
+    agree("observing changes nothing", [before], [view(env)], cure)
 
 
 def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
-    """Checks what a `TextEnv` promises after a step of `agent`."""
+    """Checks the promises of a `TextEnv` after a step of `agent`."""
     info, reward = env.infos[agent], env.rewards[agent]
     parts = ("team_reward", "local_reward", "success", "parse_error", "turn")
     missing = [key for key in parts if key not in info]
@@ -249,11 +269,14 @@ def hostile_replies(subject: Subject) -> str | None:
             break
         for label, text in texts.items():
             twin = clone_env(env)
+            # CPU time: the clock would also count what else the machine does.
             start = time.process_time()
-            _say(twin, agent, label, text)
-            trace.view(twin)
+            _step(twin, agent, label, text)
+            view(twin)
             spent = time.process_time() - start
-            otherwise = f"{label}, said by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
+            otherwise = (
+                f"{label}, replied by {agent}, took {spent:.1f} s of CPU; bound what is parsed"
+            )
             require("replies take bounded time", spent <= HOSTILE_CPU_S, otherwise)
             if label not in HOSTILE:
                 counted = isinstance(twin.infos[agent]["parse_error"], str)
@@ -262,8 +285,8 @@ def hostile_replies(subject: Subject) -> str | None:
     return None
 
 
-def _say(env: AnyEnv, agent: str, label: str, text: str) -> object:
-    """Returns what `step` returned; raises ConformanceError where it raised."""
+def _step(env: AnyEnv, agent: str, label: str, text: str) -> object:
+    """Steps `env`; raises ConformanceError where that raises."""
     step: Callable[..., object] = env.step
     try:
         return step(text)
@@ -271,32 +294,32 @@ def _say(env: AnyEnv, agent: str, label: str, text: str) -> object:
         raise
     except Exception as error:
         raise ConformanceError(
-            f"no reply raises: {label}, said by {agent}, raised {error!r:.300}; count it as a reply "
+            f"no reply raises: {label}, replied by {agent}, raised {error!r:.300}; count it as a reply "
             "that cannot be read"
         ) from error
 
 
-# What shows only where two runs are compared.
+# Checks that compare two runs.
 
 
 def copies(subject: Subject) -> str | None:
-    """Checks that copies continue like the original, and apart from it, at several points."""
+    """Checks that copies continue like the original, and independently of it, at several points."""
     cure = "all that changes must be in what is copied, and none of it shared"
     for episode in range(subject.episodes):
         env, script = subject.make(), subject.script(episode)
         env.reset(seed=subject.seed + episode)
         for point in range(POINTS):
-            before = trace.view(env)
+            before = view(env)
             futures = [
-                trace.play_on(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
+                continued(twin, subject.script(POINTS + point)) for twin in _twins(subject, env)
             ]
             for future in futures:
                 agree("copies are where the original is", [before], future[:1], cure)
-                agree("copies play on alike", futures[0], future, cure)
-            agree("copies leave the original alone", [before], [trace.view(env)], cure)
+                agree("copies continue alike", futures[0], future, cure)
+            agree("copies leave the original alone", [before], [view(env)], cure)
             if point == POINTS - 1 or len(futures[0]) == 1:
-                rest = trace.play_on(env, subject.script(POINTS + point))
-                agree("the original plays on like its copies", futures[0], rest, cure)
+                rest = continued(env, subject.script(POINTS + point))
+                agree("the original continues like its copies", futures[0], rest, cure)
                 break
             agent = env.agent_selection
             finished = env.terminations[agent] or env.truncations[agent]
@@ -305,7 +328,7 @@ def copies(subject: Subject) -> str | None:
 
 
 def _twins(subject: Subject, env: AnyEnv) -> list[AnyEnv]:
-    """Two copies, made in different ways where the environment has them."""
+    """Copies `env` twice, in different ways where the environment has them."""
     if not isinstance(env, TextEnv):
         return [clone_env(env), clone_env(env)]
     restored: Any = subject.make()
@@ -319,11 +342,10 @@ def seeds(subject: Subject) -> str | None:
     runs = []
     before = _global_generators()
     for _ in range(2):
-        env, script = subject.make(), subject.script()
-        run = []
+        env, script, run = subject.make(), subject.script(), list[View]()
         for episode in range(subject.episodes):
             env.reset(seed=subject.seed if episode == 0 else None)
-            run += trace.play_on(env, script)
+            run += continued(env, script)
         runs.append(run)
     untouched = _global_generators() == before
     cure = "draw from a generator made from the seed that reset() was given"
@@ -333,11 +355,11 @@ def seeds(subject: Subject) -> str | None:
 
 
 def _global_generators() -> str:
-    return trace.canonical((random.getstate(), np.random.get_state()))  # noqa: NPY002 - its state
+    return canonical((random.getstate(), np.random.get_state()))  # noqa: NPY002 - its state
 
 
 def splits(subject: Subject) -> str | None:
-    """Checks that equal seeds play different tasks for training, validation and test."""
+    """Checks that equal seeds are different tasks for training, validation and test."""
     if not subject.has_splits:
         return "this takes a TextEnv's factory, or name, with an argument `split`"
     shown: dict[str, list[list[str]]] = {}
@@ -346,34 +368,133 @@ def splits(subject: Subject) -> str | None:
         shown[split] = []
         for seed in range(subject.seed, subject.seed + SPLIT_SEEDS):
             env.reset(seed=seed)
-            shown[split].append([trace.canonical(env.observe(agent)) for agent in env.agents])
+            shown[split].append([canonical(env.observe(agent)) for agent in env.agents])
     for one, other in itertools.combinations(SPLITS, 2):
-        otherwise = f"{one} and {other} play the same {SPLIT_SEEDS} tasks; use self.split in _start"
+        otherwise = f"{one} and {other} have the same {SPLIT_SEEDS} tasks; use self.split in _start"
         require("splits are distinct", shown[one] != shown[other], otherwise)
     return None
 
 
 def processes(subject: Subject) -> str | None:
-    """Checks that fresh processes, where strings have other hashes, play the same episodes."""
+    """Checks that fresh processes, where strings have other hashes, have the same episodes."""
     if subject.path is None:
         return "another process cannot import it; pass a registered name or `module:attribute`"
     arguments = (subject.path, subject.seed, subject.episodes, subject.replies)
-    here = trace.digest(*arguments)
+    here = digest(*arguments)
     for hash_seed in ("1", "2"):
         child = subprocess.run(
             [sys.executable, "-c", _IN_CHILD],
             input=json.dumps({"path": sys.path, "arguments": arguments}),
-            # Passed on whole: what the environment needs of it is not ours to know.
+            # Passed on as a whole: which variables the environment needs is unknown.
             env={**os.environ, "PYTHONHASHSEED": hash_seed},
             capture_output=True,
             text=True,
             check=False,
         )
         ran = child.returncode == 0
-        require("other processes can play it", ran, f"the process said {child.stderr[-500:]}")
+        require("other processes can make it", ran, f"the process said {child.stderr[-500:]}")
         otherwise = "equal seeds gave different episodes; use neither hash() nor the order of a set"
-        require("all processes play the same", child.stdout == here, otherwise)
+        require("all processes have the same episodes", child.stdout == here, otherwise)
     return None
 
 
 PARTS = (spaces, episodes, hostile_replies, copies, seeds, splits, processes)
+
+
+# Traces: records of all that an environment shows, so that runs can be compared. Everything becomes text:
+# equal text is equal on every machine and in every process, unlike `==` on arrays, NaN, or dicts.
+
+
+def require(promise: str, kept: object, otherwise: str) -> None:
+    """Raises ConformanceError with the promise and what was observed, unless it was `kept`."""
+    if not kept:
+        raise ConformanceError(f"{promise}: {otherwise}")
+
+
+def agree(promise: str, first: Sequence[View], second: Sequence[View], cure: str) -> None:
+    """Raises ConformanceError with the first difference of two traces, where there is one."""
+    found = difference(first, second)
+    require(promise, found is None, f"{found}; {cure}")
+
+
+def canonical(value: Any) -> str:
+    """Returns a text that is equal for equal values of equal types; mappings keep their order."""
+    if isinstance(value, Mapping):
+        inner = ", ".join(f"{canonical(key)}: {canonical(entry)}" for key, entry in value.items())
+        return f"{{{inner}}}"
+    if isinstance(value, list | tuple):
+        inner = ", ".join(canonical(entry) for entry in value)
+        return f"{type(value).__name__}({inner})"
+    if isinstance(value, np.ndarray):
+        return f"array({value.dtype}, {value.shape}, {value.tolist()!r})"
+    return repr(value)
+
+
+def view(env: AnyEnv) -> View:
+    """Records all that `env` shows after `reset`: its attributes and every observation."""
+    seen = {
+        "agents": canonical(list(env.agents)),
+        "agent_selection": canonical(env.agent_selection if env.agents else None),
+        "rewards": canonical(env.rewards),
+        "cumulative rewards": canonical(env._cumulative_rewards),
+        "terminations": canonical(env.terminations),
+        "truncations": canonical(env.truncations),
+        "infos": canonical(env.infos),
+    }
+    for agent in env.agents:
+        seen[f"observation of {agent}"] = canonical(env.observe(agent))
+    if isinstance(env, TextEnv):
+        seen["transcript"] = canonical(env.transcript)
+        seen["view"] = env._view(env._state)
+    return seen
+
+
+def difference(first: Sequence[View], second: Sequence[View]) -> str | None:
+    """Names the first difference of two traces, with both values; None where they agree."""
+    for step, (one, other) in enumerate(zip(first, second, strict=False)):
+        for name in sorted({*one, *other}):
+            if one.get(name) != other.get(name):
+                return f"step {step}, {name}: {_short(one.get(name))} != {_short(other.get(name))}"
+    if len(first) != len(second):
+        return f"{len(first)} != {len(second)} steps"
+    return None
+
+
+def _short(text: str | None) -> str:
+    return str(text) if text is None or len(text) <= 200 else f"{text[:200]}..."
+
+
+def scripted(seed: int, replies: Sequence[str]) -> Iterator[str]:
+    """Yields replies without end, the same for the same seed: known ones and random text."""
+    generator = random.Random(seed)
+    while True:
+        if replies and generator.random() < 0.75:
+            yield generator.choice(replies)
+        else:
+            length = generator.randrange(12)
+            yield "".join(generator.choices(string.printable, k=length))
+
+
+def continued(env: AnyEnv, replies: Iterator[str]) -> list[View]:
+    """Continues `env` to its end, at most `MAX_STEPS`; returns a view for every step.
+
+    Finished agents are stepped out of the episode one by one, and viewed too.
+    """
+    views = [view(env)]
+    while env.agents and len(views) <= MAX_STEPS:
+        agent = env.agent_selection
+        finished = env.terminations[agent] or env.truncations[agent]
+        env.step(None if finished else next(replies))
+        views.append(view(env))
+    return views
+
+
+def digest(path: str, seed: int, episodes: int, replies: Sequence[str]) -> str:
+    """Computes the SHA-256 of the traces of an environment given by name or path."""
+    env = load_env(path)
+    script = scripted(seed, replies)
+    hasher = hashlib.sha256()
+    for episode in range(episodes):
+        env.reset(seed=seed if episode == 0 else None)
+        hasher.update(canonical(continued(env, script)).encode("utf-8", "backslashreplace"))
+    return hasher.hexdigest()

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.coding import CodingTask, Test, passes
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
 
 MAX_TESTS = 8

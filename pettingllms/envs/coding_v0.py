@@ -23,7 +23,7 @@ that the current program passes all hidden tests. `infos[agent]` of a reply has 
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.scores`): the team's
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`): the team's
 score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
 return of an episode therefore holds the team's last score once and each agent's last score once, however
 long it takes. Candidates for one decision compare as their scores do.
@@ -105,12 +105,10 @@ from pettingllms.envs.coding_text import (
     parse_tests,
     shown_episode,
 )
-from pettingllms.envs.lists import ParseError
-from pettingllms.envs.scores import Scores
-from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
 from pettingllms.sandbox import Case, Limits, RunResult
 
-FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 REFERENCE_SHARE, PROGRAM_SHARE = 1 / 8, 1 / 4
 """Parts of a program's CPU limit that a run on a generated test may take. A mutant has twice the time of

@@ -1,4 +1,4 @@
-"""What the members of a math team read and write: the prompts, and the parsing of their replies.
+"""Prompts of the math environment, and the parsing of replies.
 
 No text that a model can write raises here or takes longer than its length.
 """
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from pettingllms.data.math import MathProblem
 from pettingllms.envs.coding_text import parse_program
-from pettingllms.envs.lists import ParseError
+from pettingllms.envs.parsing import ParseError
 from pettingllms.grading import boxed
 from pettingllms.sandbox import RunResult
 
@@ -19,11 +19,11 @@ SHOWN_CHARS = 2000
 """Of a longer text, half of this from its beginning and half from its end is shown."""
 COMPACT_CHARS = 24
 SOLVER = "solver"
-"""The role of somebody who works alone."""
+"""The role of an agent that works alone."""
 
 
 class Message(NamedTuple):
-    """A readable reply, and what came of it."""
+    """A readable reply and its result."""
 
     turn: int
     agent: str
@@ -33,13 +33,13 @@ class Message(NamedTuple):
     """None where a program failed or printed nothing."""
     right: bool
     failure: str = ""
-    """Why a program printed no answer."""
+    """Reason why a program printed no answer; empty where it printed one."""
     printed: str | None = None
-    """What a program in the reply printed."""
+    """Answer that a program in the reply printed."""
 
 
 class Reply(NamedTuple):
-    """What a role has to write: a program, a boxed answer, or (a solver) either or both."""
+    """A parsed reply: a program, a boxed answer, or (of a solver) either or both."""
 
     said: str
     program: str | None = None
@@ -47,7 +47,7 @@ class Reply(NamedTuple):
 
 
 def parse_reply(role: str, text: str) -> Reply | ParseError:
-    """Read a reply in the way of its author's role."""
+    """Parses a reply by the rules of its author's role."""
     if role == "tool":
         program = parse_program(text)
         return program if isinstance(program, ParseError) else Reply(program, program)
@@ -55,7 +55,7 @@ def parse_reply(role: str, text: str) -> Reply | ParseError:
         answer = parse_answer(text)
         return answer if isinstance(answer, ParseError) else Reply(text, None, answer)
     program = parse_program(text)
-    # What stands in a program's own text is no answer.
+    # A `\boxed` inside of a program's own text is not an answer.
     answer = parse_answer(text.rpartition("```")[2])
     if isinstance(answer, ParseError):
         answer = parse_answer(text.partition("```")[0])
@@ -85,12 +85,13 @@ def printed_answer(result: RunResult) -> str | None:
     """
     if result.status != "ok":
         return None
+    # Earlier lines are the program's working-out.
     answer = result.stdout.strip().rpartition("\n")[2].strip()
     return answer if 0 < len(answer) <= MAX_ANSWER_CHARS else None
 
 
 def failure(result: RunResult) -> str:
-    """Why a program has no answer, in a line; empty where it has one."""
+    """Reason why a program has no answer, in a line; empty where it has one."""
     if printed_answer(result) is not None:
         return ""
     if result.status == "ok":
@@ -107,15 +108,16 @@ def role_of(agent: str) -> str:
 def compact_prompt(
     role: str, question: str, earlier: Iterable[Message], now: Sequence[Message]
 ) -> str:
-    """Few tokens, for the embedded model: role, problem, answers so far; a reasoner also programs.
+    """Prompt in few tokens, for the embedded model: role, problem, answers so far, programs.
 
-    That model has not been primed as a solver, who is therefore shown what a tool is shown.
+    A reasoner sees programs, too. The embedded model has not been primed as a solver, which is
+    therefore shown what a tool is shown.
 
     Args:
-        role: who reads it.
+        role: of the reader.
         question: the problem.
-        earlier: what the reader sees of earlier turns.
-        now: what it sees of this turn.
+        earlier: the messages of earlier turns that the reader sees.
+        now: those of this turn.
     """
     lines = ["tool" if role == SOLVER else role, question]
     if before := _answers(earlier):
@@ -161,7 +163,7 @@ _RULES = {"tool": _TOOL, "reasoner": _REASONER, "judge": _JUDGE, SOLVER: _SOLVER
 def full_prompt(
     role: str, problem: MathProblem, earlier: Sequence[Message], now: Sequence[Message]
 ) -> str:
-    """Rules, problem and what the reader sees of the team, for real language models."""
+    """Prompt of rules, problem, and the messages that the reader sees, for real language models."""
     parts = [_RULES[role], f"Problem:\n{problem.question}"]
     if len(problem.answers) > 1:
         parts.append(f"It has {len(problem.answers)} answers; give all, with commas between them.")
@@ -175,7 +177,7 @@ def full_prompt(
 
 
 def shown_message(message: Message) -> str:
-    """A reply and what came of it, for people and large models."""
+    """A reply and its result, for people and large models."""
     lines = [_shortened(message.said)]
     if message.failure:
         lines.append(f"The program gives no answer: {message.failure}")

@@ -21,7 +21,7 @@ is that the team's final answer, the judge's or else the last reasoner's, equals
 
 # Rewards
 
-`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.scores`): the team's
+`reward = alpha * team + local`, both in `infos`. Both are *differences of scores* (`pettingllms.envs.team_env`): the team's
 score less what it was before the reply, and the reply's own score less that of its author's previous reply. The
 return of an episode therefore holds the team's last score once and each agent's last score once: a team
 that has the answer and does not agree earns no more than one that agrees at once. The team is paid for the final
@@ -69,9 +69,8 @@ from typing import Any, ClassVar, Unpack, cast, get_args
 from pettingllms.data import arithmetic
 from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_problems
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, math_team
+from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.lists import ParseError
 from pettingllms.envs.math_text import (
     SOLVER,
     Message,
@@ -84,19 +83,24 @@ from pettingllms.envs.math_text import (
     role_of,
     shown_message,
 )
-from pettingllms.envs.scores import Scores
-from pettingllms.envs.team_env import Agents, TeamArguments, TeamEnv
-from pettingllms.errors import ConfigError
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
+from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
 
-FORMAT_PENALTY = 0.1
 LIMITS = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
+TOPOLOGIES = ("mesh", "star", "chain")
+MOST_AGENTS = 7
+
+Topology = Mapping[str, frozenset[str]]
+"""Agent -> the agents whose replies it sees: those of this turn that came before its own, and all of
+earlier turns. Its own earlier replies an agent always sees."""
 
 
 @dataclass(frozen=True, slots=True)
-class State:
-    """All that an episode knows: the problem, and every readable reply in order."""
+class MathState:
+    """State of an episode: the problem, and every readable reply in order."""
 
     problem: MathProblem
     messages: tuple[Message, ...] = ()
@@ -159,49 +163,47 @@ class raw_env(TeamEnv):
         arguments.one_of("agents", agents, get_args(Agents))
         if agents == "single":
             if (reasoners, tools, judge, topology) != (1, 1, False, "mesh"):
-                raise ConfigError("agents='single' is no team; leave out its members and topology")
+                raise ConfigError("agents='single' has no team; leave out its members and topology")
             roles: tuple[str, ...] = (SOLVER,)
         else:
-            roles = math_team.roles(reasoners=reasoners, tools=tools, judge=judge)
+            roles = roles_of_team(reasoners=reasoners, tools=tools, judge=judge)
         super().__init__(roles=roles, **kwargs)
-        self.sees = math_team.topology(topology, self.possible_agents, self.max_turns)
+        self.sees = visibility(topology, self.possible_agents, self.max_turns)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
 
-    def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
-        return State(self._problem(seed))
+    def _start(self, seed: int, options: dict[str, Any]) -> MathState:  # noqa: ARG002 - has none
+        return MathState(self._problem(seed))
 
-    def _text(self, state: State, agent: str) -> str:
+    def _text(self, state: MathState, agent: str) -> str:
         shown = [m for m in state.messages if m.agent == agent or m.agent in self.sees[agent]]
         earlier = [message for message in shown if message.turn < self.turn]
+        # `_text` may be asked of any agent at any time, also of one that has acted in this turn.
         now = [m for m in shown if m.turn == self.turn and m.agent != agent]
         if self.prompt == "compact":
             return compact_prompt(role_of(agent), state.problem.question, earlier, now)
         return full_prompt(role_of(agent), state.problem, earlier, now)
 
-    def _act(self, state: State, agent: str, text: str) -> Outcome:
-        (outcome,) = self._act_all(state, agent, [text])
-        return outcome
-
-    def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
+    def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         replies = [parse_reply(role_of(agent), text) for text in texts]
         programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
         ran = self._run(list(dict.fromkeys(programs)))
-        return [self._play(state, agent, reply, ran) for reply in replies]
+        return [self._judge(state, agent, reply, ran) for reply in replies]
 
     def _run(self, programs: list[str]) -> dict[str, RunResult]:
-        """Run all programs in one request, each in a process of its own: a model wrote them all."""
+        """Runs all programs in one request, each in a process of its own: a model wrote them all."""
         if not programs:
             return {}
         rows = self.sandbox.run(programs, [Case()], limits=self._limits(LIMITS))
         return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
-    def _play(
-        self, state: State, agent: str, reply: Reply | ParseError, ran: Mapping[str, RunResult]
+    def _judge(
+        self, state: MathState, agent: str, reply: Reply | ParseError, ran: Mapping[str, RunResult]
     ) -> Outcome:
         info: dict[str, Any] = {"right": False}
         if state.problem.difficulty is not None:
             info["difficulty"] = state.problem.difficulty
         if isinstance(reply, ParseError):
+            # As much as a program that fails: otherwise writing none would pay more.
             local = -1.0 if role_of(agent) == "tool" else -FORMAT_PENALTY
             return self._outcome(state, agent, local, parse_error=reply.why, info=info)
         printed, failed = None, ""
@@ -214,15 +216,16 @@ class raw_env(TeamEnv):
         message = Message(self.turn, agent, reply.said, answer, right, failed, printed)
         after = replace(state, messages=(*state.messages, message))
         info |= {"right": right, **self._trust(state, agent, message)}
+        # Only a program can leave no answer, by failing: without either, a reply is unreadable.
         local = -1.0 if answer is None else float(right)
         done = self._agree(after, agent, reply)
         return self._outcome(after, agent, local, done=done, info=info)
 
-    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
-        return self._play(state, agent, ParseError(reason), {})
+    def _too_long(self, state: MathState, agent: str, reason: str) -> Outcome:
+        return self._judge(state, agent, ParseError(reason), {})
 
-    def _trust(self, state: State, agent: str, message: Message) -> dict[str, float]:
-        """How an answer compares with that of the last tool of this turn that its author sees."""
+    def _trust(self, state: MathState, agent: str, message: Message) -> dict[str, float]:
+        """Compares an answer with that of the last tool of this turn that its author sees."""
         now = [m for m in state.messages if m.turn == self.turn and m.agent in self.sees[agent]]
         tools = [m for m in now if role_of(m.agent) == "tool"]
         if role_of(agent) == "tool" or not tools:
@@ -235,8 +238,8 @@ class raw_env(TeamEnv):
             "follows_wrong": float(follows and not tool.right),
         }
 
-    def _agree(self, state: State, agent: str, reply: Reply) -> bool:
-        """Whether the last agent of a turn has just said what all others say."""
+    def _agree(self, state: MathState, agent: str, reply: Reply) -> bool:
+        """Whether the last agent of a turn has just given the answer of all others."""
         if role_of(agent) == SOLVER:
             return self._alone(state.messages, reply)
         if agent != self.possible_agents[-1] or reply.answer is None:
@@ -248,10 +251,11 @@ class raw_env(TeamEnv):
         )
 
     def _alone(self, messages: Sequence[Message], reply: Reply) -> bool:
-        """Whether a solver's answer is what its last program printed, or what it gave last turn."""
+        """Whether a solver's answer is its last program's output, or its answer of last turn."""
         *earlier, now = messages
         if earlier and earlier[-1].turn == now.turn - 1 and _same_answer(earlier[-1], now):
             return True
+        # A program that failed counts, too: it is the last one, and it confirms nothing.
         ran = [m.printed for m in messages if m.failure or m.printed is not None]
         if reply.answer is None or not ran or ran[-1] is None:
             return False
@@ -259,7 +263,7 @@ class raw_env(TeamEnv):
 
     def _outcome(
         self,
-        state: State,
+        state: MathState,
         agent: str,
         local: float,
         *,
@@ -269,6 +273,7 @@ class raw_env(TeamEnv):
     ) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
+        # Under "sparse" the team's reward alone remains.
         scored = local if self.rewards_scheme == "paper" else 0.0
         paid = state.scores.after(agent, team=float(success), local=scored)
         return Outcome(
@@ -281,7 +286,7 @@ class raw_env(TeamEnv):
             info=info,
         )
 
-    def _view(self, state: State) -> str:
+    def _view(self, state: MathState) -> str:
         return "\n".join(
             [
                 state.problem.question,
@@ -294,13 +299,14 @@ class raw_env(TeamEnv):
 def _same_answer(left: Message, right: Message) -> bool:
     if left.answer is None or right.answer is None or left.right != right.right:
         return False
+    # Two right answers are equal: both equal the reference, so nothing has to be compared again.
     return left.right or same(left.answer, right.answer)
 
 
 def _problems(
     dataset: str | Path | None, split: str, depth: tuple[int, ...], largest: int
 ) -> tuple[Callable[[int], MathProblem], int | None]:
-    """Problem of a task seed, and how many there are; None where they never end."""
+    """Function from a task seed to its problem, and the number of problems; None for a generator."""
     part = cast(Split, split)
     if dataset is None:
         if len(depth) != 2:
@@ -317,6 +323,103 @@ def _problems(
 
 def _row(records: Sequence[MathProblem], seed: int) -> MathProblem:
     return records[seed % len(records)]
+
+
+# Who is in a team, and who sees whom.
+
+
+def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]:
+    """The roles of a team in the order of their turns: tools, reasoners, judge.
+
+    Raises:
+        ConfigError: no agent could give the final answer, or the team is too large.
+    """
+    for name, number in (("reasoners", reasoners), ("tools", tools)):
+        if number < 0:
+            raise ConfigError(f"{name} must not be negative, got {number}")
+    if not reasoners + tools:
+        raise ConfigError(
+            "the judge has no team; give reasoners or tools"
+            if judge
+            else "the team has no members; give reasoners or tools"
+        )
+    if not reasoners and not judge:
+        raise ConfigError(
+            f"a team of {tools} tools has no agent for the final answer; add a reasoner or judge=True"
+        )
+    if reasoners + tools + judge > MOST_AGENTS:
+        raise ConfigError(
+            f"a team has at most {MOST_AGENTS} agents, got {reasoners + tools + judge}"
+        )
+    return ("tool",) * tools + ("reasoner",) * reasoners + ("judge",) * judge
+
+
+def visibility(
+    given: str | Mapping[str, Sequence[str]], agents: Sequence[str], max_turns: int
+) -> Topology:
+    """The agents that each of `agents` sees beside itself.
+
+    Args:
+        given: `mesh` (all see all), `star` (the judge sees all, the others only themselves), `chain`
+            (each sees the one before it), or the agents that an agent sees; who is not named there
+            sees only itself.
+        agents: all agents in turn order.
+        max_turns: turns of an episode.
+
+    Raises:
+        ConfigError: an unknown name or agent; a star without a judge; a judge that sees no
+            other agent; an agent that is to see one which acts later, where there is no later turn.
+    """
+    if isinstance(given, str):
+        arguments.one_of("topology", given, TOPOLOGIES)
+        return _named(given, agents)
+    seen = {agent: _listed(given, agent, agents) for agent in agents}
+    for agent in given:
+        _known_agent(agent, agents)
+    for at, agent in enumerate(agents):
+        later = sorted(seen[agent] & {*agents[at + 1 :]})
+        if later and max_turns == 1:
+            raise ConfigError(
+                f"topology: {agent} cannot see {', '.join(later)}, which act after it in the only turn; "
+                "give max_turns of at least 2 or leave them out"
+            )
+        if agent.startswith("judge") and not seen[agent]:
+            raise ConfigError(
+                f"topology: {agent} sees no other agent and has nothing to judge; name those it sees"
+            )
+    return seen
+
+
+def _named(name: str, agents: Sequence[str]) -> Topology:
+    if name == "mesh":
+        return {agent: frozenset(agents) - {agent} for agent in agents}
+    if name == "chain":
+        return {agent: frozenset(agents[max(0, n - 1) : n]) for n, agent in enumerate(agents)}
+    if "judge_0" not in agents:
+        raise ConfigError("topology 'star' has a judge at its center; give judge=True, or 'mesh'")
+    return {agent: frozenset(agents[:-1] if agent == "judge_0" else ()) for agent in agents}
+
+
+def _listed(
+    given: Mapping[str, Sequence[str]], agent: str, agents: Sequence[str]
+) -> frozenset[str]:
+    others = given.get(agent, ())
+    if isinstance(others, str):
+        raise ConfigError(f"topology: {agent} needs a list of agents, got {others!r}")
+    for other in others:
+        _known_agent(other, agents)
+    if agent in others:
+        raise ConfigError(
+            f"topology: {agent} is named as seen by itself, which it always is; leave it out"
+        )
+    return frozenset(others)
+
+
+def _known_agent(agent: str, agents: Sequence[str]) -> None:
+    if agent not in agents:
+        raise ConfigError(
+            f"topology: there is no agent {agent!r}; {did_you_mean(str(agent), agents)}"
+        )
 
 
 env = raw_env

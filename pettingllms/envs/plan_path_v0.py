@@ -48,15 +48,15 @@ from pettingllms.data import board_files, plan_path
 from pettingllms.data.board_files import TextBoard
 from pettingllms.data.plan_path import Grid
 from pettingllms.data.splits import Split
-from pettingllms.envs import tiles
-from pettingllms.envs.boards import BoardArguments, BoardEnv, Picture, Play, Played
-from pettingllms.envs.lists import ParseError, cell_name, parse_moves
-from pettingllms.envs.tiles import Mark, Tile
+from pettingllms.envs import rendering
+from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
+from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
+from pettingllms.envs.rendering import Mark, Tile
 from pettingllms.errors import ConfigError
 
 MOST_WALLS = 0.6
 
-_COLOURS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
+_COLORS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
 
 Moves = tuple[str, ...]
 
@@ -120,7 +120,9 @@ class raw_env(BoardEnv):
                 board_files.GRID_FILES, dataset, cast(Split, self.split)
             )
         else:
-            self._generated(0)  # settings for which there is no grid are refused here
+            self._generated(
+                0
+            )  # settings that allow no grid are refused here, not at the first reset
         self.num_tasks = None if self._boards is None else len(self._boards)
         """Grids of the data set: task seeds wrap around here. None for the endless generator."""
 
@@ -142,10 +144,10 @@ class raw_env(BoardEnv):
             moves=self.moves,
         )
 
-    def _read(self, level: Grid, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
+    def _parse_answer(self, level: Grid, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
         return parse_moves(text)
 
-    def _play(self, level: Grid, position: int, answer: Moves) -> Played:
+    def _apply(self, level: Grid, position: int, answer: Moves) -> AnswerResult:
         table = plan_path.neighbours(level.height, level.width)
         cell, walked, refused = position, 0, 0
         for move in answer:
@@ -164,12 +166,12 @@ class raw_env(BoardEnv):
             note += f" (number {walked + 1}, {answer[walked]})"
         note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
-        return Played(cell, solved, note, refused, info=info)
+        return AnswerResult(cell, solved, note, refused, info=info)
 
     def _progress(self, level: Grid, position: int) -> float:
         return 1.0 - level.distances[position] / level.optimum
 
-    def _written(self, level: Grid, position: int, answer: Moves) -> str:
+    def _format_answer(self, level: Grid, position: int, answer: Moves) -> str:
         if self.prompt == "full":
             return f"[{', '.join(answer)}]"
         table = plan_path.neighbours(level.height, level.width)
@@ -192,18 +194,18 @@ class raw_env(BoardEnv):
         size = f"{level.height}x{level.width}"
         return f"{size} at {_name(level, position)} goal {_name(level, level.goal)} walls {walls}"
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         shown = {
-            "#": Tile(ground=tiles.WALL),
-            "G": Tile(marks=(Mark("ring", tiles.GOAL),)),
-            "@": Tile(marks=(Mark("disc", tiles.PLAYER),)),
+            "#": Tile(ground=rendering.WALL),
+            "G": Tile(marks=(Mark("ring", rendering.GOAL),)),
+            "@": Tile(marks=(Mark("disc", rendering.PLAYER),)),
             ".": Tile(),
         }
         rows = self._board(state.level, state.position).split("\n")
-        return tiles.draw([[shown[mark] for mark in row] for row in rows])
+        return rendering.draw([[shown[mark] for mark in row] for row in rows])
 
-    def _paint(self, board: str) -> str:
-        return "".join(_COLOURS.get(mark, mark) for mark in board)
+    def _in_color(self, board: str) -> str:
+        return "".join(_COLORS.get(mark, mark) for mark in board)
 
 
 def _name(level: Grid, cell: int) -> str:

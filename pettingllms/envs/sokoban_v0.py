@@ -68,10 +68,17 @@ from pettingllms.data.sokoban import (
     pull_distances,
 )
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, tiles
-from pettingllms.envs.boards import WORST, BoardArguments, BoardEnv, Picture, Play, Played
-from pettingllms.envs.lists import ParseError, cell_name, parse_moves
-from pettingllms.envs.tiles import Mark, Tile
+from pettingllms.envs import arguments, rendering
+from pettingllms.envs.boards import (
+    WORST,
+    AnswerResult,
+    BoardArguments,
+    BoardEnv,
+    BoardState,
+    Picture,
+)
+from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
+from pettingllms.envs.rendering import Mark, Tile
 
 MOVE_COST, SOLVED_BONUS = 0.1, 10.0
 
@@ -79,7 +86,7 @@ Moves = tuple[str, ...]
 
 
 class Symbols(NamedTuple):
-    """What the seven kinds of cell look like, in the order of `NAMES`, and what is between cells."""
+    """Signs of the seven kinds of cell, in the order of `NAMES`, and the text between cells."""
 
     signs: tuple[str, ...]
     gap: str = ""
@@ -98,9 +105,9 @@ RULES = (
     "A move that is not possible is refused. "
     "The answer is a list of moves, for example #### [R, R, U]"
 )
-_PAINTS = {"wall": 2, "goal": 31, "box": 33, "box on goal": 32, "player": 34, "player on goal": 36}
-_BOX, _DISC = Mark("square", tiles.BOX), Mark("disc", tiles.PLAYER)
-_GOAL, _DONE = Mark("ring", tiles.GOAL), Mark("ring", tiles.DONE)
+_COLORS = {"wall": 2, "goal": 31, "box": 33, "box on goal": 32, "player": 34, "player on goal": 36}
+_BOX, _DISC = Mark("square", rendering.BOX), Mark("disc", rendering.PLAYER)
+_GOAL, _DONE = Mark("ring", rendering.GOAL), Mark("ring", rendering.DONE)
 _MARKS = ((), (), (_GOAL,), (_BOX,), (_BOX, _DONE), (_DISC,), (_DISC, _GOAL))
 
 
@@ -177,17 +184,18 @@ class raw_env(BoardEnv):
     def _generated(self, seed: int) -> Level:
         return sokoban.generate(seed, cast(Split, self.split), self.settings)
 
-    def _read(self, level: Level, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
+    def _parse_answer(self, level: Level, text: str) -> Moves | ParseError:  # noqa: ARG002 - the same for all
         return parse_moves(text)
 
-    def _play(self, level: Level, position: Position, answer: Moves) -> Played:
+    def _apply(self, level: Level, position: Position, answer: Moves) -> AnswerResult:
         room = level.room
         steps = deltas(room.width)
+        # Cells are bits of an integer, so that sets of boxes compare and hash in one step.
         before = (position.boxes & room.goals).bit_count()
         parts, refused = 0, list[int]()
         for move in answer:
             if position.boxes == room.goals:
-                break
+                break  # what follows the solution is dropped, so that it cannot undo it
             parts += 1
             after = moved(room, position, steps[move])
             if after is not None:
@@ -211,7 +219,7 @@ class raw_env(BoardEnv):
             "deadlock": lost,
             "gym": on_goal - before + SOLVED_BONUS * solved - MOVE_COST * parts,
         }
-        return Played(position, solved, note, len(refused), lost, info)
+        return AnswerResult(position, solved, note, len(refused), lost, info)
 
     def _progress(self, level: Level, position: Position) -> float:
         if position.boxes & dead_cells(level.room):
@@ -220,19 +228,20 @@ class raw_env(BoardEnv):
         left = sum([distances[box] for box in cells(position.boxes)])
         return 1.0 - left / sum([distances[box] for box in cells(level.start.boxes)])
 
-    def _local(self, role: str, played: Played, gain: float) -> float:
+    def _local(self, role: str, result: AnswerResult, gain: float) -> float:
+        # gym-sokoban pays for moves that happen. The tool's do not: it is paid for what they gain.
         if role == "planner":
-            return float(played.info["gym"])
-        return gain - MOVE_COST * float(played.info["moves"])
+            return float(result.info["gym"])
+        return gain - MOVE_COST * float(result.info["moves"])
 
-    def _proposed(self, state: Play, nearness: float) -> float:
-        gain = super()._proposed(state, nearness)
+    def _tool_gain(self, state: BoardState, nearness: float) -> float:
+        gain = super()._tool_gain(state, nearness)
         if self.rewards_scheme != "gym":
             return gain
         level: Level = state.level
         return gain * (SOLVED_BONUS + level.room.goals.bit_count())
 
-    def _written(self, level: Level, position: Position, answer: Moves) -> str:
+    def _format_answer(self, level: Level, position: Position, answer: Moves) -> str:
         if self.prompt == "full":
             return f"[{', '.join(answer)}]"
         steps, words = deltas(level.room.width), ["["]
@@ -269,21 +278,24 @@ class raw_env(BoardEnv):
             words += [self._name(level, cell) for cell in found]
         return " ".join(words)
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         kinds = dict(zip(sokoban.SYMBOLS, _MARKS, strict=True))
-        return tiles.draw(
+        return rendering.draw(
             [
-                [Tile(tiles.WALL if sign == "#" else tiles.GROUND, kinds[sign]) for sign in row]
+                [
+                    Tile(rendering.WALL if sign == "#" else rendering.GROUND, kinds[sign])
+                    for sign in row
+                ]
                 for row in sokoban.rows(state.level.room, state.position)
             ]
         )
 
-    def _paint(self, board: str) -> str:
+    def _in_color(self, board: str) -> str:
         signs = dict(zip(NAMES, self.symbols.signs, strict=True))
-        colours = {signs[name]: colour for name, colour in _PAINTS.items()}
+        colors = {signs[name]: color for name, color in _COLORS.items()}
         # The longer ones first: "box_on_goal" begins with "box".
-        pattern = "|".join(map(re.escape, sorted(colours, key=len, reverse=True)))
-        return re.sub(pattern, lambda sign: f"\x1b[{colours[sign[0]]}m{sign[0]}\x1b[0m", board)
+        pattern = "|".join(map(re.escape, sorted(colors, key=len, reverse=True)))
+        return re.sub(pattern, lambda sign: f"\x1b[{colors[sign[0]]}m{sign[0]}\x1b[0m", board)
 
     def _name(self, level: Level, cell: int) -> str:
         return cell_name(*divmod(cell, level.room.width))

@@ -1,4 +1,4 @@
-"""A Gymnasium space for text as language models write it.
+"""`FreeText`: a Gymnasium space for text as language models write it.
 
 `gymnasium.spaces.Text` needs a character set: its default rejects a space, a full Unicode set
 takes seconds to build and still rejects lone surrogates, and membership costs a Python loop
@@ -51,7 +51,7 @@ class FreeText(Text):
         Space.__init__(self, dtype=str, seed=seed)
 
     def contains(self, x: Any) -> bool:
-        """True for a `str` within the length bound; takes the same time for any length."""
+        """Returns whether `x` is a `str` within the length bound, in the same time for any length."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
@@ -68,7 +68,7 @@ class FreeText(Text):
         return "".join(_CHARACTERS[pick] for pick in picks)
 
     def character_index(self, char: str) -> Any:
-        """Raises ConfigError: any character is a member, so there is no table of them."""
+        """Raises ConfigError: with any character a member there is no table of them."""
         raise ConfigError(f"FreeText cannot be flattened: it has no index for {char!r}")
 
     @property

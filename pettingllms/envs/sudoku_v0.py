@@ -66,10 +66,10 @@ from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle
 from pettingllms.data.sudoku_files import PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
-from pettingllms.envs import arguments, tiles
-from pettingllms.envs.boards import BoardArguments, BoardEnv, Picture, Play, Played
-from pettingllms.envs.lists import ParseError, cell_name, last_list
-from pettingllms.envs.tiles import Tile
+from pettingllms.envs import arguments, rendering
+from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
+from pettingllms.envs.parsing import ParseError, cell_name, last_list
+from pettingllms.envs.rendering import Tile
 from pettingllms.errors import ConfigError, UnknownNameError
 
 _FORMS = "give fills [[row, column, number], ...] or the whole grid, row by row"
@@ -111,6 +111,7 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
         if "=" in inside:
             close = "=".join(part.strip() for part in inside.split("="))
             return tuple(map(_fill, _words(close)))
+        # Inner brackets hold fills or rows; without any, the words are one fill, rows or a grid.
         groups = [_words(group) for group in _INNER.findall(inside)]
         if not groups:
             return _flat(_words(inside), size)
@@ -165,7 +166,7 @@ def _triple(words: list[str]) -> Fill:
 def _fill(word: str) -> Fill:
     match = _FILL.fullmatch(word)
     if match is None:
-        raise _Unreadable(f"{word[:40]!r} is no fill such as b3=4")
+        raise _Unreadable(f"{word[:40]!r} is not a fill such as b3=4")
     return Fill(ord(match[1].lower()) - ord("a"), int(match[2]) - 1, int(match[3]))
 
 
@@ -237,14 +238,14 @@ class raw_env(BoardEnv):
     Args:
         size: rows of the grid: 4 (default), 6, 9 or 16.
         clues: fewest and most numbers given; None for the size's default.
-        difficulty: what a solver needs: "naked", "singles", "more" or "search"; None for any.
+        difficulty: the technique that a solver needs: "naked", "singles", "more" or "search"; None for any.
         dataset: in place of these three, a puzzle, a file or folder of puzzles, or a named set, of
             which the split is played.
         kwargs: as in `BoardEnv`.
 
     Raises:
         ConfigError: an argument that cannot be used.
-        DatasetError: `dataset` is no puzzle with one solution, or has none of `split`.
+        DatasetError: `dataset` is not a puzzle with one solution, or has none of `split`.
         UnknownNameError: no data set, file or folder is called `dataset`.
     """
 
@@ -297,7 +298,7 @@ class raw_env(BoardEnv):
         if (clues, difficulty) != (None, None):
             self._generated(0)  # settings for which there is no puzzle are refused here
 
-    # ------------------------------------------------------------- the game
+    # ------------------------------------------------------------- rules
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Puzzle, Grid, str | None]:  # noqa: ARG002 - has none
         name = None
@@ -320,14 +321,15 @@ class raw_env(BoardEnv):
             difficulty=self.difficulty,
         )
 
-    def _read(self, level: Puzzle, text: str) -> Answer | ParseError:
+    def _parse_answer(self, level: Puzzle, text: str) -> Answer | ParseError:
         return parse_answer(text, level.size)
 
-    def _play(self, level: Puzzle, position: Grid, answer: Answer) -> Played:
+    def _apply(self, level: Puzzle, position: Grid, answer: Answer) -> AnswerResult:
         if isinstance(answer, Whole):
             contradiction = _contradiction(level, answer)
             if contradiction:
-                return _played(level, position, 1, [contradiction], 1)
+                return _answer_result(level, position, 1, [contradiction], 1)
+            # Rewritten from the clues on, so that the rules hold for a grid as for single fills.
             position, answer = level.clues, _fills_of(level, answer)
         values, reasons, looked = list(position), list[str](), 0
         for fill in answer:
@@ -339,15 +341,16 @@ class raw_env(BoardEnv):
             reasons.append(f"[{fill.row + 1}, {fill.column + 1}, {fill.value}] {why}")
             if self.refused == "stop":
                 break
-        return _played(level, tuple(values), len(answer), reasons, looked)
+        return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
     def _progress(self, level: Puzzle, position: Grid) -> float:
+        # Wrong numbers count against it, or filling every cell at random would be progress.
         right, wrong = _score(level, position)
         return (right - wrong) / level.blanks
 
-    # ------------------------------------------------------------- how it is shown
+    # ------------------------------------------------------------- prompts and pictures
 
-    def _written(self, level: Puzzle, position: Grid, answer: Answer) -> str:
+    def _format_answer(self, level: Puzzle, position: Grid, answer: Answer) -> str:
         if self.prompt == "compact":
             return compact(answer, position, level.size)
         return listed(answer, level.size)
@@ -360,7 +363,7 @@ class raw_env(BoardEnv):
     def _coordinates(self, level: Puzzle, position: Grid) -> str:
         return coordinates(level, position)
 
-    def _colored_view(self, state: Play) -> str:
+    def _colored_view(self, state: BoardState) -> str:
         width = len(str(state.level.size))
         cells = [
             f"{value or '.':>{width}}" if value == clue else f"\x1b[34m{value:>{width}}\x1b[0m"
@@ -368,14 +371,14 @@ class raw_env(BoardEnv):
         ]
         return ruled(cells, state.level.size, width)
 
-    def _picture(self, state: Play) -> Picture:
+    def _picture(self, state: BoardState) -> Picture:
         size = state.level.size
         shown = [
-            Tile(tiles.SHADE if clue else tiles.GROUND, (), str(value or ""), _ink(clue))
+            Tile(rendering.SHADE if clue else rendering.GROUND, (), str(value or ""), _ink(clue))
             for value, clue in zip(state.position, state.level.clues, strict=True)
         ]
         rows = [shown[start : start + size] for start in range(0, size * size, size)]
-        return tiles.draw(rows, blocks=BOXES[size])
+        return rendering.draw(rows, blocks=BOXES[size])
 
 
 def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
@@ -390,7 +393,9 @@ def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
         return (sudoku_files.parse(text),)  # raises, and says what is wrong with it
 
 
-def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str], looked: int) -> Played:
+def _answer_result(
+    level: Puzzle, position: Grid, parts: int, reasons: list[str], looked: int
+) -> AnswerResult:
     right, wrong = _score(level, position)
     info = {
         "right": right,
@@ -400,11 +405,11 @@ def _played(level: Puzzle, position: Grid, parts: int, reasons: list[str], looke
         "difficulty": level.difficulty,
     }
     note = _note(looked, reasons, parts - looked, position.count(0))
-    return Played(position, position == level.solution, note, len(reasons), info=info)
+    return AnswerResult(position, position == level.solution, note, len(reasons), info=info)
 
 
 def _contradiction(level: Puzzle, whole: Whole) -> str:
-    """Which clue a grid changes; empty where it changes none."""
+    """Names the clue that a grid changes; empty where it changes none."""
     for cell, (value, clue) in enumerate(zip(whole.values, level.clues, strict=True)):
         if value and clue and value != clue:
             row, column = divmod(cell, level.size)
@@ -419,7 +424,7 @@ def _fills_of(level: Puzzle, whole: Whole) -> tuple[Fill, ...]:
 
 
 def _refusal(level: Puzzle, values: list[int], fill: Fill) -> str:
-    """Why a fill breaks the rules; empty where it does not."""
+    """Reason why a fill breaks the rules; empty where it does not."""
     size = level.size
     row, column, value = fill
     if not (0 <= row < size and 0 <= column < size):
@@ -454,7 +459,7 @@ def _note(parts: int, reasons: list[str], dropped: int, empty: int) -> str:
 
 
 def _ink(clue: int) -> str:
-    return tiles.INK if clue else tiles.PLAYER
+    return rendering.INK if clue else rendering.PLAYER
 
 
 env = raw_env

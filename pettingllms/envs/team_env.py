@@ -1,9 +1,21 @@
-"""`TeamEnv`: the arguments that all environments of this package share."""
+"""`TeamEnv`: what all environments of this package share: arguments, a sandbox, and how teams are paid.
+
+A team is scored after each reply, and so is the reply itself. If every reply were paid those scores
+outright, an episode would earn more the longer it lasts: a team that has succeeded and then refuses to
+agree would collect its success again each turn. `Scores` therefore pays differences: the team's score
+less the team's score before, and a reply's own score less the score of its author's previous reply
+(0 before the first). The sums telescope: the return of an episode holds the team's last score once and
+each agent's last score once, and so does every part of it that begins with the episode.
+
+Candidates for one decision share what is subtracted, so that comparing them, as AT-GRPO does, gives
+the advantages of the scores themselves. It is the shaping of Ng, Harada, Russell (1999) without discount.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, Unpack, get_args
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
@@ -11,6 +23,34 @@ from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
 Prompt = Literal["full", "compact"]
+
+FORMAT_PENALTY = 0.1
+"""Cost, in local reward, of a reply that cannot be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """Scores for which an episode has been paid so far. Kept in the state; never changed in place."""
+
+    team: float = 0.0
+    local: Mapping[str, float] = field(default_factory=dict)
+    """Agent -> the score of its last reply."""
+
+    def after(self, agent: str, *, team: float, local: float) -> Paid:
+        """Pays a reply of `agent` that leaves the team at `team` and is itself worth `local`."""
+        return Paid(
+            Scores(team, {**self.local, agent: local}),
+            team - self.team,
+            local - self.local.get(agent, 0.0),
+        )
+
+
+class Paid(NamedTuple):
+    """The scores after a reply, and the two differences that the reply is paid."""
+
+    scores: Scores
+    team: float
+    local: float
 
 
 class TeamArguments(arguments.TextArguments, total=False):
@@ -61,9 +101,16 @@ class TeamEnv(TextEnv):
 
     @property
     def sandbox(self) -> Sandbox:
-        """Where programs run: the given sandbox, or the process's shared one of the settings."""
-        return shared_sandbox(self._settings) if self._sandbox is None else self._sandbox
+        """The given sandbox, or the process's shared one of the settings."""
+        if self._sandbox is None:
+            # At the first use, not in the constructor: an environment whose programs never run
+            # needs no machine that can isolate them.
+            self._sandbox = shared_sandbox(self._settings)
+        return self._sandbox
 
     def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
         """Limits of a run: the user's over those of the data set (`own`) over `default`."""
+        own = tuple(own)
+        if not (own or self._settings.limits):
+            return default
         return self._settings.limits_over(default, own)

@@ -17,12 +17,12 @@ from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
-from pettingllms.envs.foreign import role_of
+from pettingllms.envs.aec import role_of
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import RolloutEngine, Shape
+from pettingllms.rollout.engine import RolloutEngine, RolloutShape
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
@@ -126,7 +126,7 @@ def play_chunk(
         env,
         policies,
         pool,
-        shape=Shape(episodes=sampling.samples),
+        shape=RolloutShape(episodes=sampling.samples),
         settings={
             "greedy": sampling.greedy,
             "temperature": sampling.temperature,
@@ -134,9 +134,9 @@ def play_chunk(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        players=players,
+        policies=players,
     )
-    return engine.play(
+    return engine.run(
         tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
     )
 

@@ -8,6 +8,6 @@ grade("1/2", r"\frac{1}{2}").equal      # True
 
 from __future__ import annotations
 
-from pettingllms.grading.answers import Verdict, boxed, grade, same
+from pettingllms.grading.answers import Grade, boxed, grade, same
 
-__all__ = ["Verdict", "boxed", "grade", "same"]
+__all__ = ["Grade", "boxed", "grade", "same"]

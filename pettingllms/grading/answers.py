@@ -30,15 +30,15 @@ CPU_S = 2.0
 """Time for all of math-verify's work on one answer; what is undecided by then is unequal."""
 
 
-class Verdict(NamedTuple):
-    """Whether two answers are equal, what decided it, and why nothing could."""
+class Grade(NamedTuple):
+    """Result of a comparison: equal or not, what decided it, and why nothing could."""
 
     equal: bool
     by: Literal["exact", "math-verify", "undecided"] = "exact"
     note: str = ""
 
 
-def grade(gold: str | Sequence[str], answer: str, *, places: int = PLACES) -> Verdict:
+def grade(gold: str | Sequence[str], answer: str, *, places: int = PLACES) -> Grade:
     """Compares an answer with the reference.
 
     Args:
@@ -53,14 +53,14 @@ def grade(gold: str | Sequence[str], answer: str, *, places: int = PLACES) -> Ve
         verdict = comparison.texts(golds[0], answer)
     else:
         found = split_list(plain(answer)) if len(answer) <= notation.MAX_CHARS else None
-        verdict = comparison.unordered(golds, found.items) if found else Verdict(False)
+        verdict = comparison.unordered(golds, found.items) if found else Grade(False)
     if comparison.asked and verdict.by == "exact":
         return verdict._replace(by="math-verify")  # only the last item of a list was decided here
     return verdict
 
 
 def same(gold: str | Sequence[str], answer: str) -> bool:
-    """Whether `answer` equals `gold`; see `grade`."""
+    """Returns whether `answer` equals `gold`; see `grade`."""
     return grade(gold, answer).equal
 
 
@@ -79,29 +79,29 @@ class _Comparison:
         self.asked = False
         self.cpu_s = 0.0
 
-    def texts(self, gold: str, answer: str, depth: int = 0) -> Verdict:
+    def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
         gold, answer = gold.strip(), answer.strip()
         if gold == answer:
-            return Verdict(bool(gold))
+            return Grade(bool(gold))
         self.pairs += 1
         if self.pairs > MAX_PAIRS:
-            return Verdict(False, "undecided", "too many items")
+            return Grade(False, "undecided", "too many items")
         if max(len(gold), len(answer)) > notation.MAX_CHARS or depth > MAX_NESTING:
-            return Verdict(False)
+            return Grade(False)
         if _INTEGER.fullmatch(gold) and _INTEGER.fullmatch(answer):
-            return Verdict(int(gold) == int(answer))
+            return Grade(int(gold) == int(answer))
         gold, answer = _without_names(plain(gold), plain(answer))
         if not gold or not answer or squashed(gold) == squashed(answer):
-            return Verdict(bool(gold and answer))
+            return Grade(bool(gold and answer))
         return self._read(gold, answer, depth)
 
-    def _read(self, gold: str, answer: str, depth: int) -> Verdict:
+    def _read(self, gold: str, answer: str, depth: int) -> Grade:
         gold_number, number = notation.read_number(gold), notation.read_number(answer)
         if gold_number and number:
-            return Verdict(self._same_number(gold_number, number))
+            return Grade(self._same_number(gold_number, number))
         if gold_number and gold_number.decimal and answer.replace(",", ".") == gold:
-            return Verdict(True)  # `3,14`: no list is expected where the reference is a decimal
+            return Grade(True)  # `3,14`: no list is expected where the reference is a decimal
         gold_items = None if gold_number else split_list(gold)
         items = None if number else split_list(answer)
         if gold_items and items:
@@ -109,7 +109,7 @@ class _Comparison:
         # One answer is not several, though math-verify makes one of `x, x`.
         sides = (gold_items, number), (items, gold_number)
         if any(found and (one or not found.brackets) for found, one in sides):
-            return Verdict(False)
+            return Grade(False)
         return self._algebra(gold, answer)
 
     def _same_number(self, gold: Number, answer: Number) -> bool:
@@ -131,26 +131,26 @@ class _Comparison:
             for left, right in pairs
         )
 
-    def _items(self, gold: Items, answer: Items, depth: int) -> Verdict:
+    def _items(self, gold: Items, answer: Items, depth: int) -> Grade:
         kinds = {gold.brackets, answer.brackets}
         if kinds <= {"", "{}"}:
             return self.unordered(gold.items, answer.items, depth)
         if len(kinds) > 1 and kinds not in _ALIKE:
-            return Verdict(False)
+            return Grade(False)
         if len(gold.items) != len(answer.items) or len(gold.items) > MAX_ITEMS:
-            return Verdict(False)
-        verdict = Verdict(True)
+            return Grade(False)
+        verdict = Grade(True)
         for left, right in zip(gold.items, answer.items, strict=True):
             verdict = self.texts(left, right, depth + 1)
             if not verdict.equal:
                 break
         return verdict
 
-    def unordered(self, gold: tuple[str, ...], answer: tuple[str, ...], depth: int = 0) -> Verdict:
+    def unordered(self, gold: tuple[str, ...], answer: tuple[str, ...], depth: int = 0) -> Grade:
         """Pairs each item of the reference with another item of the answer."""
         if len(gold) != len(answer) or len(gold) > MAX_ITEMS:
-            return Verdict(False)
-        left, verdict = list(answer), Verdict(True)
+            return Grade(False)
+        left, verdict = list(answer), Grade(True)
         for wanted in gold:
             for at, item in enumerate(left):
                 verdict = self.texts(wanted, item, depth + 1)
@@ -163,22 +163,22 @@ class _Comparison:
                 return verdict._replace(equal=False)
         return verdict
 
-    def _algebra(self, gold: str, answer: str) -> Verdict:
+    def _algebra(self, gold: str, answer: str) -> Grade:
         (gold, unit), (answer, other) = notation.split_unit(gold), notation.split_unit(answer)
         if unit and other and unit != other:
-            return Verdict(False)
+            return Grade(False)
         if any(_is_hopeless(text) for text in (gold, answer)):
-            return Verdict(False)
+            return Grade(False)
         if self.cpu_s > CPU_S:
-            return Verdict(False, "undecided", "math-verify took too long for the whole answer")
+            return Grade(False, "undecided", "math-verify took too long for the whole answer")
         asked = symbolic_equal(gold, answer, self.places)
         self.asked = True
         self.cpu_s += asked.cpu_s
-        return Verdict(asked.equal, asked.by, asked.note)
+        return Grade(asked.equal, asked.by, asked.note)
 
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
-    """Both without `x =`, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
+    """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     (gold_name, gold_value), (name, value) = notation.split_name(gold), notation.split_name(answer)
     if (gold_name and name and gold_name != name) or ("=" in gold_value + value):
         return gold, answer
@@ -224,7 +224,7 @@ _HOPELESS = re.compile(
 
 
 def _is_hopeless(text: str) -> bool:
-    """Whether `text` is prose, has unbalanced brackets, or is nothing to ask algebra about."""
+    """Returns whether `text` is prose, has unbalanced brackets, or is beyond algebra."""
     words = _WORD.findall(_ENVIRONMENT.sub(" ", text))
     if _HOPELESS.search(text) or any(word.lower() not in notation.FUNCTIONS for word in words):
         return True

@@ -134,7 +134,7 @@ def read_number(text: str) -> Number | None:
 
 
 def _fraction(text: str) -> Fraction | None:
-    """The value of a decimal, a power, a fraction or a mixed number; None where it is too large."""
+    """Evaluates a decimal, a power, a fraction or a mixed number; None where it is too large."""
     try:
         if found := _SCIENTIFIC.fullmatch(text):
             return _decimal(found[1]) * _power(Fraction(10), int(found[2] or found[3] or 0))
@@ -180,7 +180,7 @@ _UNIT = re.compile(r"[A-Za-z]+(?:[ /][A-Za-z]+){0,3}\s*(?:\^\s*\{?[23]\}?)?\.?")
 
 
 def split_unit(text: str) -> tuple[str, str]:
-    """A number without the unit after it, and the unit; an empty unit for any other text.
+    """Splits a number from the unit after it; an empty unit for any other text.
 
     A unit is only compared with another: it is degrees, a short sign, or words.
     """
@@ -252,7 +252,7 @@ def _matrix(body: str) -> Items | None:
 
 
 def _encloses(text: str) -> bool:
-    """Whether the first bracket of `text` is closed by its last one; intervals may mix them."""
+    """Returns whether the first bracket of `text` is closed by its last one; intervals may mix them."""
     depth = 0
     for at, mark in enumerate(text):
         depth += (mark in "([{") - (mark in ")]}")

@@ -1,4 +1,4 @@
-"""math-verify in a process of its own, which is killed where it takes too long.
+"""Runs math-verify in a process of its own, which is killed where it takes too long.
 
 A thread cannot be killed, and a hung computer algebra system in one would hold the interpreter.
 The limit is CPU time, which the kernel enforces in the process itself, so that a verdict does not
@@ -75,7 +75,7 @@ class _Process:
             raise Missing if code == 1 else Lost  # 1: Python could not import it
 
     def ask(self, gold: str, answer: str, places: int) -> Answered:
-        """The verdict on a pair.
+        """Asks for the verdict on a pair.
 
         Raises:
             Lost: there will be none.
@@ -89,7 +89,7 @@ class _Process:
         return Answered(equal, "math-verify", "", cpu_s)
 
     def read(self, within_s: float) -> bytes:
-        """The next line, or less where the process has ended."""
+        """Reads the next line, or less where the process has ended."""
         line, end = b"", time.monotonic() + within_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
@@ -104,7 +104,7 @@ class _Process:
 
 
 def _end(popen: subprocess.Popen[bytes], owner: int) -> None:
-    """Close the pipes; kill the process, unless it belongs to the one we were forked from."""
+    """Closes the pipes; kill the process, unless it belongs to the one we were forked from."""
     for pipe in (popen.stdin, popen.stdout):
         assert pipe is not None
         try:
@@ -119,7 +119,7 @@ def _end(popen: subprocess.Popen[bytes], owner: int) -> None:
 
 
 class _Grader:
-    """The worker of this process, and whose turn it is."""
+    """The worker of this process, with a lock: it answers one question at a time."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -127,7 +127,7 @@ class _Grader:
         self.missing = False
 
     def ask(self, gold: str, answer: str, places: int) -> Answered:
-        """The verdict on a pair, by a worker that belongs to this process."""
+        """Asks for the verdict on a pair, a worker that belongs to this process."""
         with self.lock:
             if self.missing:
                 return Answered(False, "undecided", MISSING)
@@ -144,13 +144,13 @@ class _Grader:
                 return Answered(False, "undecided", MISSING)
 
     def end(self) -> None:
-        """Kill the worker; the next question starts another."""
+        """Kills the worker; the next question starts another."""
         if self.process is not None:
             self.process.close()
             self.process = None
 
     def forget(self) -> None:
-        """After a fork: the worker is the parent's, and so may be the lock."""
+        """Drops the worker after a fork: it is the parent's, and so may be the lock."""
         self.lock = threading.Lock()
         self.end()
 

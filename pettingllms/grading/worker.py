@@ -1,4 +1,4 @@
-"""The process in which math-verify runs: `python -P worker.py CPU_S BYTES`, started by `symbolic`.
+"""Main program of the process in which math-verify runs: `python -P worker.py CPU_S BYTES`, started by `symbolic`.
 
 It says `ready`. Then each line of standard input is a JSON list [gold, answer, places], and each
 line of output is a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes
@@ -45,14 +45,14 @@ _PYTHON = (
 
 
 def latex(text: str) -> str:
-    """`text` as LaTeX, where it is what a program printed."""
+    """Turns what a program printed into LaTeX; LaTeX stays as it is."""
     for pattern, replacement in _PYTHON:
         text = re.sub(pattern, replacement, text)
     return text
 
 
 def main() -> None:
-    """Answer pairs until the input ends."""
+    """Answers pairs until the input ends."""
     # Whatever a library writes to standard output must not be read as a verdict.
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
@@ -75,7 +75,7 @@ def main() -> None:
 
 
 def equal(gold: str, answer: str, places: int) -> bool:
-    """Whether an answer equals the reference; both are LaTeX or what a program prints."""
+    """Returns whether an answer equals the reference; both are LaTeX or what a program prints."""
     left, right = (_parse(f"${latex(text)}$", _CONFIG) for text in (gold, answer))
     return bool(left and right) and expressions(left[0], right[0], places)
 
@@ -112,7 +112,7 @@ def links(expression: Any) -> list[Any]:
 
 
 def is_name(expression: Any) -> bool:
-    """Whether an expression can stand for a result: `x`, `f(2)`, `x + y`, but not `2x`."""
+    """Returns whether an expression can stand for a result: `x`, `f(2)`, `x + y`, but not `2x`."""
     if isinstance(expression, AppliedUndef) or len(expression.free_symbols) > 1:
         return True
     return expression.is_Symbol or (
@@ -121,7 +121,7 @@ def is_name(expression: Any) -> bool:
 
 
 def relations(gold: Any, answer: Any) -> bool:
-    """Whether one relation is the other, rearranged or multiplied by a number."""
+    """Returns whether one relation is the other, rearranged or multiplied by a number."""
     (kind, wanted), (other, given) = normal(gold), normal(answer)
     if kind is not other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
         return False
@@ -140,7 +140,7 @@ def normal(relation: Any) -> tuple[Any, Any]:
 
 
 def values(gold: Any, answer: Any, places: int) -> bool:
-    """Compares what is no relation: by value where there is one, else by math-verify."""
+    """Compares expressions that are not relations: by value where there is one, else by math-verify."""
     if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
         gold, answer = gold.doit(), answer.doit()
         if not (gold.is_Symbol or answer.is_Symbol):
@@ -153,7 +153,7 @@ def values(gold: Any, answer: Any, places: int) -> bool:
 
 
 def probe(gold: Any, answer: Any, places: int | None) -> bool | None:
-    """Whether two expressions have one value at some point; None where they have no value.
+    """Returns whether two expressions have one value at some point; None where they have no value.
 
     Decimals are compared to `places`. math-verify rounds the difference of any tiny numbers to 0.
     """

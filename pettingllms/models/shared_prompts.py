@@ -35,7 +35,7 @@ class Layout(Protocol):
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """From `query` (rows, heads, tokens, size) to (rows, tokens, heads, size)."""
+        """Computes attention, from `query` (rows, heads, tokens, size) to (rows, tokens, heads, size)."""
 
 
 def _attention(
@@ -61,7 +61,7 @@ AttentionMaskInterface.register(NAME, sdpa_mask)
 
 
 def enabled(model: PreTrainedModel) -> bool:
-    """Whether the model uses this attention."""
+    """Returns whether the model uses this attention."""
     return bool(model.config._attn_implementation == NAME)
 
 

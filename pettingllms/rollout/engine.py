@@ -1,11 +1,11 @@
-"""The loop of training, evaluation and benchmarks: prompt -> completions -> rewards -> move on.
+"""The one loop of training, evaluation and benchmarks: prompt -> completions -> rewards -> next decision.
 
-An episode moves on as soon as its own completions are sampled and scored. How prompts form a batch
+An episode proceeds as soon as its own completions are sampled and scored. How prompts form a batch
 depends on the sampler:
 
-- One that batches requests as they come (`continuous`, a vLLM server) is handed whatever is ready.
-- Any other rounds differently in batches of other shapes. Its batches follow from the tasks
-  alone: episodes stand in fixed cohorts, and each cohort is a batch of its own whenever all of its
+- One that batches requests itself (`continuous`, a vLLM server) is given whatever is ready.
+- Any other rounds differently in batches of other shapes. Its batches follow from the tasks alone:
+  episodes are divided into fixed cohorts, and a cohort is sampled as one batch when all of its
   episodes are scored. Cohorts overtake each other freely.
 
 Nothing random depends on the order in which things become ready: every decision draws from the
@@ -29,11 +29,11 @@ from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
-    """What is sampled of a task: a tree (`width` above 1) or parallel episodes.
+class RolloutShape:
+    """Amount of sampling for a task: a tree (`width` above 1) or parallel episodes.
 
     In a tree every prompt of a wide policy gets `width` candidates, and the episode continues from
-    one of them. Else every prompt gets one.
+    one of them. Otherwise every prompt gets one.
     """
 
     episodes: int = 1
@@ -54,8 +54,8 @@ class RolloutEngine:
         pool: scores completions at the same time.
         shape: what is sampled of each task.
         settings: of `Sampler.sample`: max_new_tokens, temperature, ...
-        seed: what makes these decisions random in their own way, e.g. (seed of the run, step).
-        players: role -> policy; the sampler's own mapping where a role is missing.
+        seed: prefix of the seed of every decision, e.g. (seed of the run, step).
+        policies: role -> policy; a missing role has the policy that the sampler gives it.
         wide: policies whose prompts get `shape.width` candidates; None for all.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
         timed: opened around "sample", and around "score" while nothing else is left to do.
@@ -64,24 +64,24 @@ class RolloutEngine:
     env: AnyEnv
     sampler: Sampler
     pool: Executor
-    shape: Shape
+    shape: RolloutShape
     settings: Mapping[str, Any]
     seed: tuple[object, ...]
-    players: Mapping[str, str] | None = None
+    policies: Mapping[str, str] | None = None
     wide: Collection[str] | None = None
     cohort: int | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
-    def play(
+    def run(
         self,
         tasks: Sequence[Task],
         on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
     ) -> list[Trajectory]:
-        """Plays all episodes of the tasks to their ends; their records in the order of the tasks.
+        """Rolls out all episodes of the tasks to their ends; their records in the order of the tasks.
 
         Args:
-            tasks: what to play.
-            on_batch: called before every batch with the finished episodes; may raise to stop.
+            tasks: each is rolled out `shape.episodes` times.
+            on_batch: called before every batch with the finished episodes; raises to stop the rollout.
 
         Raises:
             NonFiniteError: the environment paid a reward that is not finite.
@@ -90,6 +90,8 @@ class RolloutEngine:
         episodes = [Episode(self.env, t, n) for t in tasks for n in range(self.shape.episodes)]
         ready = deque(self._cohorts(episodes))
         scoring: list[_Cohort] = []
+        # Sampling runs on this thread and scoring on the pool's, so that the sandbox works on one
+        # cohort while the sampler works on the next.
         try:
             while ready or scoring:
                 if ready:
@@ -101,16 +103,18 @@ class RolloutEngine:
                     scoring += taken
                 if ready:
                     ready += self._scored(scoring)
-                else:
+                else:  # nothing to sample until some cohort is scored
                     with self.timed("score"):
                         ready += self._scored(scoring, wait_for_one=True)
         finally:
+            # The pool outlives this call: after an error nothing of it may be left to run there.
             for cohort in scoring:
                 for decision in cohort.pending:
                     decision.scored.cancel()
         return [episode.trajectory() for episode in episodes]
 
     def _cohorts(self, episodes: Sequence[Episode]) -> list[_Cohort]:
+        # A cohort of one may proceed by itself; see the module docstring.
         size = 1 if self.sampler.continuous else self.cohort or max(1, len(episodes))
         cut = [_Cohort(episodes[start : start + size]) for start in range(0, len(episodes), size)]
         return [cohort for cohort in cut if cohort.live()]
@@ -130,6 +134,8 @@ class RolloutEngine:
             for (_, episode), prompt in zip(live, prompts, strict=True)
         ]
         completions: list[list[Completion]] = [[] for _ in live]
+        # Frozen policies get one completion while trained ones get `width`, and a call of the
+        # sampler has one `n`.
         for n in dict.fromkeys((1, self.shape.width)):
             places = [i for i, r in enumerate(requests) if self._width(r.policy) == n]
             if not places:
@@ -144,7 +150,7 @@ class RolloutEngine:
             cohort.pending.append(_Pending(episode, prompt, request, scored))
 
     def _policy_for(self, role: str) -> str:
-        return (self.players or {}).get(role) or self.sampler.policy_for(role)
+        return (self.policies or {}).get(role) or self.sampler.policy_for(role)
 
     def _width(self, policy: str) -> int:
         return self.shape.width if self.wide is None or policy in self.wide else 1
@@ -152,22 +158,23 @@ class RolloutEngine:
     # ------------------------------------------------------------------------------- scoring
 
     def _scored(self, scoring: list[_Cohort], *, wait_for_one: bool = False) -> list[_Cohort]:
-        """Takes the cohorts whose scores are all there, and moves their episodes on."""
+        """Takes the cohorts whose scores have all arrived, and advances their episodes."""
         while not (done := [cohort for cohort in scoring if cohort.scored()]) and wait_for_one:
             open_ones = [d.scored for cohort in scoring for d in cohort.pending]
             wait([future for future in open_ones if not future.done()], return_when=FIRST_COMPLETED)
         for cohort in done:
             for decision in cohort.pending:
-                self._move_on(decision)
+                self._advance(decision)
             cohort.pending.clear()
             scoring.remove(cohort)
         return [cohort for cohort in done if cohort.live()]
 
-    def _move_on(self, decision: _Pending) -> None:
+    def _advance(self, decision: _Pending) -> None:
         """Records the candidates of a decision, and continues the episode from one of them."""
         episode, branches = decision.episode, decision.scored.result()
         rewards = [branch.result.reward for branch in branches]
-        # Ties are common; always taking the first would bias which states are seen next.
+        # Ties are common; always taking the first would bias which states are seen next. The
+        # draw has its own seed, so that it does not shift what is sampled.
         best = [k for k, reward in enumerate(rewards) if reward == max(rewards)]
         among = {"best": best, "sample": range(len(rewards)), "first": [0]}[self.shape.branch]
         chosen = random.Random(episode.seed(*self.seed, "branching")).choice(among)
@@ -198,16 +205,16 @@ class _Pending(NamedTuple):
 
 
 class _Cohort:
-    """Episodes that share batches: all of them move, then all of them are sampled for again."""
+    """Episodes that share batches: all of them advance, then the next batch is sampled."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
         self._episodes = episodes
         self.pending: list[_Pending] = []
 
     def live(self) -> list[Episode]:
-        """Those that are not over."""
+        """Episodes that are not over."""
         return [episode for episode in self._episodes if not episode.over]
 
     def scored(self) -> bool:
-        """Whether all pending decisions have their scores."""
+        """Returns whether all pending decisions have their scores."""
         return all(decision.scored.done() for decision in self.pending)

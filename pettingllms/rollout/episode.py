@@ -1,6 +1,6 @@
-"""Episodes in progress: which agent acts, what its completions earn, what the record keeps.
+"""Episodes in progress: the agent to act, the rewards of its completions, the record.
 
-The environment may be any PettingZoo AEC environment with text (`pettingllms.envs.foreign`).
+The environment may be any PettingZoo AEC environment with text (`pettingllms.envs.aec`).
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
-from pettingllms.envs.base import TextEnv
-from pettingllms.envs.foreign import (
+from pettingllms.envs.aec import (
     StepResult,
     branch_env,
     clone_env,
@@ -27,6 +26,7 @@ from pettingllms.envs.foreign import (
     role_of,
     step_result,
 )
+from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Completion, Group, GroupKey, Task
@@ -37,7 +37,7 @@ _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
 
 
 class Branch(NamedTuple):
-    """A completion, and the copy of the environment in which it was played."""
+    """A completion, and the copy of the environment that it stepped."""
 
     completion: Completion
     env: AnyEnv
@@ -45,7 +45,7 @@ class Branch(NamedTuple):
 
 
 class Episode:
-    """An episode in progress: the copy of the environment that is played on, and its record."""
+    """An episode in progress: its copy of the environment, and its record."""
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
         self.env, self.task, self.index = clone_env(template), task, index
@@ -78,7 +78,7 @@ class Episode:
         return role_of(self.agent or "")
 
     def key(self, prompt_ids: tuple[int, ...]) -> GroupKey:
-        """The place of the pending decision in the rollout."""
+        """Identifies the pending decision, for the record and for estimators."""
         agent = self.agent or ""
         return GroupKey(
             task=self.task.id,
@@ -91,11 +91,12 @@ class Episode:
         )
 
     def seed(self, *purpose: object) -> int:
-        """The number that decides everything random about the pending decision.
+        """Seed of everything random about the pending decision.
 
-        It depends on `purpose` and on the decision's place, never on what else is in progress.
+        It depends on `purpose` and on the place of the decision, never on what else is in progress.
         """
         place = "/".join(map(str, (*purpose, self.task.id, self.index, self.depth)))
+        # Below 2**62, the bound of `Request.seed`.
         return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest()) >> 2
 
     def prompt(self) -> str:
@@ -103,11 +104,13 @@ class Episode:
         return observe_text(self.env, self.agent or "")
 
     def advance(self, group: Group, branch: Branch) -> None:
-        """Records a decision and continues from `branch`, the one of its candidates chosen."""
+        """Records a decision and continues from `branch`, its chosen candidate."""
         agent = group.key.agent
         self._turns[agent] += 1
         self._latest[agent] = self.depth
         self._groups.append(group)
+        # A late reward belongs to the decision that its agent took last. Before its first there is
+        # none, but the return must have it.
         self._cooperative |= branch.result.cooperative
         for other, reward in branch.result.others.items():
             if other in self._latest:
@@ -133,7 +136,7 @@ class Episode:
 
 
 def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
-    """Plays each completion on its own copy. Equal texts share one copy: they earn the same.
+    """Steps a copy of the environment with each completion; equal texts share one copy.
 
     Raises:
         NonFiniteError: the environment paid a reward that is not a finite number.
@@ -155,14 +158,14 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
-    """An info as it comes back from JSON, without the entries that are fields of the record."""
+    """Converts an info to what JSON reads back, without the entries that are fields of the record."""
     kept = {name: value for name, value in info.items() if name not in _RECORDED}
     found: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
     return found
 
 
 def plain(value: Any) -> Any:
-    """`value` with numbers that JSON does not know (NaN, infinity) as null."""
+    """Replaces numbers that JSON does not know (NaN, infinity) in `value` by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -188,10 +191,10 @@ def reset_seed(env: AnyEnv, seed: int) -> int:
 
 
 def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> list[Task]:
-    """Fresh tasks of a generator, or the rows of a data set, in a new order every epoch.
+    """Chooses the tasks of a step: fresh ones, or rows of a data set in a new order every epoch.
 
     An environment over a data set says how many rows it has in `num_tasks`. The ids of its tasks
-    end with the epoch, because a row may be played twice in one step.
+    end with the epoch, because a row may occur twice in one step.
     """
     numbers = range(step * count, (step + 1) * count)
     rows = getattr(env.unwrapped, "num_tasks", None)

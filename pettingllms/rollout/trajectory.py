@@ -54,7 +54,7 @@ class Trajectory:
     task: Task
     episode: int
     groups: tuple[Group, ...]
-    """In order; `Group.episode_return` is set."""
+    """Decisions in order; `Group.episode_return` is set."""
     cooperative: bool = False
     """Whether the agents share one return, as in every environment that pays a team reward."""
     early: Mapping[str, float] = field(default_factory=dict)
@@ -171,6 +171,7 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
     returns: dict[str, float] = defaultdict(float, early)
+    # Only the chosen candidates happened; the others were played on copies.
     for group in groups:
         returns[group.key.agent] += group.chosen.reward + group.late_reward
     return dict(returns)

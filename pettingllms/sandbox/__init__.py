@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.sandbox.settings import FUSION, SandboxSettings
+from pettingllms.sandbox.settings import FUSION, SANDBOXES, SandboxSettings
 from pettingllms.sandbox.types import Case, Limits, OpenSandbox, RunResult, Sandbox, Status
 
 __all__ = [
@@ -120,7 +120,7 @@ def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
         return FusionSandbox(backend.removeprefix(FUSION), settings.workers)
     from pettingllms.sandbox.own import OwnSandbox
 
-    return OwnSandbox(backend)
+    return OwnSandbox(SANDBOXES.path_of(backend))
 
 
 def shared_sandbox(sandbox: SandboxSettings | str = "embedded") -> Sandbox:

@@ -20,9 +20,13 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.registry import Registry
 from pettingllms.sandbox.types import Limits
 
 BACKENDS = ("embedded", "docker")
+SANDBOXES = Registry("sandbox", {})
+"""Back ends by name that other packages offer as `pettingllms.sandboxes`: what makes an object with
+`run` and `close`, as in `module:factory`."""
 FUSION = "fusion:"
 """Prefix of the back end `fusion:URL`."""
 LIMITS = tuple(field.name for field in fields(Limits))
@@ -164,11 +168,11 @@ def _kind(backend: str) -> str:
 
         ServiceAddress.of(backend.removeprefix(FUSION))
         return FUSION
-    if ":" in backend:
+    if ":" in backend or backend in SANDBOXES:
         return "module:"
     raise ConfigError(
         f"sandbox must be one of {', '.join(BACKENDS)}, fusion:URL or module:factory, got "
-        f"{backend!r}; {did_you_mean(backend, BACKENDS)}"
+        f"{backend!r}; {did_you_mean(backend, [*BACKENDS, *SANDBOXES.paths()])}"
     )
 
 

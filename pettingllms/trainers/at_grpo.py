@@ -132,7 +132,7 @@ class ATGRPOTrainer:
                 seed=(config.seed, self.step),
                 wide=self.trained,
                 timed=clock.time,
-            ).play(tasks)
+            ).run(tasks)
 
     # ---------------------------------------------------------------------- 2. advantages
     def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from pettingllms.envs.foreign import creator_of
+from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
 from pettingllms.samplers.vllm_args import check_sampler

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
-from pettingllms.rollout.engine import Shape
+from pettingllms.rollout.engine import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.types import Advantage, Group
 
@@ -24,10 +24,12 @@ class Estimator(ABC):
     def __init__(self, config: ResolvedConfig) -> None:
         self.config = config
 
-    def shape(self) -> Shape:
+    def shape(self) -> RolloutShape:
         """What the rollout samples of each task."""
         width, branch = self.config.num_generations, self.config.branch
-        return Shape(width=width, branch=branch) if self.tree else Shape(episodes=width)
+        return (
+            RolloutShape(width=width, branch=branch) if self.tree else RolloutShape(episodes=width)
+        )
 
     @abstractmethod
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.envs.lists import MAX_MOVES, ParseError, cell_name, last_list, parse_moves
+from pettingllms.envs.parsing import MAX_MOVES, ParseError, cell_name, last_list, parse_moves
 
 MOVES = st.lists(st.sampled_from("UDLR"))
 NAMES = {"U": "up", "D": "Down", "L": "LEFT", "R": "right"}

@@ -1,8 +1,8 @@
-"""Reading the last list of a reply: shared by the board games, forgiving, linear in time.
+"""Parses the last list of a reply, for boards: forgiving, and linear in time.
 
-A reply may reason first and talk afterwards; the last closed `[...]` counts. Where there is none,
-the line after the last `####` does. Nothing is evaluated: a list is text between brackets, and a
-game picks out of it what it knows.
+A reply may reason before its list and comment after it; the last closed `[...]` counts, and where
+there is none, the line after the last `####`. Nothing is evaluated: a list is text between
+brackets, and the words in it are read one by one.
 """
 
 from __future__ import annotations
@@ -26,13 +26,15 @@ _NAMES = {
 
 
 class ParseError(NamedTuple):
-    """Why a reply could not be read; told to the agent, never raised."""
+    """A reply that could not be read. Returned, never raised: model-written text is not bad input."""
 
     why: str
+    """The reason, as the agent is shown it."""
 
 
 def last_list(text: str) -> str | ParseError:
-    """The inside of the last closed list of `text`, the outermost one where lists are nested."""
+    """Returns the inside of the last closed list, of the outermost one where lists are nested."""
+    # From the end: a reply may be a megabyte of reasoning, and only its last list matters.
     stop = text.rfind("]") + 1
     # Nothing before this window can be part of a list that is short enough.
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
@@ -60,10 +62,10 @@ def _after_mark(text: str) -> str | ParseError:
 
 
 def parse_moves(text: str) -> tuple[str, ...] | ParseError:
-    """The moves of the last list, as letters U, D, L, R; at most `MAX_MOVES`, the rest is dropped.
+    """Returns the moves of the last list as letters U, D, L, R; the first `MAX_MOVES` of them.
 
     Letters and words in any case, with or without commas and quotes, run together (`RRU`), and
-    each followed by the cell that it leads to (`R b3`), which is not looked at.
+    each followed by the cell that it leads to (`R b3`), which is ignored.
     """
     inside = last_list(text)
     if isinstance(inside, ParseError):
@@ -81,7 +83,7 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
 
 
 def cell_name(row: int, column: int) -> str:
-    """A cell in words: the row as a letter from a, the column as a number from 1; (1, 2) is b3."""
+    """Names a cell: the row as a letter from a, the column as a number from 1; (1, 2) is b3."""
     letters = ""
     row += 1
     while row:

@@ -1,10 +1,10 @@
-"""Boards of square tiles as pictures, drawn with Pillow, for `render_mode="rgb_array"`.
+"""Draws boards of square tiles with Pillow, for `render_mode="rgb_array"`.
 
     draw([[Tile(WALL), Tile(marks=(Mark("ring", GOAL),))], [Tile(text="7"), Tile()]])
 
-A tile has a ground colour, any number of marks, drawn in their order, and a text on top. With
-`blocks=(3, 3)` thick lines run round every 3 x 3 tiles. The colours below are those that the
-games share. Pillow is imported with the first picture; it is no dependency of the environments.
+A tile has a ground color, any number of marks, drawn in their order, and a text on top. With
+`blocks=(3, 3)` thick lines run round every 3 x 3 tiles. The colors below are
+shared by all boards. Pillow is imported with the first picture: environments do not depend on it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ INK, PLAYER, GOAL, DONE, FAULT = "#2b2f38", "#2f6fb3", "#c8452f", "#3f8f4f", "#d
 BOX = "#c08a4a"
 
 TILE_PIXELS = 48
-_FINE = 3  # drawn this many times larger, then scaled down: smooth edges
+_FINE = 3  # drawn this many times larger, then scaled down, because Pillow does not smooth edges
 _SHARES = {"square": 0.74, "disc": 0.62, "ring": 0.62, "dot": 0.26, "cross": 0.5}
 
 
@@ -34,11 +34,11 @@ class Mark(NamedTuple):
     """A shape in the middle of a tile."""
 
     shape: Literal["square", "disc", "ring", "dot", "cross"]
-    colour: str
+    color: str
 
 
 class Tile(NamedTuple):
-    """What one cell shows; colours as `#rrggbb`."""
+    """Look of one cell; colors as `#rrggbb`."""
 
     ground: str = GROUND
     marks: tuple[Mark, ...] = ()
@@ -52,7 +52,7 @@ def draw(
     blocks: tuple[int, int] | None = None,
     pixels: int = TILE_PIXELS,
 ) -> npt.NDArray[np.uint8]:
-    """The board as uint8 of (rows * pixels) x (columns * pixels) x 3.
+    """Draws a board as uint8 of (rows * pixels) x (columns * pixels) x 3.
 
     Args:
         rows: rows of equal length.
@@ -88,14 +88,14 @@ def _tile(pen: ImageDraw, tile: Tile, x: int, y: int, side: int) -> None:
         left, top, right, bottom = x + inset, y + inset, x + side - inset, y + side - inset
         thick = side // 10
         if mark.shape == "square":
-            pen.rounded_rectangle((left, top, right, bottom), side // 12, mark.colour)
+            pen.rounded_rectangle((left, top, right, bottom), side // 12, mark.color)
         elif mark.shape == "ring":
-            pen.ellipse((left, top, right, bottom), None, mark.colour, thick)
+            pen.ellipse((left, top, right, bottom), None, mark.color, thick)
         elif mark.shape == "cross":
-            pen.line((left, top, right, bottom), mark.colour, thick)
-            pen.line((left, bottom, right, top), mark.colour, thick)
+            pen.line((left, top, right, bottom), mark.color, thick)
+            pen.line((left, bottom, right, top), mark.color, thick)
         else:
-            pen.ellipse((left, top, right, bottom), mark.colour)
+            pen.ellipse((left, top, right, bottom), mark.color)
     if tile.text:
         font = _font(round(side * (0.56 if len(tile.text) == 1 else 0.4)))
         pen.text((x + side / 2, y + side / 2), tile.text, tile.ink, font, anchor="mm")

@@ -1,16 +1,16 @@
-"""Finding environments by name or path, and reading any of them in the way of the trainer.
+"""Any PettingZoo AEC environment: found by name or path, copied, and read the way the trainer does.
 
 Environments of this package promise more than PettingZoo asks for (`TextEnv`). The functions
-here ask for less, so that a third party's environment can be trained on as it is: a PettingZoo
+here ask for less, so that a third party's environment can be trained on unchanged: a PettingZoo
 AEC environment, observations that are text or a dict with a `text` key, actions that are text,
 and an exact copy by `copy.deepcopy`. `check_env` finds out whether one qualifies.
 
-Rewards. A foreign environment has no team reward; what `env.rewards` pays an agent at its own
-step is its local reward. What it pays an agent at another one's step (the loser of a game, or
-everyone at the end of a round) is the late reward of that agent's latest decision: part of its
-return, which the estimators over whole episodes compare. A tree compares what a completion earns
-at once, because only one of its candidates has a future; with rewards that come late, use an
-estimator over episodes.
+Rewards. An environment that is no `TextEnv` has no team reward; the reward that `env.rewards` holds
+for an agent after its own step is its local reward. A reward at another agent's step (for the loser
+of a match, or for everyone at the end of a round) is the late reward of the agent's latest decision:
+part of its return, which the estimators over whole episodes compare. A tree compares immediate
+rewards, because only one of its candidates has a future; where rewards come late, use an estimator
+over episodes.
 """
 
 from __future__ import annotations
@@ -30,14 +30,27 @@ from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
-from pettingllms.registry import resolve
+from pettingllms.registry import Registry, resolve
 
 AnyEnv = AECEnv[Any, Any, Any]
 NAMESPACE = "pettingllms/"
 
+ENVIRONMENTS = Registry(
+    "environment",
+    {
+        "coding": "pettingllms.envs.coding_v0:env",
+        "math": "pettingllms.envs.math_v0:env",
+        "plan_path": "pettingllms.envs.plan_path_v0:env",
+        "sokoban": "pettingllms.envs.sokoban_v0:env",
+        "sudoku": "pettingllms.envs.sudoku_v0:env",
+    },
+)
+"""The one table of environments. A new one is its own file and a line here; `load_env`, PettingZoo's
+registry, the command line and the tests find it from there."""
+
 
 class StepResult(NamedTuple):
-    """What a step earned the agent that took it, and what it paid the others."""
+    """Rewards of a step: of the agent that took it, and of the others."""
 
     team: float
     local: float
@@ -45,7 +58,7 @@ class StepResult(NamedTuple):
     """`alpha * team + local` in environments of this package."""
     info: dict[str, Any]
     others: dict[str, float]
-    """Other agent -> what this step paid it, where that is not 0."""
+    """Other agent -> its reward for this step, where that is not 0."""
     cooperative: bool
     """Whether the environment reports a team reward, so that the agents share one return."""
 
@@ -54,8 +67,8 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
     """Makes an environment from its name or its path.
 
     Args:
-        name: a registered name (`coding`, `coding_v0`, `pettingllms/coding-v0`, or any other id
-            of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
+        name: a registered name (`coding`, one that another package offers, `coding_v0`,
+            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
             the attribute is called with `kwargs` and returns an AEC environment.
         kwargs: arguments of the environment.
 
@@ -74,11 +87,12 @@ def made_by(creator: Callable[..., Any], name: str, /, **kwargs: Any) -> AnyEnv:
         ConfigError: `creator` does not make an AEC environment, or does not take an argument.
     """
     if not takes_anything(creator):
+        # Before the call, whose own TypeError would suggest nothing.
         arguments.check_names(creator, name, kwargs)
     env = creator(**kwargs)
     if isinstance(env, pettingzoo.ParallelEnv):
         raise ConfigError(
-            f"{name!r} makes a parallel environment, but replies are trained on one at a time; "
+            f"{name!r} makes a parallel environment, but agents are trained on one step at a time; "
             "return pettingzoo.utils.parallel_to_aec(env) from it"
         )
     if not isinstance(env, AECEnv):
@@ -89,7 +103,7 @@ def made_by(creator: Callable[..., Any], name: str, /, **kwargs: Any) -> AnyEnv:
 
 
 def creator_of(name: str) -> Any:
-    """Returns what makes the environment `name`, which is as `load_env` takes it.
+    """Returns the function or class that makes the environment `name`, given as to `load_env`.
 
     Raises:
         UnknownNameError: nothing has this name; the text suggests what does.
@@ -100,10 +114,10 @@ def creator_of(name: str) -> Any:
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
-    entry_point = name if ":" in name else _registered(name)
-    if not isinstance(entry_point, str):
-        return entry_point
-    return _resolve(importable(entry_point))
+    known = ":" in name or name in ENVIRONMENTS
+    entry_point = ENVIRONMENTS.path_of(name) if known else _registered(name)
+    # PettingZoo's registry may also hold the function itself.
+    return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
 
 
 def takes_anything(creator: Callable[..., Any]) -> bool:
@@ -116,18 +130,18 @@ def takes_anything(creator: Callable[..., Any]) -> bool:
 
 
 def short_name(name: str) -> str:
-    """`plan_path` for all its names: `plan_path_v0`, `pettingllms/plan_path-v0`; else `name`."""
+    """Shortens all names of an environment to one: `plan_path` for: `pettingllms/plan_path-v0`."""
     return re.sub(r"[-_]v\d+$", "", name.removeprefix(NAMESPACE))
 
 
 def _registered(name: str) -> Any:
-    """Entry point of a name in PettingZoo's registry, ours by default."""
+    """Looks up the entry point of a name in PettingZoo's registry, ours by default."""
     try:
         return pettingzoo.spec("aec", name if "/" in name else NAMESPACE + name).entry_point
     except PettingZooRegistryError:
         ours = [env_id.removeprefix(NAMESPACE) for env_id in pettingzoo.aec_registry]
         known = [env_id for env_id in ours if ("/" in env_id) == ("/" in name)]
-        known += [env_id.rpartition("-v")[0] for env_id in known]
+        known += [env_id.rpartition("-v")[0] for env_id in known] + [*ENVIRONMENTS.paths()]
         raise UnknownNameError(
             f"unknown environment {name!r}; {did_you_mean(name, known)} "
             "An environment of your own is given as `module:attribute` or `./file.py:attribute`"
@@ -145,10 +159,10 @@ def _resolve(path: str) -> Callable[..., Any]:
 
 
 def clone_env(env: AnyEnv) -> AnyEnv:
-    """An independent copy of `env` at the same point of the same episode.
+    """Copies `env` at its point of its episode; neither copy changes the other.
 
-    A `TextEnv` copies itself. Anything else is deep-copied, and the copy is compared with it: what
-    it shows to every agent, and who acts next.
+    A `TextEnv` copies itself. Anything else is deep-copied, and the copy is compared with the
+    original: the observation of every agent, and the agent that acts next.
 
     Raises:
         CloneError: the environment cannot be copied, or the copy lost its place; the text says
@@ -162,9 +176,10 @@ def clone_env(env: AnyEnv) -> AnyEnv:
     )
     try:
         twin = _deepcopy(env)
+        # A copy that starts over is the usual mistake, and it would train on wrong rewards.
         moved = hasattr(env, "agent_selection") and _position(twin) != _position(env)
     except ConfigError:
-        raise
+        raise  # an observation without text, which says nothing about copying
     except Exception as error:
         raise CloneError(f"{env} cannot be copied ({error!r:.300}); {cure}") from error
     if moved:
@@ -173,13 +188,14 @@ def clone_env(env: AnyEnv) -> AnyEnv:
 
 
 def _deepcopy(env: AnyEnv) -> AnyEnv:
-    """`copy.deepcopy`, also of environments that inherit gymnasium's EzPickle.
+    """Deep-copies an environment, also one that inherits gymnasium's EzPickle.
 
     EzPickle copies an environment by making a new one from the constructor's arguments, which
     forgets the episode. Most of PettingZoo's own environments inherit it; their attributes are
     copied instead.
     """
     memo: dict[int, Any] = {}
+    # Wrappers are copied as usual; `memo` gives them the copy of the environment inside.
     inner = env.unwrapped
     own = hasattr(inner, "__deepcopy__") or type(inner).__getstate__ is not EzPickle.__getstate__
     if isinstance(inner, EzPickle) and not own:
@@ -189,7 +205,7 @@ def _deepcopy(env: AnyEnv) -> AnyEnv:
 
 
 def branch_env(env: AnyEnv, replies: Sequence[str]) -> list[AnyEnv]:
-    """A copy of `env` for each reply, with that reply played by the selected agent.
+    """Copies `env` for each reply, and steps the copy with it.
 
     Raises:
         CloneError: the environment cannot be copied.
@@ -203,7 +219,7 @@ def branch_env(env: AnyEnv, replies: Sequence[str]) -> list[AnyEnv]:
 
 
 def _position(env: AnyEnv) -> tuple[Any, ...] | None:
-    """What must agree between a copy and its original; None before `reset`."""
+    """Facts in which a copy and its original must agree; None before `reset`."""
     if not hasattr(env, "agent_selection"):
         return None
     agents = list(env.agents)
@@ -211,7 +227,7 @@ def _position(env: AnyEnv) -> tuple[Any, ...] | None:
 
 
 def observe_text(env: AnyEnv, agent: str) -> str:
-    """What `agent` is shown now.
+    """Returns the text of the observation of `agent`.
 
     Raises:
         ConfigError: its observation is neither text nor a dict with a `text` key.
@@ -227,17 +243,18 @@ def observe_text(env: AnyEnv, agent: str) -> str:
 
 
 def role_of(agent: str) -> str:
-    """The role that an agent plays: `coder_0` is a coder; a name without number is a role."""
+    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
     match = re.fullmatch(r"(.+)_\d+", agent)
     return match[1] if match else agent
 
 
 def step_result(env: AnyEnv, agent: str) -> StepResult:
-    """What the step that `agent` just took earned it and paid others; read it before the next step.
+    """Reads the rewards of the step that `agent` just took; to be called before the next step.
 
     The parts come from `infos[agent]` where it has `team_reward` and `local_reward`, as in every
     `TextEnv`. Elsewhere the whole reward is local.
     """
+    # Copied: the environment may reuse its dicts in the next step.
     reward, info = float(env.rewards[agent]), dict(env.infos[agent])
     team = float(info.get("team_reward", 0.0))
     local = float(info.get("local_reward", reward))
@@ -248,10 +265,10 @@ def step_result(env: AnyEnv, agent: str) -> StepResult:
 
 
 def next_agent(env: AnyEnv) -> str | None:
-    """The agent that acts next, or None where the episode is over.
+    """Returns the agent that acts next, or None when the episode is over.
 
-    Steps finished agents out of the episode, as PettingZoo requires; this clears `env.rewards`,
-    so that scores must be read before.
+    Steps finished agents out of the episode, as PettingZoo requires. That clears `env.rewards`, so
+    rewards must be read before.
     """
     while env.agents:
         agent: str = env.agent_selection

@@ -1,0 +1,96 @@
+"""Data passes few files on its way, so that a reader who follows it has few to open.
+
+The files are those whose functions really run, in this process. Both bounds may shrink and not grow: where
+a change needs one more file on a way, another file on it should go.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import pytest
+
+import pettingllms
+from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.envs import coding_v0
+from pettingllms.rollout.episode import Episode, score
+from pettingllms.types import Completion, Task
+
+PACKAGE = Path(pettingllms.__file__).parent
+PROGRAM = "```python\nprint(int(input()) * 2)\n```"
+ROW = {
+    "question": "Read a number and print its double.",
+    "tests": [{"input": "4", "output": "8"}, {"input": "5", "output": "10"}],
+    "reference": "print(int(input()) * 2)",
+}
+
+
+def files_entered(journey: Callable[[], object]) -> list[str]:
+    """The package's files of which `journey` runs a function, in the order of their first use."""
+    entered: dict[str, None] = {}
+
+    def note(frame: FrameType, event: str, arg: Any) -> None:
+        # Not the module's own level: a first import is no station of the data.
+        if event == "call" and frame.f_code.co_name != "<module>":
+            entered.setdefault(frame.f_code.co_filename)
+
+    threading.setprofile(note)
+    sys.setprofile(note)
+    try:
+        journey()
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)
+    paths = [Path(name) for name in entered]
+    return [path.relative_to(PACKAGE).as_posix() for path in paths if PACKAGE in path.parents]
+
+
+@pytest.fixture(scope="module")
+def rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("journeys") / "rows.jsonl"
+    # Rows are divided into splits, so that one alone might leave the training split empty.
+    lines = [{**ROW, "question": f"{ROW['question']} Number {n}."} for n in range(10)]
+    file.write_text("\n".join(map(json.dumps, lines)))
+    return file
+
+
+@pytest.fixture(scope="module")
+def env(rows: Path) -> coding_v0.raw_env:
+    env = coding_v0.env(dataset=rows)
+    env.reset(seed=0)
+    env.step(PROGRAM)  # opens the sandbox, which the first program of a process does once
+    return env
+
+
+def test_a_completion_passes_at_most_11_files_on_its_way_to_its_reward(
+    env: coding_v0.raw_env,
+) -> None:
+    episode = Episode(env, Task("t", 0), 0)
+    completion = Completion((), (), (), PROGRAM, truncated=False, version=0)
+    passed = files_entered(lambda: score(episode, [completion]))
+    assert {"rollout/episode.py", "envs/coding_v0.py", "sandbox/client.py"} <= set(passed)
+    assert len(passed) <= 11, passed
+
+
+def test_a_row_passes_at_most_18_files_on_its_way_to_prompt_tokens(
+    env: coding_v0.raw_env, rows: Path
+) -> None:
+    pytest.importorskip("torch")
+    from pettingllms.models import EMBEDDED
+    from pettingllms.policies.loading import load_policies
+
+    policies = load_policies(EMBEDDED, {"coder": "coder", "tester": "tester"})
+
+    def journey() -> None:
+        load_tasks(rows)
+        assert policies.prompt_ids("coder", Episode(env, Task("t", 1), 0).prompt())
+
+    passed = files_entered(journey)
+    assert {"data/rows.py", "envs/coding_text.py", "policies/chat.py"} <= set(passed)
+    assert len(passed) <= 18, passed
