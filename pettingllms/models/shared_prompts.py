@@ -252,8 +252,10 @@ class _Part:
         found = [out_UHPD.transpose(1, 2).flatten(0, 1)]
         for group in self._groups:
             if isinstance(group, _Whole):
-                states = (_take(each, group.index_BS) for each in (query_NHD, key_NhD, value_NhD))
-                out_BHTD = _causal(*states, scale)
+                own_BHSD, key_BhSD, value_BhSD = (
+                    _take(each, group.index_BS) for each in (query_NHD, key_NhD, value_NhD)
+                )
+                out_BHTD = _causal(own_BHSD, key_BhSD, value_BhSD, scale)
             else:
                 out_BHTD = group.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
             found.append(out_BHTD.transpose(1, 2).flatten(0, 1))
