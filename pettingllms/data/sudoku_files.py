@@ -7,14 +7,11 @@ dealt, since files have millions of them.
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from pettingllms.data.dataset import Kind, Schema, checksum_split
-from pettingllms.data.hub import locate
-from pettingllms.data.rows import TABLES, DataFile, Row, RowError, checked_text, label
+from pettingllms.data.dataset import Kind, Schema, load_source
+from pettingllms.data.rows import TABLES, Row, RowError, checked_text, label
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, SIZES, Puzzle, puzzle, split_of
 from pettingllms.data.sudoku_solver import (
@@ -120,100 +117,42 @@ class PuzzleRow(NamedTuple):
     """A puzzle in a file, not yet solved: files have millions of them."""
 
     place: str
-    """File and line."""
+    """The row, for errors."""
     id: str
     text: str
     answer: str | None
     """Its solution, where the file has one."""
 
 
-def load(path: str | Path, split: Split) -> list[PuzzleRow]:
-    """The puzzles of `split` in what `locate` finds: CSV files, or text files with a puzzle on each line.
+def load(source: str | Path, split: Split) -> tuple[PuzzleRow, ...]:
+    """Loads the puzzles of a split from what `locate` finds: tables, or a puzzle on each line.
 
     With a header the columns may be `quizzes,solutions` (Kaggle), `puzzle,solution`, or
-    `question,answer` beside others (sudoku-extreme). Solutions that are given are checked by
-    `solve`; where there are none every puzzle is solved here. Files whose names say a split are that split, as
-    published (and a tenth of its training puzzles the validation split, where it has none); elsewhere a hash
-    of each puzzle decides. A column `id` names the puzzles, else their lines do.
+    `question,answer` beside others (sudoku-extreme). A column `id` names the puzzles, else their
+    rows do. Solutions that are given are checked by `solve`.
 
     Raises:
         DatasetError: a row is no puzzle; names file and line. Or the split has none.
+        UnknownNameError: no data set, file or folder has this name.
     """
-    located = locate(path, split, (".csv", ".txt"), "sudoku")
-    rows: list[PuzzleRow] = []
-    for file in located.files:
-        lent = located.lends_val and file.split == "train"
-        if file.split not in (None, split) and not lent:
-            continue
-        try:
-            rows += _rows(file, split, lent=lent)
-        except DatasetError:
-            raise
-        except (OSError, ValueError, csv.Error) as error:
-            raise DatasetError(f"cannot read {file.path}: {error}") from error
-    if not rows:
-        raise DatasetError(
-            f"{path} has no puzzle of the split {split!r}: a hash of each puzzle decides it"
-        )
-    return rows
+    # The schema is given: a bad first puzzle is then reported as such, not as an unknown format.
+    return load_source(PUZZLE_FILES, source, split, schema="sudoku").records
 
 
-def _rows(source: DataFile, split: Split, *, lent: bool) -> Iterator[PuzzleRow]:
-    """The rows of `split`; `lent`: a tenth of this file is the validation split, by a checksum."""
-    path = source.path
-    with path.open(newline="", encoding="utf-8") as file:
-        lines = csv.reader(file)
-        header = next(lines, [])
-        columns = _columns(path, header)
-        if is_puzzle(header[columns[0]]):
-            file.seek(0)
-            lines = csv.reader(file)
-        named = header.index("id") if "id" in header else None
-        for fields in lines:
-            row, own = _row(path, lines.line_num, fields, columns, named)
-            if lent:
-                found: Split = "val" if checksum_split(row.text) == "val" else "train"
-            else:
-                found = source.split or own()
-            if found == split:
-                yield row
-
-
-def _columns(path: Path, header: list[str]) -> tuple[int, int | None]:
-    """Which fields of a row are the puzzle and its solution."""
-    for name, answer in COLUMNS.items():
-        if name in header:
-            return header.index(name), header.index(answer) if answer in header else None
-    if not header or not is_puzzle(header[0]):
-        known = ", ".join(COLUMNS)
-        raise DatasetError(f"{path}:1: no column is called one of {known}, and it is no puzzle")
-    return 0, None
-
-
-def _row(
-    path: Path, line: int, fields: list[str], columns: tuple[int, int | None], named: int | None
-) -> tuple[PuzzleRow, Callable[[], Split]]:
-    """A row, checked but not solved, and what works out its split."""
-    question, answer = columns
-    place = f"{path}:{line}"
-    try:
-        name, clues = str(line) if named is None else fields[named], _grid(fields[question])
-        row = PuzzleRow(place, name, fields[question], None if answer is None else fields[answer])
-        solution = None if row.answer is None else _grid(row.answer)
-    except IndexError:
-        raise DatasetError(f"{place}: the row has only {len(fields)} fields") from None
-    except DatasetError as error:
-        raise DatasetError(f"{place}: {error}") from None
-    if solution is None:
-        return row, lambda: _own_split(solve(row))
-    if why := _mismatch(clues, solution):
-        raise DatasetError(f"{place}: the solution {why}")
-    return row, lambda: split_of(clues, solution)
+def _columns(first: list[str]) -> tuple[str, ...] | None:
+    """Names the fields of a file whose first line is a puzzle already."""
+    if not is_puzzle(first[0]):
+        return None
+    return ("puzzle", "solution", *map(str, range(2, len(first))))[: len(first)]
 
 
 def _record(row: Row, name: str) -> PuzzleRow:
-    """Reads a row of a table whose columns `COLUMNS` names; a missing solution is left out."""
-    question, answer = next(pair for pair in COLUMNS.items() if pair[0] in row)
+    """Reads a row of a table whose columns `COLUMNS` names."""
+    pair = next((pair for pair in COLUMNS.items() if pair[0] in row), None)
+    if pair is None:
+        known = ", ".join(COLUMNS)
+        raise RowError("", f"has no column called {known}, and is no puzzle")
+    question, answer = pair
     text = checked_text(row[question], question)
     solution = checked_text(row[answer], answer) if row.get(answer) else None
     if why := _fault(text):
@@ -231,28 +170,27 @@ def _has_puzzle(row: Row) -> bool:
 
 
 def _record_split(row: PuzzleRow) -> Split:
-    if row.answer is not None:
-        return split_of(_grid(row.text), _grid(row.answer))
     try:
-        return _own_split(solve(row))
+        found = None if row.answer is not None else solve(row)
     except DatasetError as error:
         raise RowError("", str(error)) from None
+    if found is not None:
+        return split_of(found.clues, found.solution)
+    return split_of(_grid(row.text), _grid(row.answer or ""))
 
 
 PUZZLE_FILES: Kind[PuzzleRow] = Kind(
     name="sudoku",
     schemas={"sudoku": Schema("; or ".join(map(", ".join, COLUMNS.items())), _has_puzzle, _record)},
     own="",
-    endings=TABLES,
+    endings=(*TABLES, ".txt"),
     text=lambda row: row.text,
     key=lambda row: row.text.replace("0", "."),
     answer=lambda _: None,
     split_of=_record_split,
+    prose=False,
+    header=_columns,
 )
-
-
-def _own_split(puzzle: Puzzle) -> Split:
-    return split_of(puzzle.clues, puzzle.solution)
 
 
 def solve(row: PuzzleRow) -> Puzzle:
