@@ -379,16 +379,17 @@ def test_known_csv_files_are_read(tmp_path, header):
     rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in made]
     path = write(tmp_path / "p.csv", [header, *rows])
     for split in SPLITS:
-        loaded = [sudoku_files.solve(row) for row in sudoku_files.load(path, split)]
+        loaded = [sudoku_files.solve(row) for row in sudoku_files.load(f"{path}?divide", split)]
         assert loaded == [p for p in made if sudoku.split_of(p.clues, p.solution) == split]
+        assert [sudoku_files.solve(row) for row in sudoku_files.load(path, split)] == made
 
 
 def test_other_columns_are_passed_over(tmp_path):
     puzzle = puzzles(1)[0]
     line = f"kaggle,{sudoku.text_of(puzzle.clues)},{sudoku.text_of(puzzle.solution)},12"
     path = write(tmp_path / "e.csv", ["source,question,answer,rating", line])
-    (row,) = sudoku_files.load(path, sudoku.split_of(puzzle.clues, puzzle.solution))
-    assert row.place.endswith("e.csv:2")
+    (row,) = sudoku_files.load(path, "test")
+    assert row.place == row.id == "2"
     assert sudoku_files.solve(row) == puzzle
 
 
@@ -410,25 +411,26 @@ def test_a_file_with_a_puzzle_on_each_line_is_read(tmp_path):
         split: sum(sudoku.split_of(p.clues, p.solution) == split for p in made) for split in SPLITS
     }
     for split in SPLITS:
-        assert len(sudoku_files.load(path, split)) == count[split]
+        assert len(sudoku_files.load(f"{path}?divide", split)) == count[split]
+        assert len(sudoku_files.load(path, split)) == len(made)
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([], r"p\.csv:1: no column is called"),
-        (["a,b"], r"p\.csv:1: no column is called one of question, quizzes, puzzle"),
-        (["quizzes,solutions", "12"], r"p\.csv:2: '12' is not a Sudoku puzzle"),
-        (["quizzes,solutions", EASY], r"p\.csv:2: the row has only 1 fields"),
+        ([], r"p\.csv has no rows"),
+        (["a,b", "c,d"], r"p\.csv:2: has no column called question, quizzes, puzzle"),
+        (["quizzes,solutions", "12,3"], r"p\.csv:2: field 'quizzes' is not a Sudoku puzzle"),
+        (["quizzes,solutions", EASY], r"p\.csv:2: has 1 fields and the header 2"),
         (["quizzes,solutions", f"{EASY},{SOLVED[::-1]}"], "other numbers than the puzzle"),
         (["quizzes", "1..............."], r"p\.csv:2: .* several solutions"),
-        (["quizzes,solutions"], "no puzzle of the split 'train'"),
+        (["quizzes,solutions"], r"p\.csv has no rows"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, lines, why):
     path = write(tmp_path / "p.csv", lines)
     with pytest.raises(DatasetError, match=why):
-        sudoku_files.load(path, "train")
+        sudoku_files.load(f"{path}?divide", "train")
 
 
 def test_a_false_solution_is_found_when_the_puzzle_is_dealt(tmp_path):

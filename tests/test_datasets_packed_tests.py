@@ -138,4 +138,4 @@ def test_any_bytes_give_a_list_or_a_refusal(data):
 
 def test_every_opcode_that_is_accepted_exists():
     known = {opcode.name for opcode in pickletools.opcodes}
-    assert known >= coding_schemas._AROUND | published_tests._STRINGS
+    assert known >= coding_schemas._AROUND | coding_schemas._STRINGS

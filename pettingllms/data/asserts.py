@@ -162,7 +162,7 @@ def _assertions(body: Sequence[ast.stmt], function: str) -> list[Test]:
     """Splits statements into tests: each with what has to run before it."""
     found: list[Test] = []
     before: list[ast.stmt] = []
-    for node in body:
+    for number, node in enumerate(body):
         if isinstance(node, ast.Assert):
             node.msg = None  # it may call the function once more
             if any(_mentions(part, function) for part in (*before, node)):
@@ -170,6 +170,9 @@ def _assertions(body: Sequence[ast.stmt], function: str) -> list[Test]:
             continue
         if _mentions(node, function) and not isinstance(node, ast.Assign | ast.AnnAssign):
             found.append(_assertion(before, node, function))
+            later = {name for part in body[number + 1 :] for name in _names(part)}
+            if not later & _names(node) & {name for part in body for name in _bound(part)}:
+                continue  # a loop that tests and leaves nothing for the tests after it
         before.append(node)
     return found
 
@@ -198,8 +201,12 @@ def _outer_calls(node: ast.AST, function: str) -> Iterator[ast.Call]:
         yield from _outer_calls(child, function)
 
 
+def _names(tree: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
+
+
 def _mentions(tree: ast.AST, name: str) -> bool:
-    return any(isinstance(node, ast.Name) and node.id == name for node in ast.walk(tree))
+    return name in _names(tree)
 
 
 def _bound(tree: ast.AST) -> Iterator[str]:

@@ -332,7 +332,7 @@ def json_object(value: object, field: str) -> Mapping[str, Any]:
         try:
             value = json.loads(value, parse_int=_whole)
         except (ValueError, RecursionError) as error:
-            raise RowError(field, f"is not JSON: {str(error)[:_SHOWN]}") from error
+            raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
     if not isinstance(value, Mapping):
         raise RowError(field, f"must hold an object, got {shown(value)}")
     return value

@@ -302,7 +302,7 @@ def _opened(path: Path) -> IO[bytes]:
         packed = plain.read(2) == _GZIP
     if not packed and path.suffix == ".gz" and path.stat().st_size:
         raise ValueError("it is named .gz and not compressed with gzip")
-    stream: IO[bytes] = gzip.open(path) if packed else path.open("rb")
+    stream: IO[bytes] = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 - returned
     try:
         if why := _strange(stream.read(512)):
             raise ValueError(why)
@@ -454,6 +454,8 @@ def _csv(
             yield reader.line_num, _fields(names, fields)
     except csv.Error as error:
         raise ValueError(f"line {reader.line_num}: {error}") from error
+    finally:
+        lines.detach()  # who opened the stream closes it
 
 
 def _fields(names: Sequence[str], fields: list[str]) -> dict[str, Any] | RowError:

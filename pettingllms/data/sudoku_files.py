@@ -202,7 +202,7 @@ def solve(row: PuzzleRow) -> Puzzle:
     try:
         parsed = parse(row.text)
     except DatasetError as error:
-        raise DatasetError(f"{row.place}: {error}") from None
+        raise DatasetError(f"puzzle {row.place}: {error}") from None
     if row.answer is not None and _grid(row.answer) != parsed.solution:
-        raise DatasetError(f"{row.place}: the solution in the file is not the puzzle's")
+        raise DatasetError(f"puzzle {row.place}: the solution in the file is not the puzzle's")
     return parsed
