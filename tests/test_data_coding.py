@@ -222,7 +222,7 @@ def test_a_line_that_is_no_object_is_named(file, line):
 @pytest.mark.parametrize("content", ["", "\n\n"])
 def test_a_file_without_rows_is_refused(file, content):
     file.write_text(content)
-    with pytest.raises(DatasetError, match="has no rows|it is empty"):
+    with pytest.raises(DatasetError, match=r"has no rows|it is empty"):
         load_tasks(file)
 
 

@@ -156,7 +156,11 @@ def test_classes_of_the_program_are_used_in_its_own_process(judge, tmp_path):
     row = mbpp("assert f(root) == 7", "assert f(Pair(1, 2)) == 3", code=code)
     row["test_setup_code"] = "root = Pair(3, 4)"
     other = code.replace("self.a, self.b", "self.x, self.y").replace("p.a + p.b", "p.x + p.y")
-    assert judge(row, code, other, "def f(p):\n    return 3") == [[True] * 2, [True] * 2, [False] * 2]
+    assert judge(row, code, other, "def f(p):\n    return 3") == [
+        [True] * 2,
+        [True] * 2,
+        [False] * 2,
+    ]
     (task,) = load_tasks(write(tmp_path / "a.jsonl", row)).records
     assert "root = Pair(3, 4)\nf(root)" in task.question  # what a program could not guess
 

@@ -72,7 +72,9 @@ BROKEN = {
 def test_a_row_that_is_none_is_named_and_can_be_skipped(tmp_path, name):
     file = tmp_path / name
     file.write_bytes(BROKEN[name])
-    with pytest.raises(DatasetError, match=rf"{name}:[23]: (is not a JSON object|has [13] fields and the header 2)"):
+    with pytest.raises(
+        DatasetError, match=rf"{name}:[23]: (is not a JSON object|has [13] fields and the header 2)"
+    ):
         load_problems(file)
     report = load_problems(file, skip_bad=True).report
     assert (report.kept, report.refused) == (1, 1)

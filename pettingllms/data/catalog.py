@@ -297,8 +297,9 @@ def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
     for name, entry in own.items():
         if any(_plain(known) in given for known in (name, *entry.also) for given in names):
             return name
-    trained = {entry.schema for name, entry in CATALOG.items() if name not in own}
-    return next((n for n, e in own.items() if e.schema in {*schemas} - trained), None)
+    others = {entry.schema for name, entry in CATALOG.items() if name not in own}
+    telling = {*schemas} - others - {"tasks", "problems"}  # those anybody may write
+    return next((name for name, entry in own.items() if entry.schema in telling), None)
 
 
 def _plain(name: str) -> str:

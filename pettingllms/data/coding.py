@@ -293,8 +293,8 @@ def _tests(row: Row, function: str | None) -> tuple[Test, ...]:
     for index, test in enumerate(tests):
         if not isinstance(test, dict):
             raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
-        fields = (checked_text(test.get(f), f"tests[{index}].{f}") for f in ("input", "output"))
-        found.append(Test(*fields))
+        given = checked_text(test.get("input"), f"tests[{index}].input")
+        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
     return tuple(found)
 
 

@@ -179,8 +179,8 @@ def mbpp(row: Row, name: str) -> CodingTask:
 
 def _mbpp_split(row: Row) -> Split:
     """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
-    number = row.get("task_id")
-    number = int(number) if str(number).isdigit() else 0
+    written = str(row.get("task_id"))
+    number = int(written) if written.isdecimal() else 0
     return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 
 

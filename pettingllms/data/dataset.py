@@ -277,14 +277,14 @@ def said_split(row: Row) -> Split | None:
 
 def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     published = {file.split for file in located.files}
+    if report.outside and not splits:
+        return f"no row of {report.source} is within the dates that were asked for\n{report}"
     if not splits and not report.refusals:
         if published and None not in published and report.split not in (None, *published):
             names = ", ".join(sorted(map(str, published)))
             return f"{report.source} has no file for the split {report.split!r}, only for {names}"
         return f"{report.source} has no rows"
     if not splits:
-        if report.outside:
-            return f"no row of {report.source} is within the dates that were asked for\n{report}"
         return f"no row of {report.source} can be used\n{report}"
     names = " and ".join(f"{count} of {name}" for name, count in splits.items())
     return (

@@ -23,7 +23,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 from pettingllms.data.splits import Split, split_of_name
 from pettingllms.errors import DatasetError
@@ -302,7 +302,7 @@ def _opened(path: Path) -> IO[bytes]:
         packed = plain.read(2) == _GZIP
     if not packed and path.suffix == ".gz" and path.stat().st_size:
         raise ValueError("it is named .gz and not compressed with gzip")
-    stream: IO[bytes] = gzip.open(path) if packed else path.open("rb")  # noqa: SIM115 - returned
+    stream = cast(IO[bytes], gzip.open(path) if packed else path.open("rb"))  # noqa: SIM115
     try:
         if why := _strange(stream.read(512)):
             raise ValueError(why)
@@ -356,9 +356,10 @@ def _json(stream: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     first = True
     # In bytes: a line of text would also end at U+2028 and others, which JSON strings may hold.
     for number, line in enumerate(stream, start=1):
-        if not line.strip():
+        bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not bare.strip():
             continue
-        row = _object_of(line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line)
+        row = _object_of(bare)
         if first and isinstance(row, RowError):
             _check_json(stream, row)
         first = False
