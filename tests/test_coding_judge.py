@@ -193,8 +193,8 @@ def composed(number):
         values = grammar.random_values(rng, composition.family, 6)
         worked.append(
             (
-                coding.input_text(composition, values, function=function),
-                coding.output_text(composition.run(values), function=function),
+                grammar.input_text(composition, values, function=function),
+                grammar.output_text(composition.run(values), function=function),
             )
         )
     if function:

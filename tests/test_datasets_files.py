@@ -11,9 +11,9 @@ import pytest
 
 from pettingllms.cli.data import main
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.data.dataset import COMMON, NGRAM, overlap, words_of
 from pettingllms.data.hub import divided
 from pettingllms.data.math import PROBLEMS, load_problems
+from pettingllms.data.overlap import COMMON, NGRAM, overlap, words_of
 from pettingllms.envs import coding_v0, math_v0, sokoban_v0
 from pettingllms.errors import DatasetError
 from tests.datasets_fixtures import FOLDER, LCB, rows, write, write_parquet
@@ -99,9 +99,9 @@ def test_text_that_is_no_json_is_named_with_its_first_row(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "data", "row"),
     [
-        ("a.jsonl", LINE + b'{"question": "caf\xe9?", "answer": "1"}\n' + json.dumps(OTHER).encode(), 2),
-        ("a.csv", b"question,answer\nWhat is 1 + 1?,2\ncaf\xe9,1\nWhat is 2 + 2?,4\n", 3),
-        ("a.json", b"[" + LINE + b',{"question": "caf\xe9?", "answer": "1"},' + json.dumps(OTHER).encode() + b"]", 2),
+        ("a.jsonl", LINE + b'{"question": "gr\xf6n?", "answer": "1"}\n' + json.dumps(OTHER).encode(), 2),
+        ("a.csv", b"question,answer\nWhat is 1 + 1?,2\ngr\xf6n,1\nWhat is 2 + 2?,4\n", 3),
+        ("a.json", b"[" + LINE + b',{"question": "gr\xf6n?", "answer": "1"},' + json.dumps(OTHER).encode() + b"]", 2),
         ("a.jsonl.gz", gzip.compress(b"\xff\n" + LINE + json.dumps(OTHER).encode()), 1),
     ],
 )  # fmt: skip

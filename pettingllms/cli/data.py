@@ -29,11 +29,12 @@ from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
 from pettingllms.data.coding import CodingTask, as_row, verified
 from pettingllms.data.coding_schemas import TASKS
-from pettingllms.data.dataset import NGRAM, Kind, Loaded, is_known, load, overlap
+from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
+from pettingllms.data.overlap import NGRAM, overlap
 from pettingllms.data.rows import data_files, ending_of, local
 from pettingllms.data.splits import SPLITS
-from pettingllms.data.sudoku_files import PUZZLE_FILES
+from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox

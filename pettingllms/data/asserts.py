@@ -31,8 +31,7 @@ from pettingllms.sandbox import Case, RunResult
 Run = Callable[[list[str], list[Case]], list[list[RunResult]]]
 """Runs every program on every case, in the sandbox."""
 
-_MOST_VALUES = 4 << 20
-"""Characters of the values of all tests of a program; tests beyond them fail."""
+_MOST_VALUES = 4 << 20  # bytes of the values of all tests of a program; tests beyond them fail
 
 
 class Test(NamedTuple):
@@ -86,9 +85,10 @@ def tested_function(program: str, asserts: Sequence[str], field: str) -> str:
     """
     defined = {n.name for n in ast.walk(parse(program, "code")) if isinstance(n, ast.FunctionDef)}
     for number, text in enumerate(asserts):
-        for call in _calls(parse(text, f"{field}[{number}]")):
-            if isinstance(call.func, ast.Name) and call.func.id in defined:
-                return call.func.id
+        for node in ast.walk(parse(text, f"{field}[{number}]")):
+            match node:
+                case ast.Call(ast.Name(name)) if name in defined:
+                    return name
     raise RowError("code", "does not define a function that the asserts call")
 
 
@@ -186,10 +186,6 @@ def _assertion(before: Sequence[ast.stmt], node: ast.stmt, function: str) -> Tes
     if not closed or any(_mentions(part, function) for part in before):
         return Test("", statement, asserts=True)
     return Test("\n".join(map(ast.unparse, outer)), statement, asserts=True)
-
-
-def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
 
 
 def _outer_calls(node: ast.AST, function: str) -> Iterator[ast.Call]:

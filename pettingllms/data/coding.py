@@ -59,8 +59,7 @@ HIDDEN_TESTS = 6
 MUTANTS = 6
 _TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
 _AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
-_GAP = 12
-"""Tokens that a statement may have between an input and its output: a heading, a name."""
+_GAP = 12  # tokens that a statement may have between an input and its output
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +117,8 @@ def from_composition(
         question=composition.question(rng, function=function),
         tests=tuple(
             Test(
-                input_text(composition, values, function=function),
-                output_text(e, function=function),
+                grammar.input_text(composition, values, function=function),
+                grammar.output_text(e, function=function),
             )
             for values, e in zip(inputs, expected, strict=True)
         ),
@@ -129,28 +128,8 @@ def from_composition(
     )
 
 
-def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
-    """Formats `values` as standard input, or as a JSON list of arguments."""
-    if function:
-        return json.dumps(values if composition.family.parameters == 2 else [values])
-    return " ".join(map(str, values))
-
-
-def output_text(value: Any, *, function: bool) -> str:
-    """Formats a result as printed output, or as a JSON return value."""
-    if function:
-        return json.dumps(value)
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
-
-
 def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[RunResult]]:
-    """Runs every program on every hidden test; `passes` says what the results are worth.
-
-    Args:
-        task: the task; `prepared`, if its tests are assertions.
-        programs: the programs.
-        run: runs programs on cases in the sandbox, within limits.
-    """
+    """Runs every program on every hidden test of a `prepared` task; `passes` judges the results."""
     if task.asserts:
         return asserts.run_tests(
             programs,
@@ -352,8 +331,7 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 _NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
-CANDIDATES = 40
-"""The most mutants that are tried."""
+CANDIDATES = 40  # the most mutants that are tried
 
 
 def known_wrong(task: CodingTask, run: Run, count: int) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ test problem is a training problem in other words.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -297,3 +298,17 @@ def _compositions() -> dict[Split, tuple[Composition, ...]]:
 
 
 COMPOSITIONS = _compositions()
+
+
+def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
+    """Formats `values` as standard input, or as a JSON list of arguments."""
+    if function:
+        return json.dumps(values if composition.family.parameters == 2 else [values])
+    return " ".join(map(str, values))
+
+
+def output_text(value: Any, *, function: bool) -> str:
+    """Formats a result as printed output, or as a JSON return value."""
+    if function:
+        return json.dumps(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
