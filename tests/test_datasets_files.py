@@ -9,6 +9,7 @@ import math
 
 import pytest
 
+from pettingllms.assembly import make_env
 from pettingllms.cli.data import main
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.hub import divided
@@ -16,6 +17,7 @@ from pettingllms.data.math import PROBLEMS, load_problems
 from pettingllms.data.overlap import COMMON, NGRAM, overlap, words_of
 from pettingllms.envs import coding_v0, math_v0, sokoban_v0
 from pettingllms.errors import DatasetError
+from pettingllms.trainers.config import ATGRPOConfig
 from tests.datasets_fixtures import FOLDER, LCB, rows, write, write_parquet
 
 SUM = {"question": "What is 1 + 1?", "answer": "2"}
@@ -198,11 +200,33 @@ def test_training_holds_tasks_out_of_a_file_without_splits(tmp_path, caplog):
     parts = {split: load_problems(source, split).records for split in ("train", "val", "test")}
     assert sum(map(len, parts.values())) == 200
     assert all(parts.values())
-    assert f"{len(parts['val'])} of 200 tasks are val" in caplog.text
+    assert f"{len(parts['val'])} of its 200 tasks are held as val" in caplog.text
     assert divided(source) == source
     assert divided("gsm8k") == "gsm8k"
     assert divided("####\n#@.#") == "####\n#@.#"
     assert divided("reasoning_gym:chain_sum") == "reasoning_gym:chain_sum"
+
+
+def test_a_training_run_divides_the_data_of_our_environments_only(tmp_path):
+    file = write(tmp_path / "mine.jsonl", *questions(200))
+    for settings in ({"dataset": str(file)}, {"env_args": json.dumps({"dataset": str(file)})}):
+        config = ATGRPOConfig(env="math", **settings)
+        counts = [
+            make_env(config, split, divide=True).unwrapped.num_tasks
+            for split in ("train", "val", "test")
+        ]
+        assert sum(counts) == 200
+        assert make_env(config, "test").unwrapped.num_tasks == 200
+
+    class Foreign(math_v0.raw_env.__mro__[1]):  # of another package: its data are its own affair
+        metadata = math_v0.raw_env.metadata
+
+        def __init__(self, *, dataset=None, **kwargs):
+            self.given = dataset
+            super().__init__(roles=("solver",), **kwargs)
+
+    config = ATGRPOConfig(env="math", dataset=str(file))
+    assert make_env(config, "train", Foreign, divide=True).given == str(file)
 
 
 def test_rows_without_a_split_beside_others_with_one_are_divided(tmp_path):

@@ -100,7 +100,10 @@ def test_a_damaged_or_empty_file_is_refused_whole(tmp_path, name):
         load_problems(file, skip_bad=True)
 
 
-@given(st.binary(max_size=300), st.sampled_from([".jsonl", ".json", ".csv", ".parquet", ".txt"]))
+@given(
+    st.binary(max_size=300),
+    st.sampled_from([".jsonl", ".json", ".csv", ".tsv", ".parquet", ".txt", ".csv.gz"]),
+)
 def test_any_bytes_give_records_or_an_error_of_ours(tmp_path_factory, data, ending):
     file = tmp_path_factory.getbasetemp() / f"any{ending}"
     file.write_bytes(data)

@@ -37,7 +37,7 @@ class DataSet:
     license: str | None = None
     revision: str = "main"
     limits: tuple[tuple[str, float], ...] = ()
-    """Fields of `pettingllms.sandbox.Limits` that its own evaluation sets for a test."""
+    """Fields of `pettingllms.sandbox.Limits` that its own evaluation or solutions need for a test."""
     also: tuple[str, ...] = ()
     """Other names that files of it have."""
 
@@ -54,6 +54,9 @@ _BOXOBAN_REVISION = "78011d8c86ad423bfb2e1005012393b4c3c24409"
 
 # `timeout` of codegen_metrics in lcb_runner/evaluation.
 _LIVECODEBENCH_LIMITS = (("cpu_s", 6.0),)
+
+# It states none; its slowest solution (task 123) was measured to need 5 s.
+_MBPP_LIMITS = (("cpu_s", 8.0),)
 
 CATALOG: Mapping[str, DataSet] = {
     "apps": DataSet(
@@ -116,6 +119,7 @@ CATALOG: Mapping[str, DataSet] = {
         "974",
         "below 1 MB",
         "cc-by-4.0",
+        limits=_MBPP_LIMITS,
     ),
     "mbpp_sanitized": DataSet(
         "coding",
@@ -130,6 +134,7 @@ CATALOG: Mapping[str, DataSet] = {
         "127 train, 43 val, 257 test",
         "0.1 MB",
         "cc-by-4.0",
+        limits=_MBPP_LIMITS,
     ),
     "humaneval": DataSet(
         "coding",

@@ -174,7 +174,15 @@ def mbpp(row: Row, name: str) -> CodingTask:
     # A call with objects of the program's own classes cannot be guessed.
     if asserts.needs(f"{setup}\n{texts[0]}", code):
         asked += f"\n\nIt is called like this:\n```python\n{setup}\n{tests[0].input}\n```"
-    return _task(label(row, "task_id") or name, asked, tests, code, function=function, setup=setup)
+    return _task(
+        label(row, "task_id") or name,
+        asked,
+        tests,
+        code,
+        function=function,
+        setup=setup,
+        limits=CATALOG["mbpp"].limits,
+    )
 
 
 def _mbpp_split(row: Row) -> Split:

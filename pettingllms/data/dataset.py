@@ -395,12 +395,10 @@ class _Reading(Generic[Record]):
         if self.unsplit and not self.has_splits:
             among = sum(self.splits.values())
             notes.append(
-                f"nothing in it has a split: {kept} of {among} tasks are {self.split}, by a "
-                "rule that every row follows (80 % train, 10 % val, 10 % test where nothing is "
-                "published)"
+                f"nothing in it has a split: {kept} of its {among} tasks are held as {self.split}"
                 if self.located.divide
-                else f"nothing in it has a split: all {kept} tasks are {self.split}, and all "
-                "would be test"
+                else f"nothing in it has a split: all {kept} tasks are {self.split}, and all would "
+                f"be test; {self.located.name}?divide divides them"
             )
         return "; ".join(notes)
 
