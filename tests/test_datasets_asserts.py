@@ -148,6 +148,12 @@ def test_results_of_one_program_do_not_depend_on_its_company(judge):
     assert judge(row, *reversed(programs)) == [*reversed(programs.values())]
 
 
+def test_values_that_keep_the_judge_busy_cost_their_program_alone(judge):
+    row = mbpp("assert sum(1 for _ in range(f(1))) == 3")
+    endless, good = "def f(x):\n    return 10 ** 15", "def f(x):\n    return 3"
+    assert judge(row, endless, good) == [[False], [True]]
+
+
 def test_classes_of_the_program_are_used_in_its_own_process(judge, tmp_path):
     code = (
         "class Pair:\n    def __init__(self, a, b):\n        self.a, self.b = a, b\n"

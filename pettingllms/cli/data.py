@@ -221,8 +221,9 @@ def _reading(
             known = [*_SCHEMAS, *CATALOG]
             raise UnknownNameError(f"no schema is called {wanted!r}; {did_you_mean(wanted, known)}")
         return KINDS[_SCHEMAS[wanted]], wanted
-    if source in CATALOG:
-        return KINDS[CATALOG[source].kind], None
+    name = source.partition("?")[0]
+    if name in CATALOG:
+        return KINDS[CATALOG[name].kind], None
     return other or _guess(source), None
 
 

@@ -11,8 +11,7 @@ processes, and any test can be: tuples, sets, tolerances, loops, random inputs, 
    class, HumanEval's `encode_cyclic`). A test passes where it ends without an exception.
 
 The calls of an assert are read off its text. Where they depend on something else (a loop, a random
-input) `recorded` runs the test with the reference first, and notes the calls. Random numbers follow
-from one seed in both processes.
+input) `recorded` runs the test with the reference first, and notes them; one seed serves both.
 """
 
 from __future__ import annotations
@@ -27,6 +26,7 @@ from typing import NamedTuple
 
 from pettingllms.data.rows import RowError, UnsupportedRow
 from pettingllms.sandbox import Case, RunResult
+from pettingllms.sandbox.types import RUNAWAY
 
 Run = Callable[[list[str], list[Case]], list[list[RunResult]]]
 """Runs every program on every case, in the sandbox."""
@@ -236,11 +236,7 @@ def as_json(test: Test, function: str) -> tuple[str, str] | None:
 def recorded(
     tests: Sequence[Test], function: str, setup: str, reference: str, run: Run
 ) -> list[Test] | str:
-    """Fills in the calls of all tests, by running the tests that hide them with the reference.
-
-    Returns:
-        The tests, or why one of them makes no calls that could be recorded.
-    """
+    """Returns the tests with their calls, found with the reference; or why they cannot be found."""
     hidden = [test.output for test in tests if not test.input]
     if not hidden:
         return list(tests)
@@ -281,7 +277,11 @@ def run_tests(
             values.append(result.value if good else None)
         judged.append(json.dumps([reference, setup, function, statements, values]))
     distinct = list(dict.fromkeys(judged))
-    [verdicts] = run([_JUDGE], [Case(function="judge", args=args) for args in distinct])
+    judging = [Case(function="judge", args=args) for args in distinct]
+    [verdicts] = run([_JUDGE], judging)
+    for number, verdict in enumerate(verdicts):
+        if verdict.status in RUNAWAY:  # of this program's values, or of another's before it
+            [[verdicts[number]]] = run([_JUDGE], [judging[number]])
     by_values = dict(zip(distinct, verdicts, strict=True))
     return [
         [

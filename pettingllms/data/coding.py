@@ -367,7 +367,7 @@ def known_wrong(task: CodingTask, run: Run, count: int) -> tuple[str, ...]:
         # One that hangs would cost its limit on every test that a tester writes.
         and not any(r.status in ("cpu_limit", "wall_limit") for r in result)
     ]
-    # Spread over the program: neighbours in the list change neighbouring places.
+    # Spread over the program: neighbors in the list change neighboring places.
     stride = max(1, len(wrong) // count)
     return tuple(wrong[::stride][:count])
 

@@ -59,7 +59,7 @@ class LoadReport:
     outside: int = 0
     """Rows outside the dates that were asked for."""
     note: str = ""
-    """What became of a source without splits, or is wrong with training on it."""
+    """The fate of a source without splits, or what is wrong with training on it."""
 
     @property
     def read(self) -> int:
@@ -145,7 +145,7 @@ class Kind(Generic[Record]):
     text: Callable[[Record], str]
     """The question; its checksum decides the split where nothing else does."""
     key: Callable[[Record], str]
-    """The same, normalised: two records with one key are the same task to a model."""
+    """The same, normalized: two records with one key are the same task to a model."""
     answer: Callable[[Record], Hashable]
     """The expected answer: two records with equal key and answer are duplicates."""
     split_of: Callable[[Record], Split] | None = None
@@ -380,7 +380,7 @@ class _Reading(Generic[Record]):
             yield item.record
 
     def note(self, kept: int) -> str:
-        """What a user should know who asked for this split."""
+        """Returns what a user should know who asked for this split."""
         if self.split == "test":
             return ""
         if self.split is None:

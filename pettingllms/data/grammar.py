@@ -248,7 +248,7 @@ class Composition:
         return template.format(first, second, third)
 
     def run(self, values: Sequence[Any]) -> Any:
-        """What the reference computes for `values`, without running its text."""
+        """Computes what the reference does for `values`, without running its text."""
         first, second, third = (part.apply for part in self.parts)
         if self.family.parameters == 2:
             return third(second(first(*values)))
@@ -272,7 +272,7 @@ class Composition:
         ]
 
     def may_show(self, other: Composition) -> bool:
-        """Whether a task of this composition may contain `other`'s program, as a known-wrong one.
+        """Returns whether a task of this composition may contain `other`'s program, as a known-wrong one.
 
         A task shows compositions of its own split and of train only: known-wrong programs of
         training tasks would otherwise be the solutions of test tasks.

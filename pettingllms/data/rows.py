@@ -168,6 +168,7 @@ _NOT_ROWS = (
     "LICENSE.txt",
 )
 _ROWS_AT_ONCE = 16
+_MOST_LINE = 1 << 30
 _MOST_WHOLE = 64 << 20
 """Bytes of a file without rows that are parsed to say what it is."""
 TABLES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
@@ -355,7 +356,9 @@ def _json(stream: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
         return
     first = True
     # In bytes: a line of text would also end at U+2028 and others, which JSON strings may hold.
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(iter(lambda: stream.readline(_MOST_LINE), b""), start=1):
+        if len(line) == _MOST_LINE:
+            raise ValueError(f"line {number} has a gigabyte or more")
         bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
         if not bare.strip():
             continue

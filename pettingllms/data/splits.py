@@ -37,7 +37,7 @@ def split_of(key: str, *, domain: str) -> Split:
 
 
 def _tenth(key: bytes, domain: str) -> int:
-    """Which tenth of all keys of a domain this one is in, from 0 to 9."""
+    """Returns the tenth of all keys of a domain that this one is in, from 0 to 9."""
     if domain == "coding":
         return 9 - zlib.crc32(key) % 10
     person = b"" if domain in ("plan_path", "sokoban") else domain.encode()

@@ -45,9 +45,9 @@ from pettingllms.errors import ConfigError, DatasetError
 
 DIGITS = "0123456789abcdefg"
 CLUES = {4: (6, 8), 6: (14, 18), 9: (30, 36), 16: (130, 150)}
-"""How many clues a puzzle has where nothing else is said, by size."""
+"""Fewest and most clues of a puzzle where no others are asked for, by size."""
 FEWEST = {4: 4, 6: 8, 9: 17, 16: 55}
-"""With fewer clues no puzzle with one solution is known."""
+"""The fewest clues of a known puzzle with one solution."""
 TRIES = 2_000
 """Grids that are dug before the generator gives up."""
 BY_SOLUTION = 81
@@ -85,13 +85,13 @@ SIZES = {size * size: size for size in BOXES}
 
 
 def split_of(clues: Grid, solution: Grid) -> Split:
-    """The split of a puzzle and of all its guises."""
+    """Returns the split of a puzzle and of all its guises."""
     key = _solution_key(solution) if len(clues) == BY_SOLUTION else _clues_key(clues)
     return splits.split_of(key, domain="sudoku")
 
 
 def _solution_key(solution: Grid) -> str:
-    """What all guises of a complete grid share: how each two rows, and each two columns, permute."""
+    """Returns what all guises of a complete grid share: how each two rows, and each two columns, permute."""
     size = SIZES[len(solution)]
     high, wide = BOXES[size]
     rows = [solution[start : start + size] for start in range(0, len(solution), size)]
@@ -120,7 +120,7 @@ def _cycles(permutation: dict[int, int]) -> tuple[int, ...]:
 
 
 def _clues_key(clues: Grid) -> str:
-    """What all guises of a puzzle share, by color refinement.
+    """Returns what all guises of a puzzle share, by color refinement.
 
     Cells are told apart by whether they are given, then, `ROUNDS` times, by what stands in their row,
     band, column, stack and box, and in the cells with their number. Nothing that a guise changes is looked at.
@@ -159,7 +159,7 @@ def _with_band(lines: list[list[int]], thick: int) -> list[tuple[list[int], list
 
 
 def _ranks(values: Iterable[Any]) -> list[int]:
-    """For each value its place among all different ones."""
+    """Returns for each value its place among all different ones."""
     several = list(values)
     order: list[Any] = []
     for value in sorted(several):
@@ -169,7 +169,7 @@ def _ranks(values: Iterable[Any]) -> list[int]:
 
 
 def text_of(grid: Grid) -> str:
-    """The grid in one line, `.` for an empty cell."""
+    """Formats the grid in one line, `.` for an empty cell."""
     return "".join(DIGITS[value] if value else "." for value in grid)
 
 
@@ -202,7 +202,7 @@ def generate(
     clues: Sequence[int] | None = None,
     difficulty: str | None = None,
 ) -> Puzzle:
-    """A puzzle of `split` with one solution, with a number of clues and a grade as asked for.
+    """Generates a puzzle of `split` with one solution, with a number of clues and a grade as asked for.
 
     Raises:
         ConfigError: no such puzzle was found in `TRIES` attempts.
@@ -298,13 +298,13 @@ COLUMNS = {"question": "answer", "quizzes": "solutions", "puzzle": "solution"}
 
 
 def is_puzzle(text: str) -> bool:
-    """Whether a text has the length and the characters of a puzzle."""
+    """Returns whether a text has the length and the characters of a puzzle."""
     size = SIZES.get(len(text), 0)
     return bool(size) and set(text.lower()) <= {".", *DIGITS[: size + 1]}
 
 
 def parse(text: str) -> Puzzle:
-    """The puzzle in a text of 16, 36, 81 or 256 characters.
+    """Reads the puzzle in a text of 16, 36, 81 or 256 characters.
 
     Raises:
         DatasetError: it is no puzzle, breaks the rules, or has no solution or several.
@@ -462,7 +462,7 @@ PUZZLE_FILES: Kind[PuzzleRow] = Kind(
 
 
 def solve(row: PuzzleRow) -> Puzzle:
-    """The puzzle of a row of a file.
+    """Solves the puzzle of a row of a file.
 
     Raises:
         DatasetError: it has no solution, several, or another than the file says.
