@@ -125,6 +125,13 @@ def test_a_large_file_of_lines_is_read_line_by_line(tmp_path):
     assert load_problems(tmp_path / "a.jsonl", skip_bad=True).report.kept == 20_000
 
 
+def test_levels_with_a_quote_in_a_title_are_levels(tmp_path, capsys):
+    text = (FOLDER / "boxoban.txt").read_text()
+    (tmp_path / "levels.txt").write_text(f'; "open\n{text}')
+    assert main(["check", str(tmp_path / "levels.txt")]) in (0, 1)
+    assert "kind sokoban" in capsys.readouterr().out
+
+
 # Rows
 
 

@@ -230,11 +230,17 @@ def _reading(
 def _guess(source: str) -> Kind[Any]:
     """Returns the kind whose schemas know the first row."""
     path = Path(source.partition("?")[0]).expanduser()
+    errors: list[DatasetError] = []
     for kind in KINDS.values():
         fits = data_files(path, kind.endings) if path.is_dir() else ending_of(path) in kind.endings
         readable = bool(fits) or not path.exists()
-        if readable and is_known(kind, hub.locate(source, None, kind.endings)):
-            return kind
+        try:
+            if readable and is_known(kind, hub.locate(source, None, kind.endings)):
+                return kind
+        except DatasetError as error:  # a text of boards may be no CSV file of puzzles
+            errors.append(error)
+    if errors:
+        raise errors[0]
     local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
     raise DatasetError(
         f"the rows of {source} are in no schema that is known here; name one with --as: "

@@ -211,19 +211,11 @@ def load_source(
     schema: str | None = None,
     skip_bad: bool = False,
 ) -> Loaded[Record]:
-    """Loads what a name, hub id, file or folder stands for; logs what is missing or to be known.
-
-    Args:
-        kind: what its records are.
-        source: see `pettingllms.data.hub`.
-        split: `train`, `val` or `test`; None for all rows.
-        schema: name of a schema of `kind`; by default what each file's first row looks like.
-        skip_bad: report rows that do not fit instead of raising.
+    """Loads what a name, hub id, file or folder stands for, as `load` does; logs what is missing.
 
     Raises:
-        DatasetError: the files cannot be downloaded or read, a row does not fit (unless `skip_bad`),
-            or nothing is left of the split.
-        UnknownNameError: no such source or schema.
+        DatasetError: also where the files cannot be found or downloaded.
+        UnknownNameError: also where `source` is no name, id or path (`pettingllms.data.hub`).
     """
     located = locate(source, split, kind.endings, kind.name)
     loaded = load(kind, located, split, schema=schema, skip_bad=skip_bad)
