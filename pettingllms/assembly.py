@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pettingllms.data.hub import divided
 from pettingllms.envs.aec import creator_of, made_by, takes_anything
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
@@ -137,7 +138,9 @@ def name_of_env(source: EnvSource) -> str:
     return f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__qualname__)}"
 
 
-def make_env(config: ATGRPOConfig, split: str, source: EnvSource | None = None) -> AnyEnv:
+def make_env(
+    config: ATGRPOConfig, split: str, source: EnvSource | None = None, *, divide: bool = False
+) -> AnyEnv:
     """The environment of a run, for one split.
 
     Arguments that it does not take are not passed on: a foreign environment may know no splits, no
@@ -147,6 +150,7 @@ def make_env(config: ATGRPOConfig, split: str, source: EnvSource | None = None) 
         config: the settings.
         split: train, val or test.
         source: in place of `config.env`; an environment is used for every split as it is.
+        divide: whether a data set without splits is divided, so that tasks are held out.
 
     Raises:
         UnknownNameError: no environment of that name.
@@ -176,7 +180,15 @@ def make_env(config: ATGRPOConfig, split: str, source: EnvSource | None = None) 
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
     if probe is not None and not extra and "dataset" not in given:
         return probe
-    return _load(config.env, maker, {**extra, **given})
+    arguments = {**extra, **given}
+    # Another package's environment may read its data in another way.
+    ours = any(
+        base.__name__ == "raw_env" and base.__module__.startswith("pettingllms.envs.")
+        for base in getattr(kind, "__mro__", ())
+    )
+    if divide and ours and arguments.get("dataset") is not None:
+        arguments["dataset"] = divided(arguments["dataset"])
+    return _load(config.env, maker, arguments)
 
 
 def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:

@@ -111,7 +111,7 @@ def train(
     settings = resolve(located(settings), env)
     if settings.embedded:
         torch.set_num_threads(1)
-    template = make_env(settings, "train", env)
+    template = make_env(settings, "train", env, divide=True)
     players = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, players)
     trackers = tracker_names(settings.report_to)
@@ -272,7 +272,7 @@ class _Session:
     def _play(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config = self.config
         if split not in self._envs:
-            self._envs[split] = make_env(config, split, self._source)
+            self._envs[split] = make_env(config, split, self._source, divide=True)
         env = self._envs[split]
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 

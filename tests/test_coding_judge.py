@@ -10,6 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from pettingllms.data import coding, grammar
+from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding import is_example
 from pettingllms.envs import coding_v0
 from pettingllms.envs.coding_judge import WRONG_COST, judged, score
@@ -88,7 +89,7 @@ ARGUMENTS = "You get two things.\nInput: nums = [2,7], target = 9\nOutput: [0,1]
 def test_an_example_is_an_input_with_its_output_soon_after(
     question, function, given, expected, shown
 ):
-    assert is_example(question, coding.Test(given, expected), function) == shown
+    assert is_example(question, Pair(given, expected), function) == shown
 
 
 def test_no_generated_problem_shows_its_hidden_tests():
@@ -101,7 +102,7 @@ def test_no_generated_problem_shows_its_hidden_tests():
 @example("7", "7", "7", "f")
 @example("[", "[" * 900 + "]" * 900, "1", "f")
 def test_any_text_is_an_example_or_not(question, given, expected, function):
-    assert is_example(question, coding.Test(given, expected), function) in (True, False)
+    assert is_example(question, Pair(given, expected), function) in (True, False)
 
 
 # The verdict
@@ -113,7 +114,7 @@ STATEMENT = "Times ten. Example: input 3 output 30"
 
 
 def verdict_of(pairs):
-    tests = [coding.Test(*pair) for pair in pairs]
+    tests = [Pair(*pair) for pair in pairs]
     ran = {
         t.input: RunResult(
             "ok" if t.input.strip() in ANSWERS else "error",
@@ -155,7 +156,7 @@ def test_outputs_that_contradict_each_other_are_all_wrong(guesses):
 
 def test_the_inputs_of_a_function_are_compared_as_values():
     result = RunResult("ok", b"", b"", 0, 0.0, 0.0, 0.0, "", value_bytes=b"3")
-    tests = [coding.Test("[1,2]", "3"), coding.Test("[1, 2]", " 3"), coding.Test("[1, 2 ]", "3")]
+    tests = [Pair("[1,2]", "3"), Pair("[1, 2]", " 3"), Pair("[1, 2 ]", "3")]
     found = judged(tests, {test.input: result for test in tests}, "Add.", "f")
     assert (found.right, found.wrong) == (1, 0)
 
@@ -164,7 +165,7 @@ def test_the_inputs_of_a_function_are_compared_as_values():
 def test_an_input_that_is_nested_as_deeply_as_can_be_is_judged(depth):
     nested = "[" * depth + "]" * depth
     result = RunResult("ok", b"", b"", 0, 0.0, 0.0, 0.0, "", value_bytes=b"3")
-    tests = [coding.Test(nested, "3"), coding.Test(nested, nested)]
+    tests = [Pair(nested, "3"), Pair(nested, nested)]
     found = judged(tests, {nested: result}, "Add.", "f")
     assert (found.right, found.wrong) == (0, 2)
 
@@ -193,8 +194,8 @@ def composed(number):
         values = grammar.random_values(rng, composition.family, 6)
         worked.append(
             (
-                coding.input_text(composition, values, function=function),
-                coding.output_text(composition.run(values), function=function),
+                grammar.input_text(composition, values, function=function),
+                grammar.output_text(composition.run(values), function=function),
             )
         )
     if function:

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.data import coding
+from pettingllms.data.asserts import Test as Pair
 from pettingllms.envs.coding_text import (
     MAX_BLOCK_CHARS,
     MAX_TESTS,
@@ -28,7 +29,7 @@ from pettingllms.sandbox import RunResult
 PROBLEM = coding.CodingTask(
     id="1",
     question="Print the number.",
-    tests=(coding.Test("hidden input", "hidden output"),),
+    tests=(Pair("hidden input", "hidden output"),),
     reference="hidden reference",
     mutants=("hidden mutant",),
 )
@@ -101,7 +102,7 @@ def test_all_tests_of_a_reply_together_have_a_bound_in_bytes(sizes, wide):
 
 def test_tests_are_pairs_of_an_input_and_the_output_after_it():
     text = f"Work.\n{pair('1 2', '3')}{pair('', '0')}```python\nx\n```"
-    assert parse_tests(text, None) == (coding.Test("1 2", "3"), coding.Test("", "0"))
+    assert parse_tests(text, None) == (Pair("1 2", "3"), Pair("", "0"))
 
 
 @pytest.mark.parametrize(
@@ -123,20 +124,20 @@ def test_without_a_pair_there_are_no_tests(text):
 
 def test_an_output_without_an_input_of_its_own_is_left_out():
     text = f"```output\n0\n```\n```input\nlost\n```\n{pair('1', '2')}```output\n3\n```"
-    assert parse_tests(text, None) == (coding.Test("1", "2"),)
+    assert parse_tests(text, None) == (Pair("1", "2"),)
 
 
 def test_only_the_first_tests_count():
     text = "".join(pair(n, n) for n in range(MAX_TESTS + 5))
     tests = parse_tests(text, None)
-    assert tests == tuple(coding.Test(str(n), str(n)) for n in range(MAX_TESTS))
+    assert tests == tuple(Pair(str(n), str(n)) for n in range(MAX_TESTS))
 
 
 @pytest.mark.parametrize(
     ("first", "second"), [("[1, [2]]", "3"), ("[]", "null"), (' [ "a" ] ', '"b"'), ("[1]", "[]")]
 )
 def test_a_test_of_a_function_is_json(first, second):
-    assert parse_tests(pair(first, second), "f") == (coding.Test(first, second),)
+    assert parse_tests(pair(first, second), "f") == (Pair(first, second),)
 
 
 @pytest.mark.parametrize(
@@ -228,7 +229,7 @@ def test_any_text_is_a_program_or_says_why_not(text):
 @given(st.text(alphabet="ab \t1[]"))
 def test_a_fenced_program_comes_back_as_it_was(body):
     assert parse_program(f"Here.\n```python\n{body}\n```\nDone.") == body
-    assert parse_tests(pair(body, body), None) == (coding.Test(body, body),)
+    assert parse_tests(pair(body, body), None) == (Pair(body, body),)
 
 
 # Prompts
@@ -277,7 +278,7 @@ def test_the_prompt_of_a_coder_alone_says_how_it_ends_and_speaks_of_no_team(task
 def test_an_agents_own_reply_format_can_be_parsed_from_the_prompts_example():
     assert isinstance(parse_program(full_prompt("coder", PROBLEM, ())), str)
     tests = parse_tests(full_prompt("tester", PROBLEM, ()), None)
-    assert tests == (coding.Test("<standard input>", "<expected output>"),)
+    assert tests == (Pair("<standard input>", "<expected output>"),)
 
 
 def test_long_tests_are_cut_where_they_are_shown():

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pettingllms.data import sudoku, sudoku_files
+from pettingllms.data import sudoku
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku_solver import (
     BOXES,
@@ -303,10 +303,10 @@ def test_every_4x4_puzzle_needs_naked_singles_alone():
 
 
 def test_a_famous_hard_puzzle_needs_search():
-    puzzle = sudoku_files.parse(INKALA)
+    puzzle = sudoku.parse(INKALA)
     assert puzzle.difficulty == "search"
     assert puzzle.guesses > 10
-    assert sudoku_files.parse(EASY).difficulty in ("naked", "singles")
+    assert sudoku.parse(EASY).difficulty in ("naked", "singles")
 
 
 def test_a_search_gives_up_at_its_limit():
@@ -331,8 +331,8 @@ def test_a_search_leaves_the_grid_as_it_was(seed, size):
 def test_a_puzzle_can_be_written_and_read(size):
     puzzle = sudoku.generate(random.Random(size), "val", size=size)
     text = sudoku.text_of(puzzle.clues)
-    assert sudoku_files.is_puzzle(text)
-    assert sudoku_files.parse(text) == sudoku_files.parse(text.replace(".", "0")) == puzzle
+    assert sudoku.is_puzzle(text)
+    assert sudoku.parse(text) == sudoku.parse(text.replace(".", "0")) == puzzle
     assert puzzle.size == size
 
 
@@ -340,7 +340,7 @@ def test_letters_stand_for_the_large_numbers_of_16x16():
     puzzle = sudoku.generate(random.Random(1), "val", size=16)
     text = sudoku.text_of(puzzle.clues)
     assert set("abcdefg") < set(text)
-    assert sudoku_files.parse(text.upper()) == puzzle
+    assert sudoku.parse(text.upper()) == puzzle
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def test_letters_stand_for_the_large_numbers_of_16x16():
 )
 def test_what_is_no_puzzle_is_refused_with_the_reason(text, why):
     with pytest.raises(DatasetError, match=why):
-        sudoku_files.parse(text)
+        sudoku.parse(text)
 
 
 def write(path, lines):
@@ -379,17 +379,18 @@ def test_known_csv_files_are_read(tmp_path, header):
     rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in made]
     path = write(tmp_path / "p.csv", [header, *rows])
     for split in SPLITS:
-        loaded = [sudoku_files.solve(row) for row in sudoku_files.load(path, split)]
+        loaded = [sudoku.solve(row) for row in sudoku.load(f"{path}?divide", split)]
         assert loaded == [p for p in made if sudoku.split_of(p.clues, p.solution) == split]
+        assert [sudoku.solve(row) for row in sudoku.load(path, split)] == made
 
 
 def test_other_columns_are_passed_over(tmp_path):
     puzzle = puzzles(1)[0]
     line = f"kaggle,{sudoku.text_of(puzzle.clues)},{sudoku.text_of(puzzle.solution)},12"
     path = write(tmp_path / "e.csv", ["source,question,answer,rating", line])
-    (row,) = sudoku_files.load(path, sudoku.split_of(puzzle.clues, puzzle.solution))
-    assert row.place.endswith("e.csv:2")
-    assert sudoku_files.solve(row) == puzzle
+    (row,) = sudoku.load(path, "test")
+    assert row.place == row.id == "2"
+    assert sudoku.solve(row) == puzzle
 
 
 def test_published_splits_are_kept_and_lend_a_validation_split(tmp_path):
@@ -397,8 +398,8 @@ def test_published_splits_are_kept_and_lend_a_validation_split(tmp_path):
     for name, own in (("train", made[:50]), ("test", made[50:])):
         rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in own]
         write(tmp_path / f"{name}.csv", ["puzzle,solution", *rows])
-    loaded = {split: sudoku_files.load(tmp_path, split) for split in SPLITS}
-    assert [sudoku_files.solve(row) for row in loaded["test"]] == made[50:]
+    loaded = {split: sudoku.load(tmp_path, split) for split in SPLITS}
+    assert [sudoku.solve(row) for row in loaded["test"]] == made[50:]
     assert len(loaded["train"]) + len(loaded["val"]) == 50
     assert not {row.text for row in loaded["train"]} & {row.text for row in loaded["val"]}
 
@@ -410,31 +411,32 @@ def test_a_file_with_a_puzzle_on_each_line_is_read(tmp_path):
         split: sum(sudoku.split_of(p.clues, p.solution) == split for p in made) for split in SPLITS
     }
     for split in SPLITS:
-        assert len(sudoku_files.load(path, split)) == count[split]
+        assert len(sudoku.load(f"{path}?divide", split)) == count[split]
+        assert len(sudoku.load(path, split)) == len(made)
 
 
 @pytest.mark.parametrize(
     ("lines", "why"),
     [
-        ([], r"p\.csv:1: no column is called"),
-        (["a,b"], r"p\.csv:1: no column is called one of question, quizzes, puzzle"),
-        (["quizzes,solutions", "12"], r"p\.csv:2: '12' is not a Sudoku puzzle"),
-        (["quizzes,solutions", EASY], r"p\.csv:2: the row has only 1 fields"),
+        ([], r"p\.csv has no rows"),
+        (["a,b", "c,d"], r"p\.csv:2: has no column called question, quizzes, puzzle"),
+        (["quizzes,solutions", "12,3"], r"p\.csv:2: field 'quizzes' is not a Sudoku puzzle"),
+        (["quizzes,solutions", EASY], r"p\.csv:2: has 1 fields and the header 2"),
         (["quizzes,solutions", f"{EASY},{SOLVED[::-1]}"], "other numbers than the puzzle"),
         (["quizzes", "1..............."], r"p\.csv:2: .* several solutions"),
-        (["quizzes,solutions"], "no puzzle of the split 'train'"),
+        (["quizzes,solutions"], r"p\.csv has no rows"),
     ],
 )
 def test_a_bad_row_is_named(tmp_path, lines, why):
     path = write(tmp_path / "p.csv", lines)
     with pytest.raises(DatasetError, match=why):
-        sudoku_files.load(path, "train")
+        sudoku.load(f"{path}?divide", "train")
 
 
 def test_a_false_solution_is_found_when_the_puzzle_is_dealt(tmp_path):
     puzzle, other = puzzles(2)
-    row = sudoku_files.PuzzleRow(
+    row = sudoku.PuzzleRow(
         "p.csv:7", "7", sudoku.text_of(puzzle.clues), sudoku.text_of(other.solution)
     )
     with pytest.raises(DatasetError, match=r"p\.csv:7: the solution in the file is not"):
-        sudoku_files.solve(row)
+        sudoku.solve(row)

@@ -8,7 +8,7 @@ from pettingllms.data.board_files import LEVEL_FILES
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.coding_schemas import TASKS, load_tasks
 from pettingllms.data.math import PROBLEMS, load_problems
-from pettingllms.data.sudoku_files import PUZZLE_FILES
+from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.errors import DatasetError, UnknownNameError
 from tests.datasets_fixtures import rows, write, write_parquet
 

@@ -138,7 +138,7 @@ def test_an_empty_answer_is_left_out(tmp_path, answer):
     if schema == "gsm8k":
         write(file, {"question": "?", "answer": "#### 1"}, {"question": "!", "answer": answer})
     report = load_problems(file, schema=schema).report
-    assert [(r.row, r.field, r.why) for r in report.refusals] == [(2, "answer", "is empty")]
+    assert [(r.row, r.field, r.why) for r in report.refusals] == [(2, "answer", "is blank")]
 
 
 def test_a_file_in_no_known_schema_says_what_it_has_and_what_is_known(tmp_path):

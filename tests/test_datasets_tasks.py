@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from pettingllms.data import coding
-from pettingllms.data.coding import CodingTask, passes
+from pettingllms.data.asserts import Test as Pair
+from pettingllms.data.coding import CodingTask, verified
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.errors import DatasetError
-from pettingllms.sandbox import Case, Limits, open_sandbox
+from pettingllms.sandbox import Limits, open_sandbox
 from tests.datasets_fixtures import (
     CALLS,
     FOLDER,
@@ -21,6 +21,7 @@ from tests.datasets_fixtures import (
     write,
     write_parquet,
 )
+from tests.kernel import needs_namespaces
 
 PARTS = ("apps", "code_contests", "mbpp", "mbpp_sanitized", "humaneval", "tasks")
 
@@ -44,7 +45,7 @@ def test_apps():
     assert total == CodingTask(
         id="7",
         question="Print the sum of the numbers of a line.",
-        tests=(coding.Test("1 2\n", "3\n"), coding.Test("-3 3 4\n", "4\n")),
+        tests=(Pair("1 2\n", "3\n"), Pair("-3 3 4\n", "4\n")),
         reference="print(sum(map(int, input().split())))",  # the first solution is Python 2
         difficulty="introductory",
         limits=(("cpu_s", 4.0),),
@@ -81,28 +82,28 @@ def test_livecodebench(tmp_path):
 
 def test_mbpp():
     loaded = load_tasks(FOLDER / "mbpp.jsonl")
-    trim, half = loaded.records
+    trim, half, common = loaded.records
     assert (trim.id, trim.function) == ("11", "trim")
     assert pairs(trim) == [
-        ('["hello", "l"]', '"helo"'),
-        ('["abc", "a"]', '"bc"'),
-        ('["", "x"]', '""'),
+        ("trim('hello', 'l')", "assert trim('hello', 'l') == 'helo'"),
+        ("trim('abc', 'a')", "assert trim('abc', 'a') == 'bc'"),
+        ("trim('', 'x')", "assert trim('', 'x') == ''"),
     ]
     assert trim.question.endswith("Signature: `def trim(s, ch)`")
     assert "\r" not in trim.reference
-    assert pairs(half) == [("[4]", "2.0"), ("[3]", "1.5")]
-    assert [(r.row, r.field, r.fits) for r in loaded.report.refusals] == [(3, "test_list", True)]
+    assert pairs(half)[1] == ("half(1 + 2)", "assert half(1 + 2) == 1.5")
+    assert pairs(common) == [("common((1, 2), (2, 3))", "assert common((1, 2), (2, 3)) == {2}")]
+    assert not loaded.report.refusals
     (even,) = read("mbpp_sanitized")
-    assert pairs(even) == [("[2]", "true"), ("[3]", "false")]
+    assert (even.setup, pairs(even)[0]) == ("import math", ("even(2)", "assert even(2) is True"))
 
 
 def test_humaneval():
-    loaded = load_tasks(FOLDER / "humaneval.jsonl")
-    third, pair = loaded.records
+    third, pair, many = load_tasks(FOLDER / "humaneval.jsonl").records
     assert (third.id, third.function, len(third.tests)) == ("HumanEval/900", "third", 2)
     assert third.reference == third.question + "    return x / 3\n"
-    assert pairs(pair) == [("[2]", "[2.0, 4.0]")]
-    assert "has more than asserts: For" in str(loaded.report)
+    assert pairs(pair) == [("pair(2)", "assert pair(2) == (2, 4)")]
+    assert [test.input for test in many.tests] == [""]  # a loop: its calls are recorded
 
 
 def test_tasks_of_ones_own_keep_their_split_and_difficulty():
@@ -114,17 +115,13 @@ def test_tasks_of_ones_own_keep_their_split_and_difficulty():
     assert load_tasks(file, "train").records[0].difficulty == "easy"
 
 
+@needs_namespaces
 @pytest.mark.parametrize("name", PARTS)
 def test_references_pass_the_tests_that_were_read(name, sandbox):
     for task in read(name):
         if task.reference:
-            cases = [
-                Case(function=task.function, args=test.input) if task.function else Case(test.input)
-                for test in task.tests
-            ]
-            (results,) = sandbox.run([task.reference], cases, limits=Limits(cpu_s=5))
-            for test, result in zip(task.tests, results, strict=True):
-                assert passes(test, result, task.function), (task.id, test, result)
+            found = verified(task, sandbox, Limits(cpu_s=5, wall_s=50))
+            assert isinstance(found, CodingTask), found
 
 
 APPS, CONTEST, MBPP, EVAL, OWN = (
@@ -186,6 +183,7 @@ BAD = {
     "metadata": [{**LCB_CALL, "metadata": "["}, {**LCB_CALL, "metadata": None}],
     "metadata.func_name": [{**LCB_CALL, "metadata": "{}"}],
     "code": [{**MBPP, "code": None}, {**MBPP, "code": "def other(): pass"}, {**MBPP, "code": "def"}],
+    "test_setup_code": [{**MBPP, "test_setup_code": "root = ("}],
     "text": [{**MBPP, "text": None}],
     "test_list": [{**MBPP, "test_list": "assert"}, {**MBPP, "test_list": [1]}],
     "test_list[0]": [{**MBPP, "test_list": ["assert trim("]}],
@@ -238,30 +236,16 @@ LEFT_OUT = {
     "input_file": [{**CONTEST, "input_file": "in.txt"}],
     "output_file": [{**CONTEST, "output_file": "out.txt"}],
     "question": [{**APPS, "question": " \n"}],
-    "test_setup_code": [{**MBPP, "test_setup_code": "import math"}],
     "test_list": [
-        {**MBPP, "test_list": [text]}
-        for text in (
-            "assert trim((1, 2)) == 3",
-            "assert trim({1: 2}) == 3",
-            "assert trim(1) == {2}",
-            "assert trim(1) == float('nan')",
-            "assert trim(1e999) == 3",
-            "assert trim(x=1) == 3",
-            "assert trim(1)",
-            "assert not trim(1)",
-            "assert len(trim(1)) == 3",
-            "assert set(trim(1)) == set([3])",
-            "assert trim(1) != 3",
-            "assert trim(1) == 3 == 3",
-            "assert a.trim(1) == 3",
-            "assert abs(trim(1) - 3) < 0.1",
-            "trim(1)",
-        )
-    ] + [{**MBPP, "test_list": ["assert trim(1) == 1", "assert other(1) == 1"]}, {**MBPP, "test_list": []}],
+        {**MBPP, "test_list": ["assert trim(1) == 1", "assert other(1) == 1"]},
+        {**MBPP, "test_list": []},
+    ],
     "test": [
-        {**EVAL, "test": "def check(candidate):\n    assert third(1) == 1\n"},
+        {**EVAL, "test": "def check(candidate):\n    assert other(1) == 1\n"},
         {**EVAL, "test": "def check(candidate):\n    assert True\n"},
+    ],
+    "canonical_solution": [
+        {**without(EVAL, "canonical_solution"), "test": "def check(f):\n    for n in 1, 2:\n        assert f(n)"}
     ],
 }  # fmt: skip
 
@@ -289,24 +273,8 @@ def test_wrapped_results_are_taken_out_only_where_all_are_wrapped(tmp_path):
     file = write(
         tmp_path / "a.jsonl",
         io(**call, outputs=[["a"], ["b"]]),
-        {**io(**call, outputs=[[1], [1, 2]]), "question": "Another."},
+        {**io(**call, outputs=[[1], [1, 2]]), "question": "Another.", "problem_id": 8},
     )
     wrapped, plain = load_tasks(file).records
     assert [test.output for test in wrapped.tests] == ['"a"', '"b"']
     assert [test.output for test in plain.tests] == ["[1]", "[1, 2]"]
-
-
-def test_an_expected_whole_number_lets_a_float_pass_and_a_large_one_does_not(tmp_path, sandbox):
-    texts = ["assert f(3) == 3", "assert f(2000000) == 2000000"]
-    file = write(
-        tmp_path / "a.jsonl",
-        {**MBPP, "code": "def f(n): return n", "test_list": texts, "challenge_test_list": []},
-    )
-    (task,) = load_tasks(file).records
-    cases = [Case(function="f", args=test.input) for test in task.tests]
-    programs = ["def f(n): return n / 1", "def f(n): return n", "def f(n): return n + 1"]
-    results = sandbox.run(programs, cases)
-    verdicts = [
-        [passes(t, r, "f") for t, r in zip(task.tests, row, strict=True)] for row in results
-    ]
-    assert verdicts == [[True, False], [True, True], [False, False]]

@@ -7,9 +7,10 @@ from itertools import islice
 import pytest
 
 from pettingllms.data import coding
+from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding import CANDIDATES, known_wrong, mutants
 from pettingllms.errors import DatasetError
-from pettingllms.sandbox import Case, Limits, open_sandbox
+from pettingllms.sandbox import Limits, open_sandbox
 
 SUM_OF_EVENS = """
 a = list(map(int, input().split()))
@@ -39,18 +40,11 @@ def sandbox():
 
 @pytest.fixture
 def outputs(sandbox):
-    def run(task, programs, inputs):
-        cases = [
-            Case(stdin=text) if task.function is None else Case(function=task.function, args=text)
-            for text in inputs
-        ]
-        return sandbox.run(programs, cases, limits=Limits(cpu_s=0.2))
-
-    return run
+    return lambda programs, cases: sandbox.run(programs, cases, limits=Limits(cpu_s=0.2))
 
 
 def a_task(reference, *tests, function=None, own=()):
-    cases = tuple(coding.Test(*pair) for pair in tests)
+    cases = tuple(Pair(*pair) for pair in tests)
     return coding.CodingTask("7", "?", cases, reference, tuple(own), function)
 
 
@@ -99,7 +93,7 @@ def test_a_program_without_such_places_has_no_mutants(program):
 def test_every_known_wrong_program_fails_a_hidden_test(task, outputs):
     wrong = known_wrong(task, outputs, 4)
     assert len(wrong) == len(set(wrong)) == 4
-    for row in outputs(task, list(wrong), [test.input for test in task.tests]):
+    for row in coding.run_tests(task, wrong, outputs):
         passed = [
             coding.passes(test, r, task.function) for test, r in zip(task.tests, row, strict=True)
         ]

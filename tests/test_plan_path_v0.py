@@ -314,7 +314,7 @@ def test_grids_are_taken_from_a_text_or_a_file_with_their_ids(tmp_path):
     path = tmp_path / "grids.txt"
     path.write_text(GRIDS)
     shown: dict[str, tuple[str, list[str]]] = {}
-    for dataset in (GRIDS, path, str(path)):
+    for dataset in (GRIDS, f"{path}?divide"):
         for split in ("train", "val", "test"):
             try:
                 env = plan_path_v0.env(dataset=dataset, split=split)

@@ -368,7 +368,7 @@ def level_file(tmp_path):
 
 def test_a_file_is_divided_among_the_splits_by_room(level_file):
     for split in ("train", "val", "test"):
-        env = sokoban_v0.env(dataset=level_file, split=split)
+        env = sokoban_v0.env(dataset=f"{level_file}?divide", split=split)
         assert env.num_tasks == 4
         shown = set()
         for seed in range(8):
@@ -376,11 +376,11 @@ def test_a_file_is_divided_among_the_splits_by_room(level_file):
             assert split_of(env._state.level.room) == split
             shown.add(board(env))
         assert len(shown) == 4
-        assert board(env) == board(make(3, dataset=level_file, split=split))
+        assert board(env) == board(make(3, dataset=f"{level_file}?divide", split=split))
 
 
 def test_levels_carry_the_ids_of_their_file(level_file):
-    env = make(1, dataset=str(level_file), split="val")
+    env = make(1, dataset=f"{level_file}?divide", split="val")
     for reply in ("[R]", "nothing to read"):
         agent = env.agent_selection
         env.step(reply)
@@ -404,7 +404,7 @@ def test_a_split_without_levels_is_refused(tmp_path):
     path = tmp_path / "one.txt"
     path.write_text("\n".join(board(make(0))))
     with pytest.raises(DatasetError, match="no task of the split 'val'"):
-        sokoban_v0.env(dataset=path, split="val")
+        sokoban_v0.env(dataset=f"{path}?divide", split="val")
 
 
 def test_a_bad_file_is_refused_with_its_line(tmp_path):

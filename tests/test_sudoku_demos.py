@@ -6,7 +6,7 @@ import re
 import pytest
 
 from benchmarks.priming import sudoku as demos
-from pettingllms.data import sudoku, sudoku_files
+from pettingllms.data import sudoku
 from pettingllms.envs import sudoku_v0
 from pettingllms.envs.boards import BoardState
 from pettingllms.envs.parsing import ParseError
@@ -119,7 +119,7 @@ def test_a_bad_reply_is_the_habit_and_seldom_solves(bad):
     solved = 0
     for demo in bad:
         role, clues, _, proposal = parts(demo.prompt)
-        puzzle = sudoku_files.parse(text_of(clues))
+        puzzle = sudoku.parse(text_of(clues))
         habit = sudoku_v0.env(prompt="compact")._format_answer(
             puzzle, puzzle.clues, demos.first_in_row(puzzle)
         )
@@ -141,7 +141,7 @@ def test_every_word_is_a_token_of_its_own(good, bad):
 def test_only_training_solutions_are_shown(good, bad):
     for demo in [*good, *bad]:
         _, clues, _, _ = parts(demo.prompt)
-        puzzle = sudoku_files.parse(text_of(clues))
+        puzzle = sudoku.parse(text_of(clues))
         assert sudoku.split_of(puzzle.clues, puzzle.solution) == "train"
 
 

@@ -463,7 +463,7 @@ def test_a_file_is_played_in_its_order_and_carries_its_ids(tmp_path):
     made = [sudoku.generate(rng, split, size=6) for split in ("test", "train", "test")]
     rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in made]
     path.write_text("\n".join(["quizzes,solutions,id", *(f"{r},p{n}" for n, r in enumerate(rows))]))
-    env = sudoku_v0.env(dataset=path, split="test")
+    env = sudoku_v0.env(dataset=f"{path}?divide", split="test")
     assert env.num_tasks == 2
     assert env._start(5, {}).level == made[2]
     assert env._start(4, {}).level == made[0]
@@ -471,8 +471,8 @@ def test_a_file_is_played_in_its_order_and_carries_its_ids(tmp_path):
     env.step("nothing")
     assert env.infos["tool_0"]["id"] == "p2"
     assert "6x6" in sudoku_v0.env(dataset=path, prompt="compact")._text(env._start(0, {}), "tool_0")
-    with pytest.raises(DatasetError, match="no puzzle of the split 'val'"):
-        sudoku_v0.env(dataset=path, split="val")
+    with pytest.raises(DatasetError, match="no task of the split 'val'"):
+        sudoku_v0.env(dataset=f"{path}?divide", split="val")
 
 
 @pytest.mark.parametrize(

@@ -14,8 +14,7 @@ from typing import Any
 
 from benchmarks.priming.example import Demo
 from pettingllms.data import grammar
-from pettingllms.data.coding import input_text, output_text
-from pettingllms.data.grammar import Composition
+from pettingllms.data.grammar import Composition, input_text, output_text
 from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 RARE = frozenset({"threes", "square", "with_e"})

@@ -8,13 +8,15 @@
     pettingllms-data check apps --split train --write apps_train.jsonl
 
 A data set is a name of `list`, a hub id (`org/name`, with `@revision` and `:folder` where needed),
-or a file or folder of JSONL, JSON, parquet or CSV files.
+or a file or folder of JSONL, JSON, parquet, CSV or TSV files, compressed with gzip or not. Options
+follow a question mark: `livecodebench?from=2024-08-01&to=2025-01-31`.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,11 +29,12 @@ from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
 from pettingllms.data.coding import CodingTask, as_row, verified
 from pettingllms.data.coding_schemas import TASKS
-from pettingllms.data.dataset import Kind, Loaded, is_known, load, overlap
+from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
-from pettingllms.data.rows import data_files
+from pettingllms.data.overlap import NGRAM, overlap
+from pettingllms.data.rows import data_files, ending_of, local
 from pettingllms.data.splits import SPLITS
-from pettingllms.data.sudoku_files import PUZZLE_FILES
+from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox
@@ -53,7 +56,7 @@ def _parser() -> CommandParser:
     listing = commands.add_parser("list", help="all named data sets, a line each")
     listing.add_argument("--kind", choices=get_args(KindName), help="only those of this kind")
     listing.set_defaults(action=_list)
-    show = commands.add_parser("show", help="splits, size, licence and address of a data set")
+    show = commands.add_parser("show", help="splits, size, license and address of a data set")
     show.add_argument("name")
     show.set_defaults(action=_show)
     check = commands.add_parser(
@@ -75,7 +78,8 @@ def _parser() -> CommandParser:
     check.add_argument(
         "--against",
         metavar="TRAIN",
-        help="also say which of its tasks are in this training set: name, hub id, file or folder",
+        help="also say which of its tasks are in this training set (name, hub id, file or folder): "
+        f"the same question, or {NGRAM} words of it in a row",
     )
     check.add_argument(
         "--run",
@@ -87,7 +91,7 @@ def _parser() -> CommandParser:
         type=Path,
         metavar="FILE",
         help="--run, and write the tasks whose reference passes as JSONL, ready for --dataset. "
-        "With --split they stay of that split, else a checksum divides them",
+        "With --split they stay of that split, else they have none",
     )
     check.add_argument("--all", action="store_true", help="list every refused or left out row")
     check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
@@ -121,7 +125,7 @@ def _show(options: argparse.Namespace) -> int:
         "what": entry.about,
         "for": entry.kind,
         "page": entry.page,
-        "licence": entry.licence or "see its page",
+        "license": entry.license or "see its page",
         "rows": entry.rows,
         "download": entry.download or "see its page",
         "splits": ", ".join(hub.splits_of(entry)),
@@ -139,6 +143,8 @@ def _show(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    if options.write is not None:
+        _check_target(options.write)  # before all the work
     kind, schema = _reading(options.source, options.schema)
     loaded = _load(kind, options.source, schema, options.split)
     report = loaded.report
@@ -152,6 +158,15 @@ def _check(options: argparse.Namespace) -> int:
     return 1 if report.refused or failed or shared else 0
 
 
+def _check_target(file: Path) -> None:
+    if file.is_dir():
+        raise DatasetError(f"--write {file}: that is a folder; give the name of a file")
+    if not file.parent.is_dir():
+        raise DatasetError(f"--write {file}: there is no folder {file.parent}; make it first")
+    if not os.access(file.parent, os.W_OK):
+        raise DatasetError(f"--write {file}: {file.parent} cannot be written")
+
+
 def _compare(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Namespace) -> bool:
     """Prints what a training set shares with `loaded`, and says whether it is anything."""
     train_kind, schema = _reading(options.against, None, kind)
@@ -160,8 +175,9 @@ def _compare(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Namespace) 
     found = overlap(kind, _load(kind, options.against, schema, None), loaded)
     print(found)
     for pair in found.shared[: None if options.all else _SHOWN]:
+        how = f"shares {pair.words} words in a row with" if pair.words else "is"
         differs = "" if pair.same_answer else " (with another answer or other tests)"
-        print(f"  {pair.test.id} is {pair.train.id}{differs}")
+        print(f"  {pair.test.id} {how} {pair.train.id}{differs}")
     if len(found.shared) > _SHOWN and not options.all:
         print(f"  and {len(found.shared) - _SHOWN} others; --all lists them")
     return bool(found.shared)
@@ -187,7 +203,9 @@ def _run_references(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Name
     print(f"{len(good)} references pass, {failed} fail, {bare} tasks have none")
     if options.write is not None:
         rows = [json.dumps(as_row(task, options.split)) + "\n" for task in good]
-        options.write.write_text("".join(rows), encoding="utf-8")
+        beside = options.write.with_name(f"{options.write.name}.partial")
+        beside.write_text("".join(rows), encoding="utf-8")
+        beside.replace(options.write)
         print(f"{len(good)} tasks written to {options.write}")
     return bool(failed)
 
@@ -195,7 +213,7 @@ def _run_references(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Name
 def _reading(
     source: str, wanted: str | None, other: Kind[Any] | None = None
 ) -> tuple[Kind[Any], str | None]:
-    """Which kind of records a source has, and the schema of its rows if that is known."""
+    """Returns what kind of records a source has, and the schema of its rows if that is known."""
     if wanted is not None and wanted in CATALOG:
         return KINDS[CATALOG[wanted].kind], CATALOG[wanted].schema
     if wanted is not None:
@@ -203,19 +221,27 @@ def _reading(
             known = [*_SCHEMAS, *CATALOG]
             raise UnknownNameError(f"no schema is called {wanted!r}; {did_you_mean(wanted, known)}")
         return KINDS[_SCHEMAS[wanted]], wanted
-    if source in CATALOG:
-        return KINDS[CATALOG[source].kind], None
+    name = source.partition("?")[0]
+    if name in CATALOG:
+        return KINDS[CATALOG[name].kind], None
     return other or _guess(source), None
 
 
 def _guess(source: str) -> Kind[Any]:
-    """The kind whose schemas know the first row."""
-    path = Path(source)
+    """Returns the kind whose schemas know the first row."""
+    path = Path(source.partition("?")[0]).expanduser()
+    errors: list[DatasetError] = []
     for kind in KINDS.values():
-        fits = data_files(path, kind.endings) if path.is_dir() else path.suffix in kind.endings
+        fits = data_files(path, kind.endings) if path.is_dir() else ending_of(path) in kind.endings
         readable = bool(fits) or not path.exists()
-        if readable and is_known(kind, hub.locate(source, None, kind.endings)):
-            return kind
+        try:
+            if readable and is_known(kind, hub.locate(source, None, kind.endings)):
+                return kind
+        except DatasetError as error:  # a text of boards may be no CSV file of puzzles
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
     raise DatasetError(
         f"the rows of {source} are in no schema that is known here; name one with --as: "
         f"{', '.join(_SCHEMAS)}"
@@ -228,7 +254,7 @@ def _load(kind: Kind[Any], source: str, schema: str | None, split: str | None) -
 
 
 def _described(loaded: Loaded[Any]) -> str:
-    """What the records hold, beside how many they are."""
+    """Describes what the records hold, beside how many they are."""
     first = loaded.records[0]
     parts = [f"first id {first.id}"]
     if isinstance(first, CodingTask):
@@ -246,16 +272,16 @@ def _fetch(options: argparse.Namespace) -> int:
     files = hub.fetch(options.name, options.out)
     for file in files:
         print(file)
-    where = options.out or f"{options.name} (in the cache)"
-    print(
-        f"{len(files)} files; check them with: pettingllms-data check {options.out or options.name}"
-    )
-    print(f"use it as: --dataset {where}")
+    # A name of the catalog goes before a folder of that name.
+    shadowed = options.out is not None and str(options.out) in CATALOG
+    where = f"./{options.out}" if shadowed else options.out or options.name
+    print(f"{len(files)} files; check them with: pettingllms-data check {where}")
+    print(f"use it as: --dataset {where}{'' if options.out else ' (in the cache)'}")
     return 0
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 where all is well, 1 where something is not."""
+    """Runs the command; returns its exit code: 0 where all is well, 1 where something is not."""
     words = sys.argv[1:] if arguments is None else arguments
 
     def act() -> int:

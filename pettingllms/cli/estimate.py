@@ -51,7 +51,7 @@ def dry_run(config: ATGRPOConfig) -> str:
         ConfigError: settings that cannot be used.
     """
     resolved = resolve(config)
-    env = make_env(resolved, "train")
+    env = make_env(resolved, "train", divide=True)
     roles = roles_of(env)
     players = parse_policies(resolved.policies, roles)
     trained = trained_policies(resolved.train_roles, players)

@@ -1,1 +1,1 @@
-"""Where tasks come from: seeded generators and files."""
+"""Sources of tasks: seeded generators, files, and published data sets."""

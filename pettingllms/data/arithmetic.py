@@ -1,4 +1,4 @@
-"""A seeded generator of word problems: somebody has things, gets, loses and multiplies them.
+"""A seeded generator of word problems: a person has things, gets, loses and multiplies them.
 
 A story is a start and a chain of steps. Depth and the size of the numbers are arguments; every
 running value stays between 1 and six times the largest number, and none of the earlier values is
@@ -105,7 +105,7 @@ class Story:
 def generate(
     seed: int, split: Split, *, depth: tuple[int, int] = DEPTH, largest: int = LARGEST
 ) -> Story:
-    """The story of `seed`: the same for ever, and of `split` only.
+    """Generates the story of `seed`: the same in every version, and of `split` only.
 
     Args:
         seed: which story.
@@ -123,7 +123,7 @@ def generate(
 def problem(
     seed: int, split: Split, *, depth: tuple[int, int] = DEPTH, largest: int = LARGEST
 ) -> MathProblem:
-    """The story of `seed` as a problem with its answer; see `generate`."""
+    """Returns the story of `seed` as a problem with its answer; see `generate`."""
     story = generate(seed, split, depth=depth, largest=largest)
     return MathProblem(
         question=story.question,
@@ -198,7 +198,7 @@ def story_split(start: int, steps: tuple[Step, ...]) -> Split:
 
 
 def _may_have_primed(start: int, steps: tuple[Step, ...]) -> bool:
-    """Whether a computation was of the training split that the base model was primed on."""
+    """Returns whether a computation was of the training split that the base model was primed on."""
     return zlib.crc32(computation(start, steps).encode()) % 10 >= 3
 
 

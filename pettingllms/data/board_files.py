@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pettingllms.data import plan_path, rows, sokoban
-from pettingllms.data.dataset import Kind, Schema, load, logged
-from pettingllms.data.hub import locate
+from pettingllms.data.dataset import Kind, Schema, load_source
 from pettingllms.data.plan_path import Grid
 from pettingllms.data.rows import LEVELS, Row, RowError
 from pettingllms.data.sokoban import Level
@@ -52,8 +51,8 @@ def grid(board: TextBoard) -> Grid:
 def boards(kind: Kind[TextBoard], source: str | Path, split: Split) -> tuple[TextBoard, ...]:
     """Loads the boards of a split, from a text with line breaks or from a source of `locate`.
 
-    A file whose name states a split belongs to it as published. Other boards, and those of a text,
-    are divided by a hash of the board that ignores its symmetries.
+    The boards of a text are divided by a hash of the board that ignores its symmetries; for files see
+    `pettingllms.data.dataset`.
 
     Raises:
         DatasetError: a board cannot be read, or the split has none.
@@ -61,16 +60,15 @@ def boards(kind: Kind[TextBoard], source: str | Path, split: Split) -> tuple[Tex
     """
     ((name, schema),) = kind.schemas.items()
     if not (isinstance(source, str) and "\n" in source):
-        located = locate(source, split, kind.endings, kind.name)
         # The schema is given: a bad first board is then reported as such, not as an unknown format.
-        return logged(load(kind, located, split, schema=name)).records
+        return load_source(kind, source, split, schema=name).records
     found = [_of_text(schema.read, row, number) for number, row in rows.boards(source)]
     assert kind.split_of is not None
     own = tuple(board for board in found if kind.split_of(board) == split)
     if not own:
         raise DatasetError(
             f"{source[:80]!r} has no board of the split {split!r}, which a hash of each board "
-            f"decides; give more boards, or a folder with a file {split}.txt"
+            f"decides; give more boards, or a file of them, which is whole in every split"
         )
     return own
 
@@ -143,6 +141,7 @@ LEVEL_FILES: Kind[TextBoard] = Kind(
     text=lambda level: level.board,
     key=lambda level: level.board,
     answer=_nothing,
+    prose=False,
     split_of=_level_split,
 )
 GRID_FILES: Kind[TextBoard] = Kind(
@@ -153,5 +152,6 @@ GRID_FILES: Kind[TextBoard] = Kind(
     text=lambda grid: grid.board,
     key=lambda grid: grid.board,
     answer=_nothing,
+    prose=False,
     split_of=_grid_split,
 )

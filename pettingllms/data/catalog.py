@@ -1,16 +1,18 @@
-"""Named data sets: where they are, which of their files are which split, licence and size.
+"""Named data sets: where they are, which of their files are which split, license and size.
 
-What is said here was read on the pages of the data sets or in their files; a licence or size that
+What is said here was read on the pages of the data sets or in their files; a license or size that
 was not found there is None, and `pettingllms-data show` then points to the page. The splits are
 ours: a set that is published as `train` but that everybody tests on (AIME) is `test`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from pettingllms.data.rows import Located
 from pettingllms.data.splits import Split
 
 KindName = Literal["coding", "math", "sudoku", "sokoban"]
@@ -32,10 +34,12 @@ class DataSet:
     """How many, as its publisher says."""
     download: str | None = None
     """How much there is to download."""
-    licence: str | None = None
+    license: str | None = None
     revision: str = "main"
     limits: tuple[tuple[str, float], ...] = ()
-    """Fields of `pettingllms.sandbox.Limits` that its own evaluation sets for a test."""
+    """Fields of `pettingllms.sandbox.Limits` that its own evaluation or solutions need for a test."""
+    also: tuple[str, ...] = ()
+    """Other names that files of it have."""
 
     @property
     def page(self) -> str:
@@ -50,6 +54,9 @@ _BOXOBAN_REVISION = "78011d8c86ad423bfb2e1005012393b4c3c24409"
 
 # `timeout` of codegen_metrics in lcb_runner/evaluation.
 _LIVECODEBENCH_LIMITS = (("cpu_s", 6.0),)
+
+# It states none; its slowest solution (task 123) was measured to need 5 s.
+_MBPP_LIMITS = (("cpu_s", 8.0),)
 
 CATALOG: Mapping[str, DataSet] = {
     "apps": DataSet(
@@ -112,6 +119,7 @@ CATALOG: Mapping[str, DataSet] = {
         "974",
         "below 1 MB",
         "cc-by-4.0",
+        limits=_MBPP_LIMITS,
     ),
     "mbpp_sanitized": DataSet(
         "coding",
@@ -126,6 +134,7 @@ CATALOG: Mapping[str, DataSet] = {
         "127 train, 43 val, 257 test",
         "0.1 MB",
         "cc-by-4.0",
+        limits=_MBPP_LIMITS,
     ),
     "humaneval": DataSet(
         "coding",
@@ -147,6 +156,7 @@ CATALOG: Mapping[str, DataSet] = {
         "30 test",
         "37 kB",
         "mit",
+        also=("aime2024",),
     ),
     "aime25": DataSet(
         "math",
@@ -156,6 +166,7 @@ CATALOG: Mapping[str, DataSet] = {
         "American Invitational Mathematics Examination 2025; answers are integers up to 999",
         "30 test",
         "16 kB",
+        also=("aime2025",),
     ),
     "math500": DataSet(
         "math",
@@ -165,6 +176,27 @@ CATALOG: Mapping[str, DataSet] = {
         "500 problems of MATH in five levels (arXiv 2305.20050)",
         "500 test",
         "447 kB",
+    ),
+    "hendrycks_math": DataSet(
+        "math",
+        "math",
+        "EleutherAI/hendrycks_math",
+        {"train": ("*/train-*.parquet",), "test": ("*/test-*.parquet",)},
+        "competition problems of seven subjects in five levels (arXiv 2103.03874); math500 is a "
+        "part of its test split",
+        "7,500 train, 5,000 test",
+        None,
+        "mit",
+    ),
+    "minerva_math": DataSet(
+        "math",
+        "problems",
+        "math-ai/minervamath",
+        {"test": ("test.jsonl",)},
+        "undergraduate problems of MIT's open courses (OCWCourses, arXiv 2206.14858)",
+        "272 test",
+        "130 kB",
+        also=("minerva",),
     ),
     "olympiadbench": DataSet(
         "math",
@@ -253,3 +285,27 @@ CATALOG: Mapping[str, DataSet] = {
         revision=_BOXOBAN_REVISION,
     ),
 }
+
+
+def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
+    """Returns the name of the benchmark that files are named as, or whose schema they are in.
+
+    A benchmark is a data set of the catalog without training rows.
+
+    Args:
+        located: the files.
+        schemas: in which their rows were read.
+    """
+    own = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
+    names = [_plain(located.name.rpartition("/")[2])]
+    names += [_plain(file.path.name.partition(".")[0]) for file in located.files]
+    for name, entry in own.items():
+        if any(_plain(known) in given for known in (name, *entry.also) for given in names):
+            return name
+    others = {entry.schema for name, entry in CATALOG.items() if name not in own}
+    telling = {*schemas} - others - {"tasks", "problems"}  # those anybody may write
+    return next((name for name, entry in own.items() if entry.schema in telling), None)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[\W_]+", "", name.lower())

@@ -5,11 +5,12 @@ A row of a JSONL file of one's own:
 | field | type | meaning |
 |---|---|---|
 | `question` | str | the problem, as shown to both roles |
-| `tests` | list of `{"input": str, "output": str}` | hidden tests; at least one |
+| `tests` | list of `{"input": str, "output": str}` | hidden tests; at least one. Or a list of Python statements such as `"assert f((1, 2)) == 3"`, judged as published ones are (`pettingllms.data.asserts`) |
 | `reference` | str | a correct program: it decides whether a generated test is valid |
 | `function` | str, optional | name of the function to call; then `input` is a JSON list of arguments and `output` the JSON return value. Without it, programs read standard input and print |
 | `mutants` | list of str, optional | known-wrong programs; made from the reference where absent |
-| `split` | `train`, `val` or `test`, optional | by a checksum of the question (80/10/10) where absent |
+| `setup` | str, optional | Python that runs after a program, before the calls of assertions |
+| `split` | `train`, `val` or `test`, optional | see `pettingllms.data.dataset` where absent |
 | `id` | str, optional | the task's id in logs; the line number where absent |
 | `difficulty` | str, optional | for reports by difficulty |
 | `limits` | object, optional | of every test, such as `{"cpu_s": 6}`: fields of `pettingllms.sandbox.Limits` in place of the environment's |
@@ -36,9 +37,19 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from pettingllms.data import grammar
+from pettingllms.data import asserts, grammar
+from pettingllms.data.asserts import Run, Test
 from pettingllms.data.grammar import Composition
-from pettingllms.data.rows import Row, RowError, checked_text, label, shown, text
+from pettingllms.data.rows import (
+    Row,
+    RowError,
+    checked_text,
+    label,
+    optional_text,
+    question,
+    shown,
+    text,
+)
 from pettingllms.data.splits import Split
 from pettingllms.errors import ConfigError, DatasetError
 from pettingllms.grading.outputs import same_output, same_value
@@ -48,16 +59,7 @@ HIDDEN_TESTS = 6
 MUTANTS = 6
 _TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
 _AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
-_GAP = 12
-"""Tokens that a statement may have between an input and its output: a heading, a name."""
-
-
-@dataclass(frozen=True, slots=True)
-class Test:
-    """One test case: standard input or a JSON list of arguments, and the expected output."""
-
-    input: str
-    output: str
+_GAP = 12  # tokens that a statement may have between an input and its output
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,13 @@ class CodingTask:
     """In the words of the data set."""
     limits: tuple[tuple[str, float], ...] = ()
     """Fields of `Limits`, with values, that a test of this task needs."""
+    setup: str = ""
+    """Python that runs after a program, before the calls of assertions."""
+
+    @property
+    def asserts(self) -> bool:
+        """Whether its tests are assertions in Python."""
+        return any(test.asserts for test in self.tests)
 
 
 def generate(seed: int, split: Split) -> CodingTask:
@@ -108,8 +117,8 @@ def from_composition(
         question=composition.question(rng, function=function),
         tests=tuple(
             Test(
-                input_text(composition, values, function=function),
-                output_text(e, function=function),
+                grammar.input_text(composition, values, function=function),
+                grammar.output_text(e, function=function),
             )
             for values, e in zip(inputs, expected, strict=True)
         ),
@@ -119,24 +128,61 @@ def from_composition(
     )
 
 
-def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
-    """Formats `values` as standard input, or as a JSON list of arguments."""
-    if function:
-        return json.dumps(values if composition.family.parameters == 2 else [values])
-    return " ".join(map(str, values))
+def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[RunResult]]:
+    """Runs every program on every hidden test of a `prepared` task; `passes` judges the results."""
+    if task.asserts:
+        return asserts.run_tests(
+            programs,
+            task.tests,
+            function=task.function or "",
+            setup=task.setup,
+            reference=task.reference,
+            run=run,
+        )
+    return run(list(programs), cases(task, [test.input for test in task.tests]))
 
 
-def output_text(value: Any, *, function: bool) -> str:
-    """Formats a result as printed output, or as a JSON return value."""
-    if function:
-        return json.dumps(value)
-    return " ".join(map(str, value)) if isinstance(value, list) else str(value)
+def run_inputs(
+    task: CodingTask, programs: Sequence[str], inputs: Sequence[str], run: Run
+) -> list[list[RunResult]]:
+    """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
+    if not task.asserts or task.function is None:
+        return run(list(programs), cases(task, inputs))
+    like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]
+    calls = asserts.calls_of(inputs, task.function, task.setup, like)
+    return run([asserts.beside(program) for program in programs], calls)
+
+
+def cases(task: CodingTask, inputs: Sequence[str]) -> list[Case]:
+    """Returns the sandbox's cases of inputs: standard input, or JSON arguments of the function."""
+    if task.function is None:
+        return [Case(stdin=text) for text in inputs]
+    return [Case(function=task.function, args=text) for text in inputs]
+
+
+def prepared(task: CodingTask, run: Run) -> CodingTask:
+    """Returns the task with the calls of all its assertions, run with the reference if need be.
+
+    Raises:
+        DatasetError: a test does not run with the reference.
+    """
+    if all(test.input or not test.asserts for test in task.tests):
+        return task
+    found = asserts.recorded(task.tests, task.function or "", task.setup, task.reference, run)
+    if isinstance(found, str):
+        raise DatasetError(f"task {task.id}: {found}")
+    return replace(task, tests=tuple(found))
 
 
 def passes(test: Test, result: RunResult, function: str | None) -> bool:
-    """Returns whether a run succeeded and gave the expected output or return value."""
+    """Returns whether a run succeeded and gave the expected output or return value.
+
+    Of an assertion the status alone says it, see `pettingllms.data.asserts.run_tests`.
+    """
     if result.status != "ok":
         return False
+    if test.asserts:
+        return True
     if function is None:
         return same_output(test.output, result.stdout)
     return same_value(test.output, result.value)
@@ -148,6 +194,11 @@ def is_example(question: str, test: Test, function: str | None) -> bool:
     Texts are compared as tokens, without blanks and quotes. Of a function, the arguments have to
     follow each other, with at most a name between them; Python's literals are read as JSON's.
     """
+    if test.asserts:
+        pair = asserts.as_json(test, function or "")
+        if pair is None:
+            return False
+        test = Test(*pair)
     parts = [test.input]
     if function is not None:
         try:
@@ -189,34 +240,41 @@ def task_of(row: Row, name: str) -> CodingTask:
     Raises:
         RowError: the row does not fit.
     """
-    question = text(row, "question")
-    tests = row.get("tests")
-    if not isinstance(tests, list) or not tests:
-        raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
-    for index, test in enumerate(tests):
-        if not isinstance(test, dict):
-            raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
+    asked = question(row, "question")
+    function = text(row, "function") if row.get("function") is not None else None
     mutants = row.get("mutants", [])
     if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
         raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
     task = CodingTask(
         id=str(row.get("id", name)),
-        question=question,
-        tests=tuple(
-            Test(
-                checked_text(test.get("input"), f"tests[{n}].input"),
-                checked_text(test.get("output"), f"tests[{n}].output"),
-            )
-            for n, test in enumerate(tests)
-        ),
+        question=asked,
+        tests=_tests(row, function),
         reference=text(row, "reference"),
         mutants=tuple(mutants),
-        function=text(row, "function") if row.get("function") is not None else None,
+        function=function,
         difficulty=label(row, "difficulty"),
         limits=_limits(row),
+        setup=optional_text(row, "setup"),
     )
     check_calls(task)
     return task
+
+
+def _tests(row: Row, function: str | None) -> tuple[Test, ...]:
+    tests = row.get("tests")
+    if not isinstance(tests, list) or not tests:
+        raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
+    if all(isinstance(test, str) for test in tests):
+        if function is None:
+            raise RowError("function", "must name the function that the assertions call")
+        return tuple(asserts.of_list(tests, function, "tests"))
+    found = []
+    for index, test in enumerate(tests):
+        if not isinstance(test, dict):
+            raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
+        given = checked_text(test.get("input"), f"tests[{index}].input")
+        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
+    return tuple(found)
 
 
 def _limits(row: Row) -> tuple[tuple[str, float], ...]:
@@ -230,7 +288,7 @@ def _limits(row: Row) -> tuple[tuple[str, float], ...]:
 
 
 def check_calls(task: CodingTask) -> None:
-    """Checks that tests of a function are JSON: a list of arguments, and a value.
+    """Checks that tests of a function are assertions, or JSON: a list of arguments, and a value.
 
     Raises:
         RowError: they are not, or the name is not an identifier.
@@ -239,6 +297,8 @@ def check_calls(task: CodingTask) -> None:
         return
     if not task.function.isidentifier():
         raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    if task.asserts:
+        return
     for index, test in enumerate(task.tests):
         for field, written in (("input", test.input), ("output", test.output)):
             try:
@@ -271,14 +331,10 @@ _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Or: ast.And,
 }
 _NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
-CANDIDATES = 40
-"""The most mutants that are tried."""
-
-Outputs = Callable[[CodingTask, list[str], list[str]], list[list[RunResult]]]
-"""Runs every program on every input, in the sandbox."""
+CANDIDATES = 40  # the most mutants that are tried
 
 
-def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ...]:
+def known_wrong(task: CodingTask, run: Run, count: int) -> tuple[str, ...]:
     """Returns the task's own known-wrong programs or, where it has none, mutants of its reference.
 
     Mutants are at most `count`, and each fails at least one hidden test, without hanging. The reference is run on
@@ -296,8 +352,7 @@ def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ..
         candidates = list(islice(changed, CANDIDATES))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
-    inputs = [test.input for test in task.tests]
-    reference, *results = outputs(task, [task.reference, *candidates], inputs)
+    reference, *results = run_tests(task, [task.reference, *candidates], run)
     if failure := _failure(task, reference):
         raise DatasetError(
             f"task {task.id}: the reference {failure}; "
@@ -312,7 +367,7 @@ def known_wrong(task: CodingTask, outputs: Outputs, count: int) -> tuple[str, ..
         # One that hangs would cost its limit on every test that a tester writes.
         and not any(r.status in ("cpu_limit", "wall_limit") for r in result)
     ]
-    # Spread over the program: neighbours in the list change neighbouring places.
+    # Spread over the program: neighbors in the list change neighboring places.
     stride = max(1, len(wrong) // count)
     return tuple(wrong[::stride][:count])
 
@@ -404,12 +459,15 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
     """
     if not task.reference:
         return "has no reference solution"
-    cases = [
-        Case(function=task.function, args=test.input) if task.function else Case(test.input)
-        for test in task.tests
-    ]
-    programs = [task.reference, *task.mutants]
-    reference, *mutants = sandbox.run(programs, cases, limits=limits)
+
+    def run(programs: list[str], cases: list[Case]) -> list[list[RunResult]]:
+        return sandbox.run(programs, cases, limits=limits)
+
+    try:
+        task = prepared(task, run)
+    except DatasetError as error:
+        return str(error).removeprefix(f"task {task.id}: ")
+    reference, *mutants = run_tests(task, [task.reference, *task.mutants], run)
     if failure := _failure(task, reference):
         return f"its reference {failure}"
     wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
@@ -421,7 +479,10 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
     row: dict[str, Any] = {
         "id": task.id,
         "question": task.question,
-        "tests": [{"input": test.input, "output": test.output} for test in task.tests],
+        "tests": [
+            test.output if test.asserts else {"input": test.input, "output": test.output}
+            for test in task.tests
+        ],
         "reference": task.reference,
     }
     optional = {
@@ -430,5 +491,6 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
         "difficulty": task.difficulty,
         "split": split,
         "limits": dict(task.limits),
+        "setup": task.setup,
     }
     return row | {name: value for name, value in optional.items() if value}

@@ -6,8 +6,8 @@
 | `apps` | question, input_output; solutions, starter_code, difficulty | either |
 | `code_contests` | description, public_tests, private_tests, generated_tests; solutions | standard input |
 | `livecodebench` | question_content, public_test_cases, private_test_cases, metadata | either |
-| `mbpp` | text or prompt, code, test_list; challenge_test_list | function, from asserts |
-| `humaneval` | prompt, canonical_solution, test, entry_point | function, from asserts |
+| `mbpp` | text or prompt, code, test_list; challenge_test_list | assertions |
+| `humaneval` | prompt, canonical_solution, test, entry_point | assertions |
 
 Public tests come before private and generated ones, and all are kept. The CPU time that a set's own
 evaluation allows each test is in its catalog record and becomes part of each task. Limits of single
@@ -16,30 +16,38 @@ problems (CodeContests) are ignored: they were set for other machines and mostly
 `reference` is the first published solution that is Python 3, and is empty where there is none (all
 of LiveCodeBench, part of APPS): such a task can judge a coder, but not a tester. Whether a reference
 passes the tests is unknown until it runs. Publishers do not mark tasks with several correct outputs;
-they are judged by the one output that is given.
+they are judged by the one output that is given. Assertions are judged by Python
+(`pettingllms.data.asserts`).
+
+LiveCodeBench's private tests are JSON, or JSON in a pickled string in zlib in base64. Unpickling
+executes code, so nothing is unpickled: the only pickle that is accepted is one string, read opcode by
+opcode with `pickletools`, which builds no object. Sizes are bounded before anything is inflated or
+parsed. For any text the result is a list or a `RowError`.
 """
 
 from __future__ import annotations
 
+import base64
+import binascii
+import io
 import json
+import pickletools
+import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pettingllms.data import coding, published_tests
+from pettingllms.data import asserts, coding
+from pettingllms.data.asserts import Test, is_python
 from pettingllms.data.catalog import CATALOG
-from pettingllms.data.coding import MUTANTS, CodingTask, Test
-from pettingllms.data.dataset import Kind, Loaded, Schema, load, logged, normal_text
-from pettingllms.data.hub import locate
-from pettingllms.data.published_tests import unpacked
+from pettingllms.data.coding import MUTANTS, CodingTask
+from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
 from pettingllms.data.rows import (
     TABLES,
     Row,
     RowError,
     UnsupportedRow,
     checked_text,
-    dumped,
-    json_object,
     label,
     optional_text,
     parsed,
@@ -47,6 +55,7 @@ from pettingllms.data.rows import (
     shown,
     text,
 )
+from pettingllms.data.splits import Split
 from pettingllms.sandbox.types import MAX_INPUT_BYTES
 
 PYTHON_3 = 3
@@ -85,7 +94,7 @@ def apps(row: Row, name: str) -> CodingTask:
         label(row, "problem_id", "id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
         [_test(pair, function, f"input_output[{n}]") for n, pair in enumerate(pairs)],
-        next(filter(published_tests.is_python, solutions), ""),
+        next(filter(is_python, solutions), ""),
         function=function or None,
         difficulty=label(row, "difficulty"),
         limits=CATALOG["apps"].limits,
@@ -110,8 +119,8 @@ def code_contests(row: Row, name: str) -> CodingTask:
         label(row, "name") or name,
         asked,
         [_test(pair, None, f"tests[{n}]") for n, pair in enumerate(pairs)],
-        next(filter(published_tests.is_python, right), ""),
-        mutants=tuple(dict.fromkeys(filter(published_tests.is_python, wrong)))[:MUTANTS],
+        next(filter(is_python, right), ""),
+        mutants=tuple(dict.fromkeys(filter(is_python, wrong)))[:MUTANTS],
         difficulty=label(row, "difficulty"),
     )
 
@@ -152,35 +161,54 @@ def livecodebench(row: Row, name: str) -> CodingTask:
 def mbpp(row: Row, name: str) -> CodingTask:
     """Reads a row of MBPP, full or sanitized; the signature of its code is part of the question."""
     asked = question(row, "text", "prompt")
-    code = text(row, "code")
-    if optional_text(row, "test_setup_code").strip():
-        raise UnsupportedRow("test_setup_code", "is needed by the asserts")
-    asserts = [*_texts(row, "test_list"), *_texts(row, "challenge_test_list")]
-    calls = published_tests.calls(asserts, "test_list")
-    function = calls[0].function
-    head = published_tests.signature(code, function)
-    if head is None:
-        raise RowError("code", f"does not define {function}, which the asserts call")
+    code = text(row, "code").replace("\r\n", "\n")
+    texts = [*_texts(row, "test_list"), *_texts(row, "challenge_test_list")]
+    if not texts:
+        raise UnsupportedRow("test_list", "has no assert")
+    function = asserts.tested_function(code, texts, "test_list")
+    setup = "\n".join([*_texts(row, "test_imports"), optional_text(row, "test_setup_code")])
+    setup = setup.replace("\r\n", "\n").strip()
+    asserts.parse(setup, "test_setup_code")
+    asked = f"{asked}\n\nSignature: `{asserts.signature(code, function)}`"
+    tests = asserts.of_list(texts, function, "test_list")
+    # A call with objects of the program's own classes cannot be guessed.
+    if asserts.needs(f"{setup}\n{texts[0]}", code):
+        asked += f"\n\nIt is called like this:\n```python\n{setup}\n{tests[0].input}\n```"
     return _task(
         label(row, "task_id") or name,
-        f"{asked}\n\nSignature: `{head}`",
-        [Test(call.arguments, call.value) for call in calls],
-        code.replace("\r\n", "\n"),
+        asked,
+        tests,
+        code,
         function=function,
+        setup=setup,
+        limits=CATALOG["mbpp"].limits,
     )
+
+
+def _mbpp_split(row: Row) -> Split:
+    """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
+    written = str(row.get("task_id"))
+    number = int(written) if written.isdecimal() else 0
+    return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 
 
 def humaneval(row: Row, name: str) -> CodingTask:
     """Reads a row of HumanEval: the question is a signature with a docstring."""
     prompt, function = question(row, "prompt"), text(row, "entry_point")
-    calls = published_tests.check_calls(text(row, "test"), function, "test")
+    if not function.isidentifier():
+        raise RowError("entry_point", f"must be the name of a function, got {shown(function)}")
+    solution = optional_text(row, "canonical_solution")
+    tests = asserts.of_check(text(row, "test"), function, "test")
+    if not (solution.strip() or all(test.input for test in tests)):
+        raise UnsupportedRow("canonical_solution", "is absent, and the tests' inputs depend on it")
     return _task(
         label(row, "task_id") or name,
         prompt,
-        [Test(call.arguments, call.value) for call in calls],
-        prompt + optional_text(row, "canonical_solution"),
+        tests,
+        prompt + solution if solution.strip() else "",
         function=function,
         limits=CATALOG["humaneval"].limits,
+        setup=asserts.helpers(prompt + (solution or "\n    pass"), function),
     )
 
 
@@ -291,6 +319,110 @@ def _with_starter(asked: str, starter: str) -> str:
     return f"{asked}\n\nStarter code:\n```python\n{starter}\n```" if starter.strip() else asked
 
 
+class _LongInteger(str):
+    """An integer beyond Python's limit for parsing digits, kept as text."""
+
+
+def _whole(digits: str) -> Any:
+    try:
+        return int(digits)
+    except ValueError:
+        return _LongInteger(digits)
+
+
+def json_object(value: object, field: str) -> Mapping[str, Any]:
+    """Returns an object, given as such or as JSON text; it may hold integers of any length.
+
+    Raises:
+        RowError: it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, parse_int=_whole)
+        except (ValueError, RecursionError) as error:
+            raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
+    if not isinstance(value, Mapping):
+        raise RowError(field, f"must hold an object, got {shown(value)}")
+    return value
+
+
+def dumped(value: object, field: str) -> str:
+    """Formats a value of `json_object` as JSON text.
+
+    Raises:
+        UnsupportedRow: it has an integer that programs could not read.
+    """
+    if _has_digits(value):
+        raise UnsupportedRow(field.partition("[")[0], "has an integer of more than 4300 digits")
+    return json.dumps(value)
+
+
+def _has_digits(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_digits, value))
+    if isinstance(value, dict):
+        return any(map(_has_digits, value.values()))
+    return isinstance(value, _LongInteger)
+
+
+MAX_PACKED = 128 << 20
+"""Characters of base64; all tests of the largest problems are a few tens of millions."""
+MAX_INFLATED = 512 << 20
+"""Bytes after zlib."""
+_AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
+_STRINGS = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
+
+
+def unpacked(packed: str, field: str) -> list[Any]:
+    """Unpacks the list of tests in `packed`.
+
+    Raises:
+        RowError: it holds none, is too large, or the pickle is more than a string.
+    """
+    if packed.lstrip()[:1] in ("[", ""):
+        written = packed
+    else:
+        written = _pickled_text(_inflated(packed, field), field)
+    try:
+        tests = json.loads(written)
+    except (ValueError, RecursionError) as error:
+        raise RowError(field, f"does not hold JSON: {str(error)[:80]}") from error
+    if not isinstance(tests, list):
+        raise RowError(field, f"must hold a list of tests, not {type(tests).__name__}")
+    return tests
+
+
+def _inflated(packed: str, field: str) -> bytes:
+    if len(packed) > MAX_PACKED:
+        raise RowError(field, f"has {len(packed)} characters; at most {MAX_PACKED} are read")
+    try:
+        # One byte more than allowed tells a text that is too long from one that just fits.
+        inflater = zlib.decompressobj()
+        data = inflater.decompress(base64.b64decode(packed, validate=True), MAX_INFLATED + 1)
+    except (binascii.Error, ValueError, zlib.error) as error:
+        raise RowError(field, f"is neither JSON nor zlib in base64: {error}") from error
+    if len(data) > MAX_INFLATED:
+        raise RowError(field, f"inflates to more than {MAX_INFLATED} bytes")
+    if not inflater.eof:
+        raise RowError(field, "is neither JSON nor zlib in base64: it ends too early")
+    return data
+
+
+def _pickled_text(data: bytes, field: str) -> str:
+    found: str | None = None
+    try:
+        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+            if opcode.name in _STRINGS and found is None:
+                found = str(argument)
+            elif opcode.name == "STOP" and found is not None:
+                return found
+            elif opcode.name not in _AROUND:
+                raise RowError(field, f"is a pickle of more than a string: {opcode.name}")
+    except (ValueError, MemoryError, OverflowError) as error:
+        raise RowError(field, f"is not a pickle: {str(error)[:80]}") from error
+    raise RowError(field, "is a pickle without a string")
+
+
 def load_tasks(
     source: str | Path,
     split: str | None = None,
@@ -298,21 +430,8 @@ def load_tasks(
     schema: str | None = None,
     skip_bad: bool = False,
 ) -> Loaded[CodingTask]:
-    """Loads the tasks of a named data set, hub id, file or folder, with a report on all rows.
-
-    Args:
-        source: `livecodebench`, `codeparrot/apps`, `my.jsonl`, `my_folder`.
-        split: `train`, `val` or `test`; None for all rows. See `pettingllms.data.dataset`.
-        schema: one of the table above; by default the one that the first row fits.
-        skip_bad: report rows that do not fit instead of raising.
-
-    Raises:
-        DatasetError: the files cannot be downloaded or read, a row does not fit (unless `skip_bad`), or
-            nothing is left of the split.
-        UnknownNameError: no such source or schema.
-    """
-    located = locate(source, split, TASKS.endings, TASKS.name)
-    return logged(load(TASKS, located, split, schema=schema, skip_bad=skip_bad))
+    """Loads tasks, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
+    return load_source(TASKS, source, split, schema=schema, skip_bad=skip_bad)
 
 
 def _tests(task: CodingTask) -> Hashable:
@@ -334,7 +453,7 @@ TASKS: Kind[CodingTask] = Kind(
             {"question_content", "public_test_cases"}.issubset,
             livecodebench,
         ),
-        "mbpp": Schema("code, test_list", {"code", "test_list"}.issubset, mbpp),
+        "mbpp": Schema("code, test_list", {"code", "test_list"}.issubset, mbpp, _mbpp_split),
         "humaneval": Schema(
             "prompt, test, entry_point",
             {"prompt", "test", "entry_point"}.issubset,

@@ -1,16 +1,18 @@
 """Data sets: rows become frozen records, and a report accounts for every row.
 
 A row that does not fit its schema raises an error unless `skip_bad` is set; an unsupported row is
-always skipped, because the user cannot fix it. The report lists both with file, row and field, and
+always left out, because the user cannot fix it. The report lists both with file, row and field, and
 a warning is logged, so nothing disappears silently. Of rows with the same question and the same
-answer the first is kept, and the others are counted.
+answer the first is kept, and the others are counted. Of rows of one file with the same id and
+different contents the first is kept, and the others are left out.
 
-The split of a row is, in this order: its `split` field (own schemas only), the split in the name of
-its file, the split of the record itself (boards: `Kind.split_of`), a checksum of its text (80 %
-train, 10 % val, 10 % test). A source with training rows and no validation rows lends a tenth of the
-former, chosen by the same checksum, as `val`.
-
-`overlap` finds test tasks whose question is also in a training set.
+The split of a row is its `split` field (own schemas only), else the split in the name of its file. A
+source with training rows and no validation rows lends a tenth of the former, chosen by a checksum,
+as `val`. A source in which nothing has a split is what it is asked for: all of it is `test` where
+it is evaluated. Training needs tasks to hold out, so it asks for such a source to be *divided*: by
+what its publisher says of single rows (MBPP), by the record up to its symmetries (boards), else by a
+checksum of the question (80 % train, 10 % val, 10 % test). Rows without a split beside others that
+have one are divided in the same way.
 """
 
 from __future__ import annotations
@@ -18,14 +20,25 @@ from __future__ import annotations
 import logging
 import re
 import unicodedata
-import zlib
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Generic, Literal, TypeVar
+from pathlib import Path
+from typing import Generic, Literal, Protocol, TypeVar
 
-from pettingllms.data.rows import DataFile, Located, RejectedRow, Row, RowError, rows
-from pettingllms.data.splits import SPLITS, Split
+from pettingllms.data.catalog import benchmark_of
+from pettingllms.data.hub import locate
+from pettingllms.data.rows import (
+    DataFile,
+    Header,
+    Located,
+    RejectedRow,
+    Row,
+    RowError,
+    UnsupportedRow,
+    rows,
+)
+from pettingllms.data.splits import SPLITS, Split, checksum_split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
 T_co = TypeVar("T_co", covariant=True)
@@ -43,11 +56,15 @@ class LoadReport:
     repeated: int = 0
     """Rows that repeat an earlier row, which is kept."""
     refusals: tuple[RejectedRow, ...] = ()
+    outside: int = 0
+    """Rows outside the dates that were asked for."""
+    note: str = ""
+    """The fate of a source without splits, or what is wrong with training on it."""
 
     @property
     def read(self) -> int:
         """All rows read; a refused row counts although its split is unknown."""
-        return self.kept + self.repeated + len(self.refusals)
+        return self.kept + self.repeated + len(self.refusals) + self.outside
 
     @property
     def refused(self) -> int:
@@ -61,6 +78,7 @@ class LoadReport:
         return (
             f"{self.source}{split}: {self.read} rows: {self.kept} kept, {self.repeated} repeated, "
             f"{len(self.refusals) - self.refused} left out, {self.refused} refused"
+            + (f", {self.outside} outside the dates" if self.outside else "")
         )
 
     def __str__(self) -> str:
@@ -73,7 +91,7 @@ class LoadReport:
         ]
         if len(reasons) > _SHOWN_REASONS:
             lines.append(f"  and {len(reasons) - _SHOWN_REASONS} other reasons")
-        return "\n".join([self.counts, *lines])
+        return "\n".join([self.counts, *lines, *([f"  {self.note}"] if self.note else [])])
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +102,15 @@ class Loaded(Generic[T_co]):
     report: LoadReport
 
 
-Record = TypeVar("Record")
+class Named(Protocol):
+    """What all records have in common."""
+
+    @property
+    def id(self) -> str:
+        """Appears in logs."""
+
+
+Record = TypeVar("Record", bound=Named)
 
 _NEEDLESS_SPACE = re.compile(r" (?!\w)|(?<!\w) ")
 
@@ -101,6 +127,8 @@ class Schema(Generic[Record]):
     """Whether a file's first row looks like this schema."""
     read: Callable[[Row, str], Record]
     """Makes a record of a row; the second argument is the default id. Raises `RowError`."""
+    split_of: Callable[[Row], Split] | None = None
+    """The split that the publisher gave to a row, where a file has all rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,14 +145,18 @@ class Kind(Generic[Record]):
     text: Callable[[Record], str]
     """The question; its checksum decides the split where nothing else does."""
     key: Callable[[Record], str]
-    """The same, normalised: two records with one key are the same task to a model."""
+    """The same, normalized: two records with one key are the same task to a model."""
     answer: Callable[[Record], Hashable]
     """The expected answer: two records with equal key and answer are duplicates."""
     split_of: Callable[[Record], Split] | None = None
-    """The split of a record, up to its symmetries, for files whose names state none.
+    """The split of a record, up to its symmetries, where rows without a split are divided.
 
     Raises `RowError`, as the reader does, where it first has to solve the record.
     """
+    prose: bool = True
+    """Whether the question is a text in which words can be compared."""
+    header: Header | None = None
+    """Names the columns of files without a header."""
 
 
 def load(
@@ -155,44 +187,59 @@ def load(
         )
     if split is not None and split not in SPLITS:
         raise DatasetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
-    records: list[Record] = []
-    refusals: list[RejectedRow] = []
-    seen: set[tuple[str, Hashable]] = set()
-    splits: Counter[str] = Counter()
-    repeated = 0
-    for item in _items(kind, located, split, schema):
-        if isinstance(item, RejectedRow):
-            if not (item.fits or skip_bad):
-                raise DatasetError(str(item))
-            refusals.append(item)
-            continue
-        splits[item.split] += 1
-        if split not in (None, item.split):
-            continue
-        identity = (kind.key(item.record), kind.answer(item.record))
-        repeated += identity in seen
-        if identity not in seen:
-            seen.add(identity)
-            records.append(item.record)
-    report = LoadReport(located.name, split, len(records), repeated, tuple(refusals))
+    read = _Reading(kind, located, split, schema, skip_bad)
+    records = tuple(read.records())
+    report = LoadReport(
+        located.name,
+        split,
+        len(records),
+        read.repeated,
+        tuple(read.refusals),
+        read.outside,
+        read.note(len(records)),
+    )
     if not records:
-        raise DatasetError(_nothing(located, report, splits))
-    return Loaded(tuple(records), report)
+        raise DatasetError(_nothing(located, report, read.splits))
+    return Loaded(records, report)
 
 
-def logged(loaded: Loaded[Record]) -> Loaded[Record]:
-    """Returns `loaded`; logs a warning if rows are missing from it."""
-    if loaded.report.kept < loaded.report.read:
-        _log.warning("%s", loaded.report)
+def load_source(
+    kind: Kind[Record],
+    source: str | Path,
+    split: str | None = None,
+    *,
+    schema: str | None = None,
+    skip_bad: bool = False,
+) -> Loaded[Record]:
+    """Loads what a name, hub id, file or folder stands for, as `load` does; logs what is missing.
+
+    Raises:
+        DatasetError: also where the files cannot be found or downloaded.
+        UnknownNameError: also where `source` is no name, id or path (`pettingllms.data.hub`).
+    """
+    located = locate(source, split, kind.endings, kind.name)
+    loaded = load(kind, located, split, schema=schema, skip_bad=skip_bad)
+    report = loaded.report
+    if report.kept < report.read - report.outside:
+        _log.warning("%s", report)
+    elif report.note and report.split is not None:
+        _log.warning("%s: %s", report.source, report.note)
     return loaded
 
 
 def is_known(kind: Kind[Record], located: Located) -> bool:
-    """Returns whether the first row of the files fits a schema of this kind."""
+    """Returns whether the first readable row of the files fits a schema of this kind.
+
+    Raises:
+        DatasetError: a file holds no rows, or none of them can be read.
+    """
+    unread: RejectedRow | None = None
     for file in located.files:
-        for _, row in rows(file):
-            return not isinstance(row, str) and any(s.fits(row) for s in kind.schemas.values())
-    return False
+        for number, row in rows(file, kind.header):
+            if not isinstance(row, RowError):
+                return any(schema.fits(row) for schema in kind.schemas.values())
+            unread = unread or row.at(file.shown, number)
+    raise DatasetError(str(unread) if unread else f"{located.name} has no rows")
 
 
 def normal_text(text: str) -> str:
@@ -218,14 +265,10 @@ def said_split(row: Row) -> Split | None:
     raise RowError("split", f"must be train, val or test, got {row['split']!r}")
 
 
-def checksum_split(text: str) -> Split:
-    """The split that a text belongs to for ever, whatever its case and spacing."""
-    bucket = zlib.crc32(" ".join(text.lower().split()).encode(errors="replace")) % 10
-    return "test" if bucket == 0 else "val" if bucket == 1 else "train"
-
-
 def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     published = {file.split for file in located.files}
+    if report.outside and not splits:
+        return f"no row of {report.source} is within the dates that were asked for\n{report}"
     if not splits and not report.refusals:
         if published and None not in published and report.split not in (None, *published):
             names = ", ".join(sorted(map(str, published)))
@@ -240,10 +283,17 @@ def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Item(Generic[Record]):
+    """A record that was read, and where."""
+
     record: Record
-    split: Split
+    split: Split | None
+    file: DataFile
+    row: int
+    fields: Row | None
+    named: bool
+    """Whether its id is its own."""
 
 
 @dataclass(slots=True)
@@ -254,49 +304,170 @@ class _Reader(Generic[Record]):
     file: DataFile
     wanted: str | None
     alone: bool
+    dates: tuple[str, str] | None
     name: str | None = None
 
-    def read(self, number: int, row: Row | str) -> tuple[Record, Split | None]:
-        if isinstance(row, str):
-            raise RowError("", row)
+    def read(self, number: int, row: Row | RowError) -> _Item[Record] | None:
+        """Reads a row; None where it is outside the dates."""
+        if isinstance(row, RowError):
+            raise row
         if self.name is None:
-            self.name = self.wanted or _recognise(self.kind, row, self.file)
-        name = str(number) if self.alone else f"{self.file.path.stem}:{number}"
-        record = self.kind.schemas[self.name].read(row, name)
-        return record, said_split(row) if self.name == self.kind.own else None
+            self.name = self.wanted or _recognized(self.kind, row, self.file)
+        if self.dates and not self.dates[0] <= _day(row) <= self.dates[1]:
+            return None
+        stem = self.file.path.name.partition(".")[0]
+        name = str(number) if self.alone else f"{stem}:{number}"
+        schema = self.kind.schemas[self.name]
+        record = schema.read(row, name)
+        said = said_split(row) if self.name == self.kind.own else None
+        fields = row if schema.split_of else None
+        return _Item(record, said, self.file, number, fields, record.id != name)
+
+    def split_of(self, item: _Item[Record]) -> Split:
+        """Divides a row that has no split."""
+        schema = self.kind.schemas[self.name or ""]
+        if schema.split_of is not None and item.fields is not None:
+            return schema.split_of(item.fields)
+        if self.kind.split_of is not None:
+            return self.kind.split_of(item.record)
+        return checksum_split(self.kind.text(item.record))
 
 
-def _items(
-    kind: Kind[Record], located: Located, split: str | None, schema: str | None
-) -> Iterator[_Item[Record] | RejectedRow]:
-    for file in located.files:
-        if split is not None and file.split not in (None, split) and not _lends(located, file):
-            continue
-        reader = _Reader(kind, file, schema or located.schema, located.alone)
-        for number, row in rows(file):
-            try:
-                record, said = reader.read(number, row)
-                own = said or _split_of(kind, located, file, record)
-            except RowError as bad:
-                yield bad.at(file.shown, number)
+class _Reading(Generic[Record]):
+    """One pass over the files of a data set: its records, and the counts of all rows."""
+
+    def __init__(
+        self,
+        kind: Kind[Record],
+        located: Located,
+        split: str | None,
+        schema: str | None,
+        skip_bad: bool,
+    ) -> None:
+        self.kind, self.located, self.split, self.skip_bad = kind, located, split, skip_bad
+        self.schema = schema or located.schema
+        self.refusals: list[RejectedRow] = []
+        self.splits: Counter[str] = Counter()
+        self.repeated = self.outside = 0
+        self.schemas: set[str] = set()
+        self.has_splits = any(file.split for file in located.files)
+        self.unsplit = 0
+        self.readers: dict[DataFile, _Reader[Record]] = {}
+
+    def records(self) -> Iterator[Record]:
+        """Yields the records of the split in the order of their rows, each once."""
+        seen: set[tuple[str, Hashable]] = set()
+        ids: dict[tuple[DataFile, str], int] = {}
+        for item in self._of_split():
+            identity = (self.kind.key(item.record), self.kind.answer(item.record))
+            if identity in seen:
+                self.repeated += 1
                 continue
-            yield _Item(record, own)
+            first = ids.setdefault((item.file, item.record.id), item.row)
+            if item.named and first != item.row:
+                twin = UnsupportedRow("id", f"{item.record.id!r} is the id of row {first}, too")
+                self.refusals.append(twin.at(item.file.shown, item.row))
+                continue
+            seen.add(identity)
+            yield item.record
+
+    def note(self, kept: int) -> str:
+        """Returns what a user should know who asked for this split."""
+        if self.split == "test":
+            return ""
+        if self.split is None:
+            whole = self.unsplit and not (self.has_splits or self.located.divide)
+            return "nothing in it has a split: evaluated whole, divided for training" * bool(whole)
+        notes = []
+        if name := benchmark_of(self.located, self.schemas):
+            notes.append(
+                f"this is the benchmark {name} or looks like it: it cannot measure a model that "
+                "was trained on it"
+            )
+        if self.unsplit and not self.has_splits:
+            among = sum(self.splits.values())
+            notes.append(
+                f"nothing in it has a split: {kept} of its {among} tasks are held as {self.split}"
+                if self.located.divide
+                else f"nothing in it has a split: all {kept} tasks are {self.split}, and all would "
+                f"be test; {self.located.name}?divide divides them"
+            )
+        return "; ".join(notes)
+
+    def _of_split(self) -> Iterator[_Item[Record]]:
+        """Yields the rows of the split, in order.
+
+        Where no file has a split, only the last row tells whether any row has one.
+        """
+        known = self.has_splits or self.located.divide
+        waiting: list[_Item[Record]] = []
+        for item in self._read():
+            self.unsplit += item.split is None
+            self.has_splits |= item.split is not None
+            if not known:
+                waiting.append(item)
+            elif self._wanted(item):
+                yield item
+        for item in waiting:
+            if self.has_splits and self._wanted(item):
+                yield item
+            elif not self.has_splits:
+                self.splits["no split"] += 1
+                yield item
+
+    def _wanted(self, item: _Item[Record]) -> bool:
+        try:
+            item.split = item.split or self.readers[item.file].split_of(item)
+        except RowError as bad:
+            self._refuse(bad, item.file, item.row)
+            return False
+        self.splits[item.split] += 1
+        return self.split in (None, item.split)
+
+    def _read(self) -> Iterator[_Item[Record]]:
+        located = self.located
+        for file in located.files:
+            lends = located.lends_val and file.split == "train"
+            if self.split is not None and file.split not in (None, self.split) and not lends:
+                continue
+            reader = _Reader(self.kind, file, self.schema, located.alone, located.dates)
+            self.readers[file] = reader
+            for number, row in rows(file, self.kind.header):
+                try:
+                    item = reader.read(number, row)
+                except RowError as bad:
+                    self._refuse(bad, file, number)
+                    continue
+                finally:
+                    self.schemas.add(reader.name or "")
+                if item is None:
+                    self.outside += 1
+                    continue
+                if item.split is None and file.split is not None:
+                    lent = lends and checksum_split(self.kind.text(item.record)) == "val"
+                    item.split = "val" if lent else file.split
+                yield item
+
+    def _refuse(self, bad: RowError, file: DataFile, row: int) -> None:
+        rejected = bad.at(file.shown, row)
+        if not (rejected.fits or self.skip_bad):
+            raise DatasetError(str(rejected))
+        self.refusals.append(rejected)
 
 
-def _lends(located: Located, file: DataFile) -> bool:
-    return located.lends_val and file.split == "train"
+_DATES = ("contest_date", "date")
 
 
-def _split_of(kind: Kind[Record], located: Located, file: DataFile, record: Record) -> Split:
-    if file.split is None and kind.split_of is not None:
-        return kind.split_of(record)
-    by_text = checksum_split(kind.text(record))
-    if file.split is None or (_lends(located, file) and by_text == "val"):
-        return by_text
-    return file.split
+def _day(row: Row) -> str:
+    """Returns the day of a row as `YYYY-MM-DD`."""
+    for field in _DATES:
+        day = str(row.get(field) or "")[:10]
+        if re.fullmatch(r"\d{4}-\d\d-\d\d", day):
+            return day
+    raise UnsupportedRow(_DATES[0], "is no date, and a time window was asked for")
 
 
-def _recognise(kind: Kind[Record], row: Row, file: DataFile) -> str:
+def _recognized(kind: Kind[Record], row: Row, file: DataFile) -> str:
     for name, schema in kind.schemas.items():
         if schema.fits(row):
             return name
@@ -305,45 +476,3 @@ def _recognise(kind: Kind[Record], row: Row, file: DataFile) -> str:
         f"{file.shown} is in no known {kind.name} schema: its fields are "
         f"{', '.join(map(str, row))}. Known: {known}"
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Shared(Generic[Record]):
-    """A task of the test set and one of the training set with the same question."""
-
-    test: Record
-    train: Record
-    same_answer: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Overlap(Generic[Record]):
-    """The tasks that two sets share."""
-
-    train: str
-    test: str
-    of: int
-    """Tasks of the test set."""
-    shared: tuple[Shared[Record], ...]
-    """At most one for each task of the test set."""
-
-    def __str__(self) -> str:
-        return f"{len(self.shared)} of {self.of} tasks of {self.test} are also in {self.train}"
-
-
-def overlap(kind: Kind[Record], train: Loaded[Record], test: Loaded[Record]) -> Overlap[Record]:
-    """Finds the tasks of `test` whose question is also in `train`.
-
-    Questions are compared by `Kind.key`; paraphrases and translations are not found.
-    """
-    known: defaultdict[str, list[Record]] = defaultdict(list)
-    for record in train.records:
-        known[kind.key(record)].append(record)
-    shared = []
-    for record in test.records:
-        answer = kind.answer(record)
-        twins = known.get(kind.key(record), [])
-        same = [twin for twin in twins if kind.answer(twin) == answer]
-        if twins:
-            shared.append(Shared(record, (same or twins)[0], bool(same)))
-    return Overlap(train.report.source, test.report.source, len(test.records), tuple(shared))

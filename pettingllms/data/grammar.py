@@ -12,6 +12,7 @@ test problem is a training problem in other words.
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -247,7 +248,7 @@ class Composition:
         return template.format(first, second, third)
 
     def run(self, values: Sequence[Any]) -> Any:
-        """What the reference computes for `values`, without running its text."""
+        """Computes what the reference does for `values`, without running its text."""
         first, second, third = (part.apply for part in self.parts)
         if self.family.parameters == 2:
             return third(second(first(*values)))
@@ -271,7 +272,7 @@ class Composition:
         ]
 
     def may_show(self, other: Composition) -> bool:
-        """Whether a task of this composition may contain `other`'s program, as a known-wrong one.
+        """Returns whether a task of this composition may contain `other`'s program, as a known-wrong one.
 
         A task shows compositions of its own split and of train only: known-wrong programs of
         training tasks would otherwise be the solutions of test tasks.
@@ -297,3 +298,17 @@ def _compositions() -> dict[Split, tuple[Composition, ...]]:
 
 
 COMPOSITIONS = _compositions()
+
+
+def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
+    """Formats `values` as standard input, or as a JSON list of arguments."""
+    if function:
+        return json.dumps(values if composition.family.parameters == 2 else [values])
+    return " ".join(map(str, values))
+
+
+def output_text(value: Any, *, function: bool) -> str:
+    """Formats a result as printed output, or as a JSON return value."""
+    if function:
+        return json.dumps(value)
+    return " ".join(map(str, value)) if isinstance(value, list) else str(value)

@@ -1,14 +1,20 @@
-"""Data sets from their publishers: found by name or hub id, downloaded, or taken from the cache.
+"""Data sets by name, hub id or path: found, downloaded, or taken from the cache.
 
 Files come from the Hugging Face hub through `huggingface_hub` (its cache is used, with or without
 a network; the `train` extra installs it), Boxoban's from GitHub at a pinned commit. Nothing that
 is downloaded is ever run: only files of rows are taken.
+
+A source may end in options: `livecodebench?from=2024-08-01&to=2025-01-31` has the problems of these
+days, both included, and `my.jsonl?divide` is divided into three splits where it has none.
 """
 
 from __future__ import annotations
 
+import datetime
+import logging
 import re
 import shutil
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
@@ -19,11 +25,11 @@ from pettingllms.data.rows import (
     DataFile,
     Located,
     data_files,
+    ending_of,
     local,
     of_files,
-    split_of_name,
 )
-from pettingllms.data.splits import Split
+from pettingllms.data.splits import Split, split_of_name
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
 _HUB_ID = re.compile(
@@ -37,26 +43,78 @@ _OFFLINE = (
 )
 
 
+_OPTIONS = ("from", "to", "divide")
+
+_log = logging.getLogger(__name__)
+
+
 def locate(
     source: str | Path, split: str | None, endings: tuple[str, ...], kind: str | None = None
 ) -> Located:
-    """The files of a name of the catalogue, of a hub id, or of a path, in this order.
+    """Finds the files of a name of the catalog, of a hub id, or of a path, in this order.
 
     A hub id is `org/name`, with `@revision` and `:folder` or `:file` where needed. An
     existing path goes before a hub id. Only the files that `split` needs are downloaded for a
-    name; those of an id all are.
+    name; those of an id all are. The module's docstring has the options after a `?`.
 
     Raises:
-        DatasetError: no such file, no such split, or the files cannot be had.
+        DatasetError: no such file, no such split, a bad option, or the files cannot be had.
         UnknownNameError: neither a name, nor an id, nor a path.
     """
+    if isinstance(source, Path) or "?" not in source or _exists(Path(source)):
+        return _located(source, split, endings, kind)
+    bare, _, query = source.partition("?")
+    options = dict(part.partition("=")[::2] for part in query.split("&") if part)
+    for name in options:
+        if name not in _OPTIONS:
+            raise DatasetError(f"{source}: no option {name!r}; {did_you_mean(name, _OPTIONS)}")
+    dates = (
+        _date(source, options.get("from", "0001-01-01")),
+        _date(source, options.get("to", "9999-12-31")),
+    )
+    if dates[0] > dates[1]:
+        raise DatasetError(f"{source}: the window ends on {dates[1]}, before {dates[0]}")
+    found = replace(
+        _located(bare, split, endings, kind), divide=options.get("divide", "no") in ("", "yes")
+    )
+    if not options.keys() & {"from", "to"}:
+        return found
+    return replace(found, name=f"{found.name}, {dates[0]} to {dates[1]}", dates=dates)
+
+
+def _date(source: str, text: str) -> str:
+    try:
+        return datetime.date.fromisoformat(text).isoformat()
+    except ValueError:
+        raise DatasetError(f"{source}: {text!r} is no date; write 2024-08-01") from None
+
+
+def divided(source: str | Path) -> str | Path:
+    """Returns a source that is divided into three splits where it has none.
+
+    Names of the catalog have splits, and a text with line breaks is no file: both stay as they are.
+    """
+    text = str(source)
+    if text in CATALOG or "\n" in text or "divide" in text.partition("?")[2]:
+        return source
+    is_source = _exists(Path(text)) or _HUB_ID.fullmatch(text.partition("?")[0])
+    if not is_source or ("?" in text and _exists(Path(text))):
+        return source
+    return f"{text}{'&' if '?' in text else '?'}divide"
+
+
+def _located(
+    source: str | Path, split: str | None, endings: tuple[str, ...], kind: str | None
+) -> Located:
     text = str(source)
     if isinstance(source, str) and text in CATALOG:
         if kind is not None and CATALOG[text].kind != kind:
             raise DatasetError(f"{text} is a data set for {CATALOG[text].kind}, not for {kind}")
+        if _exists(Path(text)):
+            _log.warning("%s is the published data set; ./%s is the file or folder", text, text)
         return _named(text, split)
-    path, found = Path(source), _HUB_ID.fullmatch(text)
-    is_file = path.suffix in endings and not (found and found["part"])
+    path, found = Path(source).expanduser(), _HUB_ID.fullmatch(text)
+    is_file = ending_of(path) in endings and not (found and found["part"])
     if _exists(path) or is_file or isinstance(source, Path):
         return local(path, endings)
     if found:
@@ -75,14 +133,14 @@ def _exists(path: Path) -> bool:
 
 
 def splits_of(entry: DataSet) -> tuple[Split, ...]:
-    """The splits that can be asked for; `val` is lent by `train` where there is no other."""
+    """Lists the splits that can be asked for; `val` is lent by `train` where there is no other."""
     if "train" in entry.files and "val" not in entry.files:
         return ("train", "val", *(s for s in entry.files if s != "train"))
     return tuple(entry.files)
 
 
 def fetch(name: str, out: Path | None) -> list[Path]:
-    """Download a data set of the catalogue; with `out`, as `out/SPLIT/FILE`, else into the cache.
+    """Downloads a data set of the catalog; with `out`, as `out/SPLIT/FILE`, else into the cache.
 
     Returns:
         The files, in the order of splits and names.
@@ -142,7 +200,7 @@ def _matches(path: Path, entry: DataSet, split: Split) -> bool:
 
 def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str, ...]) -> Located:
     inner = Path((part or "").strip("/"))
-    if inner.suffix in endings:
+    if ending_of(inner) in endings:
         patterns = [inner.as_posix()]
     else:
         patterns = [f"{inner.as_posix()}/*{ending}".removeprefix("./") for ending in endings]
@@ -210,7 +268,7 @@ def _unpack(name: str, entry: DataSet, out: Path) -> list[Path]:
 
 
 def unpack(archive: Path | IO[bytes], entry: DataSet, out: Path) -> list[Path]:
-    """Write the members of a repository's archive that belong to a split as `out/SPLIT/FILE`.
+    """Writes the members of a repository's archive that belong to a split as `out/SPLIT/FILE`.
 
     Raises:
         DatasetError: no member belongs to one, or they are larger than they can rightly be.

@@ -6,6 +6,7 @@ r"""Mathematics problems with reference answers: published sets, files, and reas
 | `gsm8k` | question, answer that ends `#### 72` | GSM8K |
 | `aime24` | Problem, Answer; ID | AIME 2024 |
 | `problem_answer` | problem, answer; unique_id or id, level or difficulty | AIME 2025, MATH-500, Polaris, DeepScaleR |
+| `math` | problem, solution with a boxed answer; level | MATH, Minerva |
 | `olympiadbench` | question, final_answer (list); id, subfield | OlympiadBench |
 | `dapo_math` | prompt (a chat), reward_model.ground_truth | DAPO-Math |
 
@@ -23,20 +24,21 @@ numbers: `3 + 4` and `4 + 3` are in one.
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pettingllms.data.dataset import Kind, Loaded, Schema, load, logged, normal_text
-from pettingllms.data.hub import locate
+from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
 from pettingllms.data.rows import (
     TABLES,
     Row,
     RowError,
     UnsupportedRow,
     checked_text,
+    is_blank,
     label,
     question,
     shown,
@@ -44,6 +46,7 @@ from pettingllms.data.rows import (
 )
 from pettingllms.data.splits import Split, split_of
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.grading import boxed
 
 _DAPO_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of "
@@ -51,6 +54,7 @@ _DAPO_BEFORE = (
 )
 _DAPO_AFTER = 'Remember to put your answer on its own line after "Answer:".'
 _NUMBER = re.compile(r"([+-]?)0*(\d+)(?:\.(\d*?)0*)?", re.ASCII)
+_BOXED_WORD = re.compile(r"\\boxed\s+([^\s$\\.]+)")
 _THOUSANDS = re.compile(r"[+-]?\d{1,3}(,\d{3})+(\.\d*)?", re.ASCII)
 
 
@@ -73,21 +77,8 @@ def load_problems(
     schema: str | None = None,
     skip_bad: bool = False,
 ) -> Loaded[MathProblem]:
-    """Loads the problems of a named data set, hub id, file or folder, with a report on all rows.
-
-    Args:
-        source: `gsm8k`, `openai/gsm8k:main`, `my.jsonl`, `my_folder`.
-        split: `train`, `val` or `test`; None for all rows. See `pettingllms.data.dataset`.
-        schema: one of the table above; by default the one that the first row fits.
-        skip_bad: report rows that do not fit instead of raising.
-
-    Raises:
-        DatasetError: the files cannot be downloaded or read, a row does not fit (unless `skip_bad`), or
-            nothing is left of the split.
-        UnknownNameError: no such source or schema.
-    """
-    located = locate(source, split, PROBLEMS.endings, PROBLEMS.name)
-    return logged(load(PROBLEMS, located, split, schema=schema, skip_bad=skip_bad))
+    """Loads problems, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
+    return load_source(PROBLEMS, source, split, schema=schema, skip_bad=skip_bad)
 
 
 def normal_answer(answer: str) -> str:
@@ -109,12 +100,16 @@ def normal_answer(answer: str) -> str:
 def _answer(value: object, field: str) -> str:
     """Returns an answer as text; JSON files and parquet columns may hold numbers."""
     if isinstance(value, int | float) and not isinstance(value, bool):
+        if not math.isfinite(value):
+            raise UnsupportedRow(field, f"is {value}, which is no answer")
         return str(value)
     if value is None:
         raise RowError(field, "is absent")
     answer = checked_text(value, field).strip()
-    if not answer:
-        raise UnsupportedRow(field, "is empty")
+    if is_blank(answer):
+        raise UnsupportedRow(field, "is blank")
+    if answer.casefold() == "nan":
+        raise UnsupportedRow(field, f"is {answer}, which is no answer")
     return answer
 
 
@@ -154,6 +149,22 @@ def _problem_answer(row: Row, name: str) -> MathProblem:
     )
 
 
+def _math(row: Row, name: str) -> MathProblem:
+    solution = text(row, "solution")
+    answer = boxed(solution)
+    if answer is None:  # MATH writes `\boxed 5`, too
+        bare = _BOXED_WORD.findall(solution)
+        answer = bare[-1] if bare else None
+    if answer is None:
+        raise UnsupportedRow("solution", "has no boxed answer")
+    return MathProblem(
+        question(row, "problem"),
+        (_answer(answer, "solution"),),
+        label(row, "unique_id", "id", "idx") or name,
+        label(row, "difficulty", "level"),
+    )
+
+
 def _olympiadbench(row: Row, name: str) -> MathProblem:
     asked = question(row, "question")
     given = row.get("final_answer")
@@ -182,8 +193,8 @@ def _dapo_math(row: Row, name: str) -> MathProblem:
         raise RowError("reward_model", f"must be an object, got {shown(model)}")
     asked = checked_text(chat[0].get("content"), "prompt[0].content").strip()
     asked = asked.removeprefix(_DAPO_BEFORE).removesuffix(_DAPO_AFTER).strip()
-    if not asked:
-        raise UnsupportedRow("prompt[0].content", "is empty")
+    if is_blank(asked):
+        raise UnsupportedRow("prompt[0].content", "is blank")
     answer = _answer(model.get("ground_truth"), "reward_model.ground_truth")
     found = label(extra, "index") if isinstance(extra, Mapping) else None
     return MathProblem(asked, (answer,), found or name)
@@ -215,6 +226,7 @@ PROBLEMS: Kind[MathProblem] = Kind(
         "problem_answer": Schema(
             "problem, answer", _has("problem", "answer").issubset, _problem_answer
         ),
+        "math": Schema("problem, solution", _has("problem", "solution").issubset, _math),
         "problems": Schema(
             "question, answer or answers",
             lambda row: "question" in row and ("answer" in row or "answers" in row),

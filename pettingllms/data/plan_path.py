@@ -43,7 +43,7 @@ class Grid(NamedTuple):
 
 @lru_cache(maxsize=64)
 def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:
-    """For each cell, the cells that moves lead to: direction -> cell."""
+    """Lists for each cell where moves lead: direction -> cell."""
     table = []
     for cell in range(height * width):
         row, column = divmod(cell, width)
@@ -61,7 +61,7 @@ def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:
 
 
 def distances(height: int, width: int, walls: frozenset[int], goal: int) -> tuple[int, ...]:
-    """Moves from each cell to `goal`, by breadth-first search; `UNREACHABLE` where none."""
+    """Counts the moves from each cell to `goal`, by breadth-first search; `UNREACHABLE` where none."""
     table = neighbours(height, width)
     found = [UNREACHABLE] * (height * width)
     found[goal] = 0
@@ -86,7 +86,7 @@ def generate(
     walls: float = 0.22,
     moves: tuple[int, int] | None = None,
 ) -> Grid:
-    """A grid of `split` whose shortest path has at least one move, or a number within `moves`.
+    """Generates a grid of `split` whose shortest path has at least one move, or a number within `moves`.
 
     Args:
         rng: where the grid is drawn from.
@@ -118,7 +118,7 @@ def generate(
 
 
 def parse(lines: Sequence[str], source: str = "grid", first: int = 1) -> Grid:
-    """The grid in these rows of `#` (wall), `.` (free), `@` (start) and `G` (goal).
+    """Reads the grid in these rows of `#` (wall), `.` (free), `@` (start) and `G` (goal).
 
     Raises:
         DatasetError: it is no grid in which the goal can be reached; names the line.
@@ -148,13 +148,13 @@ def parse(lines: Sequence[str], source: str = "grid", first: int = 1) -> Grid:
 
 
 def split_of(height: int, width: int, walls: frozenset[int], goal: int) -> Split:
-    """The split that a layout belongs to: seven of ten train, one val, two test."""
+    """Returns the split that a layout belongs to: seven of ten train, one val, two test."""
     key = canonical(height, width, walls, goal).decode("ascii")
     return splits.split_of(key, domain="plan_path")
 
 
 def canonical(height: int, width: int, walls: frozenset[int], goal: int) -> bytes:
-    """One name for a layout and all that turning and mirroring makes of it."""
+    """Returns one name for a layout and all that turning and mirroring makes of it."""
     return min(_views(height, width, walls, goal))
 
 
@@ -166,7 +166,7 @@ def _views(height: int, width: int, walls: frozenset[int], goal: int) -> Iterato
 
 @lru_cache(maxsize=64)
 def _symmetries(height: int, width: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-    """The eight ways to look at a grid: its height and width then, and its cells row by row."""
+    """Lists the eight ways to look at a grid: its height and width then, and its cells row by row."""
     views = []
     rows = [list(range(r * width, (r + 1) * width)) for r in range(height)]
     for _ in range(2):

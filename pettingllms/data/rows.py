@@ -1,25 +1,31 @@
 """Files of rows, their rows one at a time, and the fields of a row checked for their type.
 
-JSONL, JSON (a list of objects), parquet (pyarrow), CSV with a header, and text files of boards.
-The `datasets` library is not used to read them: it casts all rows of a set to one type first, and
-fails on a row that does not fit without naming its file and number.
+JSONL, JSON (a list of objects), parquet (pyarrow), CSV and TSV with a header, and text files of
+boards; text formats also compressed with gzip, whatever their name. The `datasets` library is not
+used to read them: it casts all rows of a set to one type first, and fails on a row that does not
+fit without naming its file and number.
 
 A row is *refused* (`RowError`) when it does not fit its schema: a field is missing or of the wrong
-type. It is *left out* (`UnsupportedRow`) when it is valid but cannot become a task here: a set as
-an expected value, a task without tests.
+type. It is *left out* (`UnsupportedRow`) when no task can be made of it: its question is blank, its
+answer is NaN, one of its bytes is not UTF-8. A file that holds no rows at all (a Git LFS pointer, a
+web page, an archive) raises an error that says what it is.
 """
 
 from __future__ import annotations
 
 import csv
+import gzip
+import io
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import unicodedata
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, cast
 
-from pettingllms.data.splits import Split
+from pettingllms.data.splits import Split, split_of_name
 from pettingllms.errors import DatasetError
 
 Row = Mapping[str, Any]
@@ -86,7 +92,9 @@ def checked_text(value: object, field: str) -> str:
     """
     if not isinstance(value, str):
         raise RowError(field, f"must be a string, got {shown(value)}")
-    if _LONE_SURROGATE.search(value):
+    if found := _LONE_SURROGATE.search(value):
+        if "\udc80" <= found[0] <= "\udcff":  # as files are decoded here
+            raise UnsupportedRow(field, "has a byte that is not UTF-8")
         raise RowError(field, "has half of a surrogate pair, which is not a character")
     return value
 
@@ -109,9 +117,14 @@ def question(row: Row, *fields: str) -> str:
     """
     field = next((name for name in fields if name in row), fields[0])
     asked = text(row, field)
-    if not asked.strip():
-        raise UnsupportedRow(field, "is empty")
+    if is_blank(asked):
+        raise UnsupportedRow(field, "is blank")
     return asked
+
+
+def is_blank(text: str) -> bool:
+    """Returns whether a text has only spaces and invisible characters."""
+    return all(c.isspace() or unicodedata.category(c) in ("Cc", "Cf") for c in text)
 
 
 def optional_text(row: Row, field: str) -> str:
@@ -147,62 +160,6 @@ def parsed(row: Row, field: str) -> Any:
         raise RowError(field, f"is not JSON: {str(error)[:_SHOWN]}") from error
 
 
-class _LongInteger(str):
-    """An integer beyond Python's limit for parsing digits, kept as text."""
-
-
-def _whole(digits: str) -> Any:
-    try:
-        return int(digits)
-    except ValueError:
-        return _LongInteger(digits)
-
-
-def json_object(value: object, field: str) -> Mapping[str, Any]:
-    """Returns an object, given as such or as JSON text; it may hold integers of any length.
-
-    Raises:
-        RowError: it is neither.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, parse_int=_whole)
-        except (ValueError, RecursionError) as error:
-            raise RowError(field, f"is not JSON: {str(error)[:_SHOWN]}") from error
-    if not isinstance(value, Mapping):
-        raise RowError(field, f"must hold an object, got {shown(value)}")
-    return value
-
-
-def dumped(value: object, field: str) -> str:
-    """Formats a value of `json_object` as JSON text.
-
-    Raises:
-        UnsupportedRow: it has an integer that programs could not read.
-    """
-    if _has_digits(value):
-        raise UnsupportedRow(field.partition("[")[0], "has an integer of more than 4300 digits")
-    return json.dumps(value)
-
-
-def _has_digits(value: object) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_digits, value))
-    if isinstance(value, dict):
-        return any(map(_has_digits, value.values()))
-    return isinstance(value, _LongInteger)
-
-
-_SPLIT_WORDS: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-}
-_WORD = re.compile(rf"(?<![a-z])({'|'.join(_SPLIT_WORDS)})(?![a-z])")
 _NOT_ROWS = (
     "dataset_info.json",
     "dataset_infos.json",
@@ -211,8 +168,13 @@ _NOT_ROWS = (
     "LICENSE.txt",
 )
 _ROWS_AT_ONCE = 16
-TABLES = (".jsonl", ".json", ".parquet", ".csv")
+_MOST_LINE = 1 << 30
+_MOST_WHOLE = 64 << 20
+"""Bytes of a file without rows that are parsed to say what it is."""
+TABLES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 LEVELS = (".txt",)
+Header = Callable[[list[str]], Sequence[str] | None]
+"""Names the columns of a CSV file whose first line is a row already; None where it is a header."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,7 +190,7 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Located:
-    """The files of a data set, and where they come from."""
+    """The files of a data set, and which of their rows are meant."""
 
     name: str
     files: tuple[DataFile, ...]
@@ -238,6 +200,10 @@ class Located:
     """True if a tenth of the training rows serves as the validation split, for lack of another."""
     alone: bool = False
     """True for a single file given by its path: row numbers then serve as ids."""
+    divide: bool = False
+    """True if rows without a split are divided into three; else each split has all of them."""
+    dates: tuple[str, str] | None = None
+    """First and last day of the rows that are meant, as `YYYY-MM-DD`."""
 
 
 def local(path: Path, endings: tuple[str, ...]) -> Located:
@@ -250,15 +216,21 @@ def local(path: Path, endings: tuple[str, ...]) -> Located:
     if path.is_dir():
         found = data_files(path, endings)
         if not found:
-            raise DatasetError(f"{path} has no files of rows; known endings: {known}")
+            raise DatasetError(f"{path} has no files of rows; known endings: {known}, and .gz")
         return of_files(str(path), path, found)
-    if path.suffix not in endings:
+    if ending_of(path) not in endings:
         raise DatasetError(
-            f"{path} has an unsupported ending; supported: {known}, or a folder of such files"
+            f"{path} has an unsupported ending; supported: {known}, each also with .gz, or a "
+            "folder of such files"
         )
     if not path.exists():
         raise DatasetError(f"cannot read {path}: there is no such file")
     return replace(of_files(str(path), path.parent, [path]), alone=True)
+
+
+def ending_of(path: Path) -> str:
+    """Returns the ending that says how a file is written: `.jsonl` of `a.jsonl.gz`."""
+    return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
 def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
@@ -266,7 +238,7 @@ def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if path.suffix in endings and path.name not in _NOT_ROWS and path.is_file()
+        if ending_of(path) in endings and path.name not in _NOT_ROWS and path.is_file()
     )
 
 
@@ -277,66 +249,182 @@ def of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
     return Located(name, files, lends_val="train" in splits and "val" not in splits)
 
 
-def split_of_name(path: Path) -> Split | None:
-    """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
-    for part in reversed(path.with_suffix("").parts):
-        if found := _WORD.search(part.lower()):
-            return _SPLIT_WORDS[found[1]]
-    return None
+def rows(
+    file: DataFile, header: Header | None = None
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yields the number and fields of every row, or why it cannot be read.
 
-
-def rows(file: DataFile) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yields the number and fields of every row, or the reason why it cannot be read.
+    Args:
+        file: the file.
+        header: names the columns of CSV files without a header; text files are then such files.
 
     Raises:
-        DatasetError: the file cannot be opened, or is damaged beyond its rows.
+        DatasetError: the file cannot be opened, holds no rows, or is damaged beyond its rows.
     """
+    ending = ending_of(file.path)
     try:
-        yield from _READERS[file.path.suffix](file.path)
-    except (OSError, ValueError) as error:  # ArrowInvalid is a ValueError, too
+        if ending == ".parquet":
+            yield from _parquet(file.path)
+            return
+        with _opened(file.path) as stream:
+            if ending in (".csv", ".tsv") or (ending == ".txt" and header is not None):
+                yield from _csv(stream, "\t" if ending == ".tsv" else ",", header)
+            elif ending == ".txt":
+                yield from boards(stream.read().decode("utf-8-sig"))
+            else:
+                yield from _json(stream)
+    except (OSError, ValueError, EOFError, zlib.error) as error:  # ArrowInvalid is a ValueError
         raise DatasetError(f"cannot read {file.shown}: {error}") from error
 
 
-def json_lines(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    """Yields the number and object of every nonempty line, or the reason why it has none."""
-    with path.open("rb") as file:
-        yield from _objects(file)
+_GZIP = b"\x1f\x8b"
+_LFS = b"version https://git-lfs"
+_STRANGE = {
+    b"PK\x03\x04": "it is a zip archive; unpack it",
+    b"\x28\xb5\x2f\xfd": "it is compressed with zstd; decompress it",
+    b"BZh": "it is compressed with bzip2; decompress it",
+    b"\xfd7zXZ": "it is compressed with xz; decompress it",
+    b"PAR1": "it is parquet; name it .parquet",
+    b"\xff\xfe": "it is UTF-16; save it as UTF-8",
+    b"\xfe\xff": "it is UTF-16; save it as UTF-8",
+    b"<!doctype": "it is a web page, perhaps the page of the file that was meant",
+    b"<html": "it is a web page, perhaps the page of the file that was meant",
+    b"<?xml": "it is XML",
+}
 
 
-def _objects(file: BinaryIO) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    # In bytes: a line of text would also end at U+2028 and others, which JSON strings may hold.
-    for number, line in enumerate(file, start=1):
-        text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        if text.strip():
-            yield number, _object(text)
+def _opened(path: Path) -> IO[bytes]:
+    """Opens a text file for reading bytes, decompressed.
 
-
-def _object(text: str) -> dict[str, Any] | str:
+    Raises:
+        ValueError: it is something else; says what.
+    """
+    with path.open("rb") as plain:
+        packed = plain.read(2) == _GZIP
+    if not packed and path.suffix == ".gz" and path.stat().st_size:
+        raise ValueError("it is named .gz and not compressed with gzip")
+    stream = cast(IO[bytes], gzip.open(path) if packed else path.open("rb"))  # noqa: SIM115
     try:
-        row = json.loads(text)
+        if why := _strange(stream.read(512)):
+            raise ValueError(why)
+        stream.seek(0)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
+
+
+def _strange(start: bytes) -> str | None:
+    if not start:
+        return "it is empty"
+    bare = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if bare.startswith(_LFS):
+        size = re.search(rb"\nsize (\d+)", bare)
+        much = f" for {size[1].decode()} bytes" if size else ""
+        return f"it is a Git LFS pointer{much}, not the file itself; get that with `git lfs pull`"
+    for mark, what in _STRANGE.items():
+        if start.startswith(mark) or bare.startswith(mark):
+            return what
+    return "it is a binary file" if b"\0" in start else None
+
+
+def _text(line: bytes, start: int = 0) -> str:
+    """Decodes a line.
+
+    Raises:
+        UnsupportedRow: one of its bytes is not UTF-8.
+    """
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise UnsupportedRow(
+            "",
+            f"has a byte that is not UTF-8: 0x{line[error.start]:02x} at byte "
+            f"{start + error.start + 1} of the line",
+        ) from None
+
+
+def _json(stream: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    """Yields the objects of a JSON list, or of lines."""
+    start = stream.read(1024).removeprefix(b"\xef\xbb\xbf").lstrip()
+    stream.seek(0)
+    if start.startswith(b"["):
+        found = _whole_json(stream)
+        if not isinstance(found, list):
+            raise ValueError(f"it holds {_kind_of(found)}, not a list of rows")
+        yield from ((number, _object(row)) for number, row in enumerate(found, start=1))
+        return
+    first = True
+    # In bytes: a line of text would also end at U+2028 and others, which JSON strings may hold.
+    for number, line in enumerate(iter(lambda: stream.readline(_MOST_LINE), b""), start=1):
+        if len(line) == _MOST_LINE:
+            raise ValueError(f"line {number} has a gigabyte or more")
+        bare = line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        if not bare.strip():
+            continue
+        row = _object_of(bare)
+        if first and isinstance(row, RowError):
+            _check_json(stream, row)
+        first = False
+        yield number, row
+
+
+def _whole_json(stream: IO[bytes]) -> Any:
+    data = stream.read()
+    try:
+        # One damaged byte spoils its row, which `checked_text` refuses, and not the whole list.
+        return json.loads(data.decode("utf-8-sig", "surrogateescape"))
+    except RecursionError as error:
+        raise ValueError(f"nested too deeply: {error}") from error
+
+
+def _check_json(stream: IO[bytes], row: RowError) -> None:
+    """Says what a file is whose first line is no row, where that explains more than the row does.
+
+    Raises:
+        ValueError: the file is one JSON value, which is no list of rows.
+    """
+    after = stream.tell()
+    stream.seek(0)
+    start = stream.read(_MOST_WHOLE + 1)
+    stream.seek(after)
+    if row.fits or len(start) > _MOST_WHOLE:
+        return
+    try:
+        found = _whole_json(io.BytesIO(start))
+    except ValueError:
+        return
+    raise ValueError(
+        f"it holds {_kind_of(found)}; give a list of objects, or an object on each line"
+    )
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, dict):
+        return f"one JSON object with the fields {', '.join(map(str, list(value)[:8]))}"
+    return "null" if value is None else f"one JSON value ({type(value).__name__})"
+
+
+def _object_of(line: bytes) -> dict[str, Any] | RowError:
+    try:
+        return _object(json.loads(_text(line)))
+    except RowError as error:
+        return error
     except (ValueError, RecursionError) as error:
-        return f"is not a JSON object: {error}"
-    return _checked(row)
+        return RowError("", f"is not a JSON object: {error}")
 
 
-def _checked(row: object) -> dict[str, Any] | str:
-    return row if isinstance(row, dict) else f"is not a JSON object, but {type(row).__name__}"
+def _object(row: object) -> dict[str, Any] | RowError:
+    if isinstance(row, dict):
+        return row
+    return RowError("", f"is not a JSON object, but {type(row).__name__}")
 
 
-def _json(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    with path.open("rb") as file:
-        if not file.peek(64).lstrip(b"\xef\xbb\xbf \t\r\n").startswith(b"["):
-            yield from _objects(file)
-            return
-        try:
-            found = json.loads(file.read().decode("utf-8-sig"))
-        except RecursionError as error:
-            raise ValueError(f"nested too deeply: {error}") from error
-    for number, row in enumerate(found, start=1):
-        yield number, _checked(row)
-
-
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
+def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    with path.open("rb") as plain:
+        start = plain.read(512)
+    if not start.startswith(b"PAR1") and (why := _strange(start)):
+        raise ValueError(why)
     try:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
@@ -351,27 +439,42 @@ def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
                 yield number, row
 
 
-def _csv(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, strict=True)
-        try:
-            for row in reader:
-                if None in row or None in row.values():
-                    yield reader.line_num, "has not as many fields as the header"
-                else:
-                    yield reader.line_num, row
-        except csv.Error as error:
-            raise ValueError(f"line {reader.line_num}: {error}") from error
+def _csv(
+    stream: IO[bytes], delimiter: str, header: Header | None
+) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
+    # A byte that is not UTF-8 becomes a lone surrogate, which spoils its row alone.
+    lines = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    reader = csv.reader(lines, delimiter=delimiter, strict=True)
+    names: Sequence[str] | None = None
+    try:
+        for fields in reader:
+            if not fields:
+                continue
+            if names is None:
+                names = header(fields) if header else None
+                if names is None:
+                    names = fields
+                    continue
+            yield reader.line_num, _fields(names, fields)
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num}: {error}") from error
+    finally:
+        lines.detach()  # who opened the stream closes it
 
 
-def _text_boards(path: Path) -> Iterator[tuple[int, dict[str, Any] | str]]:
-    yield from boards(path.read_text(encoding="utf-8-sig"))
+def _fields(names: Sequence[str], fields: list[str]) -> dict[str, Any] | RowError:
+    if any(map(_LONE_SURROGATE.search, fields)):
+        return UnsupportedRow("", "has a byte that is not UTF-8")
+    if len(fields) != len(names):
+        return RowError("", f"has {len(fields)} fields and the header {len(names)}")
+    return dict(zip(names, fields, strict=True))
 
 
 def boards(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yields the boards in a text: first line, the name from a line `; name` before it, and rows.
 
-    Boards are separated by blank lines or by lines that begin with `;`. The number is that of a board's first line.
+    Boards are separated by blank lines or by lines that begin with `;`. The number is that of a
+    board's first line.
     """
     name, board = "", list[str]()
     for number, line in enumerate([*text.splitlines(), ""], start=1):
@@ -384,12 +487,3 @@ def boards(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
             name, board = "", []
         if line.startswith(";"):
             name = line[1:].strip()
-
-
-_READERS: dict[str, Callable[[Path], Iterator[tuple[int, dict[str, Any] | str]]]] = {
-    ".jsonl": json_lines,
-    ".json": _json,
-    ".parquet": _parquet,
-    ".csv": _csv,
-    ".txt": _text_boards,
-}

@@ -36,7 +36,7 @@ from pettingllms.errors import ConfigError, DatasetError
 
 
 class Room(NamedTuple):
-    """What no move changes. All floor is inside the grid: its outermost cells are never floor."""
+    """The part of a level that no move changes. All floor is inside the grid: its outermost cells are never floor."""
 
     height: int
     width: int
@@ -45,7 +45,7 @@ class Room(NamedTuple):
 
 
 class Position(NamedTuple):
-    """What moves change."""
+    """The part of a level that moves change."""
 
     player: int
     """A cell's number."""
@@ -61,7 +61,7 @@ class Level(NamedTuple):
 
 
 def cells(mask: int) -> list[int]:
-    """The numbers of the cells in a set, ascending."""
+    """Returns the numbers of the cells in a set, ascending."""
     found = []
     while mask:
         low = mask & -mask
@@ -72,12 +72,12 @@ def cells(mask: int) -> list[int]:
 
 @lru_cache
 def deltas(width: int) -> Mapping[str, int]:
-    """How a move changes a cell's number."""
+    """Returns how each move changes a cell's number."""
     return {"U": -width, "D": width, "L": -1, "R": 1}
 
 
 def moved(room: Room, position: Position, delta: int) -> Position | None:
-    """The position after a move; None where the rules refuse it."""
+    """Returns the position after a move; None where the rules refuse it."""
     player, boxes = position
     target = player + delta
     if not room.floor >> target & 1:
@@ -91,7 +91,7 @@ def moved(room: Room, position: Position, delta: int) -> Position | None:
 
 
 def reach(seed: int, free: int, width: int) -> int:
-    """The cells of `free` that can be walked to from those in `seed`, which is part of it."""
+    """Returns the cells of `free` that can be walked to from those in `seed`, which is part of it."""
     while True:
         grown = (seed | seed << 1 | seed >> 1 | seed << width | seed >> width) & free
         if grown == seed:
@@ -200,7 +200,7 @@ FEWEST_WALLS, MOST_WALLS = 1 / 16, 5 / 16
 
 
 class Settings(NamedTuple):
-    """What a generated level is like."""
+    """The properties of a generated level."""
 
     size: int = 6
     """Height and width, the frame of walls included."""
@@ -233,7 +233,7 @@ def checked(size: int, boxes: int, pushes: tuple[int, int | None] | None) -> Set
 
 
 def generate(seed: int, split: Split, settings: Settings = DEFAULT) -> Level:
-    """Level number `seed` of a split; its optimum is exact.
+    """Generates level number `seed` of a split; its optimum is exact.
 
     Raises:
         ConfigError: no room with such a level was found.
@@ -242,7 +242,7 @@ def generate(seed: int, split: Split, settings: Settings = DEFAULT) -> Level:
 
 
 def deal(rng: random.Random, split: Split, settings: Settings = DEFAULT) -> Level:
-    """A level of a split: in a random room, its pushes the more of two uniform draws.
+    """Generates a level of a split: in a random room, its pushes the more of two uniform draws.
 
     Raises:
         ConfigError: no room with such a level was found.
@@ -337,12 +337,12 @@ def _parts(free: int, width: int) -> list[int]:
 
 
 def split_of(room: Room) -> Split:
-    """The split that a room belongs to: seven in ten train, one val, two test."""
+    """Returns the split that a room belongs to: seven in ten train, one val, two test."""
     return splits.split_of(canonical(room), domain="sokoban")
 
 
 def canonical(room: Room) -> str:
-    """A text that a room shares with its rotations and reflections, and with no other room."""
+    """Returns a text that a room shares with its rotations and reflections, and with no other room."""
     floor, goals = cells(room.floor), cells(room.goals)
     height, width, floor_image, goals_image = min(
         (*shape, sum([image[cell] for cell in floor]), sum([image[cell] for cell in goals]))
@@ -353,7 +353,7 @@ def canonical(room: Room) -> str:
 
 @lru_cache
 def _images(height: int, width: int) -> list[tuple[tuple[int, int], list[int]]]:
-    """For each symmetry of a square: the grid's new height and width, and each cell's new bit."""
+    """Lists, for each symmetry of a square, the grid's new height and width, and each cell's new bit."""
     images = []
     for turned in (False, True):
         rows, columns = (width, height) if turned else (height, width)
@@ -382,7 +382,7 @@ _NAMES = {"$*": "boxes", ".*+": "goals", "@+": "player"}
 
 
 def parse(text: str, source: str = "level") -> Level:
-    """The level in `text`; its optimum is None.
+    """Reads the level in `text`; its optimum is None.
 
     Raises:
         DatasetError: it is no playable level; names line and column, counted from 1.
@@ -394,7 +394,7 @@ def parse(text: str, source: str = "level") -> Level:
 
 
 def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
-    """The level in these lines, of which the first has the number `first` in `source`.
+    """Reads the level in these lines, of which the first has the number `first` in `source`.
 
     Raises:
         DatasetError: it is no playable level.
@@ -403,7 +403,7 @@ def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
 
 
 def rows(room: Room, position: Position) -> list[str]:
-    """The rows of a position in XSB."""
+    """Formats the rows of a position in XSB."""
     letters = list(_bare(room))
     for box in cells(position.boxes):
         letters[box] = "*" if letters[box] == "." else "$"
@@ -473,7 +473,7 @@ class _RoomReader:
         return sum(1 << cell for cell, symbol in enumerate(self.letters) if symbol in symbols)
 
     def count(self, symbols: str) -> str:
-        """How many of these there are, and where."""
+        """Describes how many of these there are, and where."""
         places = ", ".join(self.place(cell) for cell in cells(self.where(symbols))[:4])
         found = self.where(symbols).bit_count()
         return f"{found} {_NAMES[symbols]} ({' or '.join(symbols)})" + f" at {places}" * bool(

@@ -1,4 +1,4 @@
-"""The three splits of generated tasks, and the rule that assigns a task to one of them.
+"""The three splits, and the rules that assign a task, a text, or a file to one of them.
 
 A task is assigned by its *canonical key*: a text that it shares with every task that is the same
 problem in another guise (the steps of a story in another order, a board turned around, digits
@@ -8,12 +8,17 @@ The assignment needs no list: 70 % of all keys are train, 10 % val, 20 % test, b
 Three domains keep the hash they had when the shipped base model was primed on their training
 split, so that none of those tasks has moved into test: `coding` (CRC-32 of the key), `plan_path`
 and `sokoban` (BLAKE2b of the bare key). Every other domain has a hash of its own.
+
+Rows of a data set have the split that their publisher gave them: a field, or the name of a file
+(`split_of_name`). Where rows without a split are divided, a checksum does it (`checksum_split`).
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 import zlib
+from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
@@ -32,9 +37,35 @@ def split_of(key: str, *, domain: str) -> Split:
 
 
 def _tenth(key: bytes, domain: str) -> int:
-    """Which tenth of all keys of a domain this one is in, from 0 to 9."""
+    """Returns the tenth of all keys of a domain that this one is in, from 0 to 9."""
     if domain == "coding":
         return 9 - zlib.crc32(key) % 10
     person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
     digest = hashlib.blake2b(key, digest_size=8, person=person).digest()
     return int.from_bytes(digest, "big") % 10
+
+
+_WORDS: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+}
+_WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])")
+
+
+def split_of_name(path: Path) -> Split | None:
+    """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
+    for part in reversed(path.with_suffix("").parts):
+        if found := _WORD.search(part.lower()):
+            return _WORDS[found[1]]
+    return None
+
+
+def checksum_split(text: str) -> Split:
+    """Assigns a text to a split, whatever its case and spacing: 80 % train, 10 % val, 10 % test."""
+    bucket = zlib.crc32(" ".join(text.lower().split()).encode(errors="replace")) % 10
+    return "test" if bucket == 0 else "val" if bucket == 1 else "train"

@@ -1,8 +1,9 @@
-"""Sudoku puzzles with one solution, and their generator.
+"""Sudoku puzzles with one solution: their generator, and puzzles from texts and files.
 
 The generator fills a grid at random and takes numbers away, in random order, as long as what is
 left still has one solution (and, where an easy grade is asked for, still yields to its
-techniques). In a text, `.` is an empty cell, and `a` to `g` are 10 to 16.
+techniques). In a text, row by row, `.` or `0` is an empty cell, and `a` to `g` are 10 to 16. Rows of
+files are checked when they are read, and solved when a puzzle is dealt, since files have millions.
 
 # Splits
 
@@ -22,26 +23,31 @@ import itertools
 import random
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from pettingllms.data import splits
+from pettingllms.data.dataset import Kind, Schema, load_source
+from pettingllms.data.rows import TABLES, Row, RowError, checked_text, label
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku_solver import (
     BOXES,
     Grid,
     Search,
+    Shape,
+    Undecided,
     bits,
     grade,
     shape,
     solvable,
 )
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, DatasetError
 
 DIGITS = "0123456789abcdefg"
 CLUES = {4: (6, 8), 6: (14, 18), 9: (30, 36), 16: (130, 150)}
-"""How many clues a puzzle has where nothing else is said, by size."""
+"""Fewest and most clues of a puzzle where no others are asked for, by size."""
 FEWEST = {4: 4, 6: 8, 9: 17, 16: 55}
-"""With fewer clues no puzzle with one solution is known."""
+"""The fewest clues of a known puzzle with one solution."""
 TRIES = 2_000
 """Grids that are dug before the generator gives up."""
 BY_SOLUTION = 81
@@ -79,13 +85,13 @@ SIZES = {size * size: size for size in BOXES}
 
 
 def split_of(clues: Grid, solution: Grid) -> Split:
-    """The split of a puzzle and of all its guises."""
+    """Returns the split of a puzzle and of all its guises."""
     key = _solution_key(solution) if len(clues) == BY_SOLUTION else _clues_key(clues)
     return splits.split_of(key, domain="sudoku")
 
 
 def _solution_key(solution: Grid) -> str:
-    """What all guises of a complete grid share: how each two rows, and each two columns, permute."""
+    """Returns what all guises of a complete grid share: how each two rows, and each two columns, permute."""
     size = SIZES[len(solution)]
     high, wide = BOXES[size]
     rows = [solution[start : start + size] for start in range(0, len(solution), size)]
@@ -114,7 +120,7 @@ def _cycles(permutation: dict[int, int]) -> tuple[int, ...]:
 
 
 def _clues_key(clues: Grid) -> str:
-    """What all guises of a puzzle share, by color refinement.
+    """Returns what all guises of a puzzle share, by color refinement.
 
     Cells are told apart by whether they are given, then, `ROUNDS` times, by what stands in their row,
     band, column, stack and box, and in the cells with their number. Nothing that a guise changes is looked at.
@@ -153,7 +159,7 @@ def _with_band(lines: list[list[int]], thick: int) -> list[tuple[list[int], list
 
 
 def _ranks(values: Iterable[Any]) -> list[int]:
-    """For each value its place among all different ones."""
+    """Returns for each value its place among all different ones."""
     several = list(values)
     order: list[Any] = []
     for value in sorted(several):
@@ -163,7 +169,7 @@ def _ranks(values: Iterable[Any]) -> list[int]:
 
 
 def text_of(grid: Grid) -> str:
-    """The grid in one line, `.` for an empty cell."""
+    """Formats the grid in one line, `.` for an empty cell."""
     return "".join(DIGITS[value] if value else "." for value in grid)
 
 
@@ -196,7 +202,7 @@ def generate(
     clues: Sequence[int] | None = None,
     difficulty: str | None = None,
 ) -> Puzzle:
-    """A puzzle of `split` with one solution, with a number of clues and a grade as asked for.
+    """Generates a puzzle of `split` with one solution, with a number of clues and a grade as asked for.
 
     Raises:
         ConfigError: no such puzzle was found in `TRIES` attempts.
@@ -283,3 +289,188 @@ def _can_spare(search: Search, cell: int, difficulty: str | None) -> bool:
     done = solvable(tuple(search.values), difficulty)
     search.values[cell] = value
     return done
+
+
+# ------------------------------------------------------------------------- texts and files
+
+COLUMNS = {"question": "answer", "quizzes": "solutions", "puzzle": "solution"}
+"""Names of the columns of puzzles, and of their solutions."""
+
+
+def is_puzzle(text: str) -> bool:
+    """Returns whether a text has the length and the characters of a puzzle."""
+    size = SIZES.get(len(text), 0)
+    return bool(size) and set(text.lower()) <= {".", *DIGITS[: size + 1]}
+
+
+def parse(text: str) -> Puzzle:
+    """Reads the puzzle in a text of 16, 36, 81 or 256 characters.
+
+    Raises:
+        DatasetError: it is no puzzle, breaks the rules, or has no solution or several.
+    """
+    clues = _grid(text)
+    size = shape(SIZES[len(clues)])
+    for unit in size.units:
+        seen: dict[int, int] = {}
+        for cell in unit:
+            value = clues[cell]
+            if value and value in seen:
+                raise _refused(
+                    text, f"{value} is at {_at(seen[value], size)} and at {_at(cell, size)}"
+                )
+            seen[value] = cell
+    try:
+        found = Search(clues).solutions(2)
+    except Undecided:
+        raise _refused(text, "its solution is not found within reasonable time") from None
+    if not found:
+        raise _refused(text, "it has no solution")
+    if len(found) > 1:
+        cell = next(
+            cell for cell, pair in enumerate(zip(*found, strict=True)) if len(set(pair)) > 1
+        )
+        numbers = " or ".join(str(grid[cell]) for grid in found)
+        raise _refused(text, f"it has several solutions: {_at(cell, size)} can be {numbers}")
+    if not clues.count(0):
+        raise _refused(text, "it has no empty cell")
+    return puzzle(clues, found[0], grade(clues))
+
+
+def _grid(text: str) -> Grid:
+    if why := _fault(text):
+        raise _refused(text, why)
+    return tuple(max(0, DIGITS.find(character)) for character in text.lower())
+
+
+def _fault(text: str) -> str:
+    """Describes why a text is not a grid; empty where it is one."""
+    size = SIZES.get(len(text))
+    if size is None:
+        return f"it has {len(text)} characters, not one of {', '.join(map(str, SIZES))}"
+    allowed = DIGITS[1 : size + 1]
+    for cell, character in enumerate(text.lower()):
+        if character not in f".0{allowed}":
+            where = f"row {cell // size + 1}, column {cell % size + 1}"
+            return f"{character!r} in {where} is not '.', '0' or one of {allowed}"
+    return ""
+
+
+def _mismatch(clues: Grid, solution: Grid) -> str:
+    """Describes why a grid cannot be a puzzle's solution; empty where it can."""
+    if len(clues) != len(solution) or any(
+        clue not in (0, number) for clue, number in zip(clues, solution, strict=True)
+    ):
+        return "has other numbers than the puzzle"
+    if 0 in solution:
+        return "has empty cells"
+    if any(
+        len({solution[cell] for cell in unit}) < len(unit)
+        for unit in shape(SIZES[len(clues)]).units
+    ):
+        return "has a number twice in a row, column or box"
+    return ""
+
+
+def _at(cell: int, size: Shape) -> str:
+    return f"row {size.row[cell] + 1}, column {size.column[cell] + 1}"
+
+
+def _refused(text: str, why: str) -> DatasetError:
+    shown = text if len(text) <= 81 else f"{text[:78]}..."
+    return DatasetError(f"{shown!r} is not a Sudoku puzzle: {why}")
+
+
+class PuzzleRow(NamedTuple):
+    """A puzzle in a file, not yet solved: files have millions of them."""
+
+    place: str
+    """The row, for errors."""
+    id: str
+    text: str
+    answer: str | None
+    """Its solution, where the file has one."""
+
+
+def load(source: str | Path, split: Split) -> tuple[PuzzleRow, ...]:
+    """Loads the puzzles of a split from what `locate` finds: tables, or a puzzle on each line.
+
+    With a header the columns may be `quizzes,solutions` (Kaggle), `puzzle,solution`, or
+    `question,answer` beside others (sudoku-extreme). A column `id` names the puzzles, else their
+    rows do. Solutions that are given are checked by `solve`.
+
+    Raises:
+        DatasetError: a row is no puzzle; names file and line. Or the split has none.
+        UnknownNameError: no data set, file or folder has this name.
+    """
+    # The schema is given: a bad first puzzle is then reported as such, not as an unknown format.
+    return load_source(PUZZLE_FILES, source, split, schema="sudoku").records
+
+
+def _columns(first: list[str]) -> tuple[str, ...] | None:
+    """Names the fields of a file whose first line is a puzzle already."""
+    if not is_puzzle(first[0]):
+        return None
+    return ("puzzle", "solution", *map(str, range(2, len(first))))[: len(first)]
+
+
+def _record(row: Row, name: str) -> PuzzleRow:
+    """Reads a row of a table whose columns `COLUMNS` names."""
+    pair = next((pair for pair in COLUMNS.items() if pair[0] in row), None)
+    if pair is None:
+        known = ", ".join(COLUMNS)
+        raise RowError("", f"has no column called {known}, and is no puzzle")
+    question, answer = pair
+    text = checked_text(row[question], question)
+    solution = checked_text(row[answer], answer) if row.get(answer) else None
+    if why := _fault(text):
+        raise RowError(question, f"is not a Sudoku puzzle: {why}")
+    if solution is not None and (
+        why := _fault(solution) or _mismatch(_grid(text), _grid(solution))
+    ):
+        raise RowError(answer, why)
+    return PuzzleRow(name, label(row, "id") or name, text, solution)
+
+
+def _has_puzzle(row: Row) -> bool:
+    column = next((column for column in COLUMNS if column in row), None)
+    return column is not None and is_puzzle(str(row[column]))
+
+
+def _record_split(row: PuzzleRow) -> Split:
+    try:
+        found = None if row.answer is not None else solve(row)
+    except DatasetError as error:
+        raise RowError("", str(error)) from None
+    if found is not None:
+        return split_of(found.clues, found.solution)
+    return split_of(_grid(row.text), _grid(row.answer or ""))
+
+
+PUZZLE_FILES: Kind[PuzzleRow] = Kind(
+    name="sudoku",
+    schemas={"sudoku": Schema("; or ".join(map(", ".join, COLUMNS.items())), _has_puzzle, _record)},
+    own="",
+    endings=(*TABLES, ".txt"),
+    text=lambda row: row.text,
+    key=lambda row: row.text.replace("0", "."),
+    answer=lambda _: None,
+    split_of=_record_split,
+    prose=False,
+    header=_columns,
+)
+
+
+def solve(row: PuzzleRow) -> Puzzle:
+    """Solves the puzzle of a row of a file.
+
+    Raises:
+        DatasetError: it has no solution, several, or another than the file says.
+    """
+    try:
+        parsed = parse(row.text)
+    except DatasetError as error:
+        raise DatasetError(f"puzzle {row.place}: {error}") from None
+    if row.answer is not None and _grid(row.answer) != parsed.solution:
+        raise DatasetError(f"puzzle {row.place}: the solution in the file is not the puzzle's")
+    return parsed

@@ -29,7 +29,7 @@ GUESS_LIMIT = 200_000
 
 
 class Shape(NamedTuple):
-    """What all grids of a size have in common; cells are numbered row by row."""
+    """The parts that all grids of a size have in common; cells are numbered row by row."""
 
     size: int
     row: Grid
@@ -39,7 +39,7 @@ class Shape(NamedTuple):
     units: tuple[Grid, ...]
     """The cells of each row, then of each column, then of each box."""
     peers: tuple[Grid, ...]
-    """For each cell, the others in its row, column and box."""
+    """The other cells in the row, column and box of each cell."""
 
 
 @functools.cache
@@ -111,7 +111,7 @@ class Search:
         return found
 
     def spare(self, cell: int) -> bool:
-        """Whether the grid, which has one solution, still has one without the number in the cell.
+        """Returns whether the grid, which has one solution, still has one without the number in the cell.
 
         Where that takes too many guesses the answer is no.
         """
@@ -168,7 +168,7 @@ class Search:
         return enough
 
     def _narrowest(self) -> tuple[int, int]:
-        """Where in `_empty` the cell with the fewest candidates is, and these."""
+        """Finds where in `_empty` the cell with the fewest candidates is, and these."""
         rows, columns, boxes = self._used
         _, row, column, box, _, _ = self.shape
         full, least, where, options = self._full, 99, 0, 0
@@ -201,7 +201,7 @@ GRADES = ("naked", "singles", "more", "search")
 
 
 def grade(clues: Grid) -> str:
-    """What a solver needs for a puzzle that has one solution; the module's docstring lists it."""
+    """Returns what a solver needs for a puzzle that has one solution; the module's docstring lists it."""
     for name in GRADES[:-1]:
         if solvable(clues, name):
             return name
@@ -209,7 +209,7 @@ def grade(clues: Grid) -> str:
 
 
 def solvable(clues: Grid, grade: str) -> bool:
-    """Whether the techniques up to `grade`, which is not "search", are enough."""
+    """Returns whether the techniques up to `grade`, which is not "search", are enough."""
     notes = _Notes(clues)
     harder = (notes.hidden_singles, notes.locked, notes.pairs)[: (0, 1, 3)[GRADES.index(grade)]]
     # After any step the simplest technique has its turn again.

@@ -30,7 +30,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.data.coding import Test, is_example, passes
+from pettingllms.data.asserts import Test
+from pettingllms.data.coding import is_example, passes
 from pettingllms.sandbox import RunResult
 
 WRONG_COST = 0.05

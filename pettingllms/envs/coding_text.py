@@ -10,7 +10,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.data.coding import CodingTask, Test, passes
+from pettingllms.data.asserts import Test
+from pettingllms.data.coding import CodingTask, passes
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
 
@@ -212,6 +213,8 @@ def full_prompt(
             f"The input is a JSON list of the arguments of {calls}, "
             "the output is its return value as JSON."
         )
+        if task.asserts:
+            form += " Write tuples and sets as lists."
         rules = _TESTER.format(form=form, most=MAX_TESTS, input="[<arguments>]", output="<value>")
     else:
         form = "The input is what the program reads, the output is what it prints."

@@ -89,7 +89,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import coding
-from pettingllms.data.coding import CodingTask, Test, passes
+from pettingllms.data.asserts import Run, Test
+from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
@@ -165,23 +166,27 @@ class raw_env(TeamEnv):
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""
-        self._mutants: dict[int, tuple[str, ...]] = {}  # made once a task, shared by copies
+        # Made once a task, shared by copies.
+        self._mutants: dict[int, tuple[str, ...]] = {}
+        self._prepared: dict[int, CodingTask] = {}
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
         if self.tasks is None:
             return State(coding.generate(seed, cast(Split, self.split)))
         row = seed % len(self.tasks)
-        task = self.tasks[row]
         if row not in self._mutants:
-            self._mutants[row] = self._unexposed(task)
-        return State(replace(task, mutants=self._mutants[row]))
+            task = self.tasks[row]
+            self._prepared[row] = coding.prepared(task, self._runner(task))
+            self._mutants[row] = self._unexposed(self._prepared[row])
+        return State(replace(self._prepared[row], mutants=self._mutants[row]))
 
     def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
         """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
-        mutants = list(coding.known_wrong(task, self._outputs, coding.CANDIDATES))
+        mutants = list(coding.known_wrong(task, self._runner(task), coding.CANDIDATES))
         shown = [t for t in task.tests if coding.is_example(task.question, t, task.function)]
         if shown and mutants:
-            results = self._outputs(task, mutants, [test.input for test in shown])
+            examples = replace(task, tests=tuple(shown))
+            results = coding.run_tests(examples, mutants, self._runner(task))
             mutants = [
                 mutant
                 for mutant, row in zip(mutants, results, strict=True)
@@ -219,7 +224,7 @@ class raw_env(TeamEnv):
         if isinstance(program, ParseError):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
-        (results,) = self._outputs(state.task, [program], [test.input for test in tests])
+        (results,) = coding.run_tests(state.task, [program], self._runner(state.task))
         passed = sum(
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         )
@@ -299,17 +304,22 @@ class raw_env(TeamEnv):
         share: float = 1.0,
         end_at_limit: bool = True,
     ) -> list[list[RunResult]]:
-        """Run every program on every input, each in a process of its own, with `share` of the CPU limit."""
+        """Runs every program on every input, each in a process of its own, with `share` of the CPU limit."""
         if not inputs:
             return [[] for _ in programs]
-        if task.function is None:
-            cases = [Case(stdin=text) for text in inputs]
-        else:
-            cases = [Case(function=task.function, args=text) for text in inputs]
+        run = self._runner(task, share=share, end_at_limit=end_at_limit)
+        return coding.run_inputs(task, programs, inputs, run)
+
+    def _runner(self, task: CodingTask, *, share: float = 1.0, end_at_limit: bool = True) -> Run:
+        """Returns what runs programs on cases within the task's limits."""
         # Not of the clock, which says how busy the machine is: a right test would count as wrong.
         whole = self._limits(LIMITS, task.limits)
         limits = replace(whole, cpu_s=share * whole.cpu_s)
-        return self.sandbox.run(programs, cases, limits=limits, end_at_limit=end_at_limit)
+
+        def run(programs: list[str], cases: list[Case]) -> list[list[RunResult]]:
+            return self.sandbox.run(programs, cases, limits=limits, end_at_limit=end_at_limit)
+
+        return run
 
     def _unread(self, state: State, agent: str, why: str) -> Outcome:
         """A reply that cannot be read leaves the program as it is; it may end a turn."""

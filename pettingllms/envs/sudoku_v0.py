@@ -45,7 +45,7 @@ empty cells of the puzzle as dealt. `infos[agent]` adds `answer_solves`, `illega
 `pettingllms.data.sudoku.CLUES`. `difficulty`: "naked", "singles", "more" or "search", what a
 solver needs (`pettingllms.data.sudoku_solver`); None for any. Every 4x4 puzzle is "naked".
 `dataset`, instead of these three: one puzzle of 16, 36, 81 or 256 characters, `sudoku_extreme`, or a CSV file or
-folder (`pettingllms.data.sudoku_files`), of which the split is played. `agents`, `tool`, `refused`, `rewards`,
+folder (`pettingllms.data.sudoku`), of which the split is played. `agents`, `tool`, `refused`, `rewards`,
 `prompt`, `sandbox` (`pettingllms.envs.boards.BoardEnv`), `split`, `alpha`, `max_turns` (alias
 `max_cycles`), `render_mode`.
 
@@ -61,10 +61,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
-from pettingllms.data import sudoku, sudoku_files
+from pettingllms.data import sudoku
 from pettingllms.data.splits import Split
-from pettingllms.data.sudoku import DIGITS, Puzzle
-from pettingllms.data.sudoku_files import PuzzleRow
+from pettingllms.data.sudoku import DIGITS, Puzzle, PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
 from pettingllms.envs import arguments, rendering
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
@@ -309,7 +308,7 @@ class raw_env(BoardEnv):
             if isinstance(found, Puzzle):
                 puzzle = found
             else:
-                puzzle, name = sudoku_files.solve(found), found.id
+                puzzle, name = sudoku.solve(found), found.id
         return puzzle, puzzle.clues, name
 
     def _generated(self, seed: int) -> Puzzle:
@@ -383,14 +382,14 @@ class raw_env(BoardEnv):
 
 def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
     text = str(dataset)
-    if sudoku_files.is_puzzle(text):
-        return (sudoku_files.parse(text),)
+    if sudoku.is_puzzle(text):
+        return (sudoku.parse(text),)
     try:
-        return sudoku_files.load(dataset, split)
+        return sudoku.load(dataset, split)
     except UnknownNameError:
         if len(text) not in sudoku.SIZES:
             raise
-        return (sudoku_files.parse(text),)  # raises, and says what is wrong with it
+        return (sudoku.parse(text),)  # raises, and says what is wrong with it
 
 
 def _answer_result(

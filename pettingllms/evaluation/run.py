@@ -221,7 +221,9 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
 
 def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
     try:
-        return make_env(config, options.split, source)
+        # What a run was trained on is divided as there; a data set given here is played whole.
+        trained_on = "dataset" not in options.over
+        return make_env(config, options.split, source, divide=trained_on)
     except ConfigError as error:
         if options.agents is None or "argument 'agents'" not in str(error):
             raise
