@@ -14,7 +14,13 @@ from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE
+from pettingllms.policies.sources import (
+    adapter_folders,
+    check_base,
+    check_model,
+    located_adapters,
+)
+from pettingllms.policies.sources import adapters_in as adapters_in
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.sandbox.isolation import held_by
@@ -27,10 +33,14 @@ EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 def located(config: ATGRPOConfig) -> ATGRPOConfig:
     """`config` with local paths made absolute, so that a run can be resumed from anywhere.
 
+    Adapters on the Hugging Face hub become the folder that they are downloaded to.
+
     Raises:
-        ConfigError: `adapters` is no folder.
+        ConfigError: `model` is no model, or there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
+    if config.model is not None:
+        check_model(config.model)
     for name in ("model", "dataset", "policies", "server_key"):
         value = getattr(config, name)
         if value is not None and Path(value).exists():
@@ -39,19 +49,8 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     if file.endswith(".py"):
         changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
     if config.adapters is not None:
-        changes["adapters"] = str(adapters_in(Path(config.adapters)).resolve())
+        changes["adapters"] = located_adapters(config.adapters)
     return dataclasses.replace(config, **changes)
-
-
-def adapters_in(folder: Path) -> Path:
-    """Where the adapters are: in the folder `adapters` of a run, or in `folder` itself.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"adapters: there is no folder {folder}; give a run, or its adapters/")
-    return folder / "adapters" if (folder / "adapters").is_dir() else folder
 
 
 def build_policies(
@@ -62,14 +61,14 @@ def build_policies(
     Args:
         config: resolved settings.
         players: role -> policy.
-        run: folder of a training run, which samples as its settings say. Without one, the
-            transformers engine samples.
+        run: folder of a training run, where vLLM writes its log and adapters; without one, a
+            temporary folder.
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    check_adapters(config, players)
+    adapters = check_adapters(config, players)
     targets = config.lora_target_modules
     return load_policies(
         EMBEDDED if config.model is None else config.model,
@@ -83,31 +82,27 @@ def build_policies(
         device=None if config.device == "auto" else config.device,
         seed=config.seed,
         chat_template_kwargs=config.mapping("chat_template_kwargs"),
-        adapters=None if config.adapters is None else Path(config.adapters),
-        sampler=None if run is None else sampler_settings(config, run),
+        adapters=adapters,
+        sampler=sampler_settings(config, run),
     )
 
 
-def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> None:
-    """Compares the folder of adapters, if there is one, with the policies.
+def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> dict[str, Path]:
+    """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
-        ConfigError: a policy has no adapter there.
+        ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    if config.adapters is None:
-        return
-    found = sorted(path.name for path in Path(config.adapters).iterdir() if path.is_dir())
-    for role, policy in players.items():
-        if policy not in (*found, BASE):
-            raise ConfigError(
-                f"{config.adapters} has no adapter for the policy {policy!r}; it has "
-                f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
-                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in players)}"
-            )
+    found = adapter_folders(config.adapters, players)
+    if not config.full:
+        model = str(EMBEDDED) if config.model is None else config.model
+        for folder in dict.fromkeys(found.values()):
+            check_base(folder, model)
+    return found
 
 
-def sampler_settings(config: ATGRPOConfig, folder: Path) -> SamplerSettings:
-    """Which engine a run samples with, and its settings.
+def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
+    """Which engine samples, and its settings; vLLM writes into `folder`, or a temporary one.
 
     Raises:
         ConfigError: the file with the server's key cannot be read.

@@ -18,6 +18,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation import roles_of
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -76,6 +77,7 @@ def shape_of(config: ATGRPOConfig) -> Shape:
         ConfigError: it has none that transformers can read.
     """
     name = str(EMBEDDED) if config.model is None else config.model
+    check_model(name)
     try:
         model_config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:

@@ -228,19 +228,36 @@ def read_config(run: Path) -> ATGRPOConfig:
 
     Raises:
         RunFolderError: there is no run in this folder, or its settings cannot be read.
+        ConfigError: a setting that does not exist, or a value that cannot be used.
     """
     path = run / CONFIG
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunFolderError(f"{run} is no run folder: it has no {CONFIG}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunFolderError(f"{path} is damaged: {yaml_mistake(error)}") from error
+    if not isinstance(values, dict):
+        raise RunFolderError(
+            f"{path} is damaged: it holds {values!r} in place of settings; restore it, or start a "
+            "new run"
+        )
     known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
     for key in values:
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), known)}")
     return ATGRPOConfig(**values)
+
+
+def yaml_mistake(error: Exception) -> str:
+    """What is wrong with a YAML file and where, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = getattr(error, "problem", None) or getattr(error, "context", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def point_latest(run: Path) -> None:
