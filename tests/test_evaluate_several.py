@@ -60,7 +60,7 @@ def test_commas_and_spaces_mean_the_same(words: list[str]) -> None:
     assert parse(["--env", f"{QUIZ},{LETTERS}", *words]).envs == [QUIZ, LETTERS]
     assert parse(["--env", QUIZ, *words]).envs == ()
     assert parse(["--env", QUIZ, *words]).options.over["env"] == QUIZ
-    with pytest.raises(SystemExit, match="None"):
+    with pytest.raises(SystemExit):
         parse(["--env", "coding", "math", "--help"])
 
 

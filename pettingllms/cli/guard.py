@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import logging
 import os
 import select
@@ -31,6 +32,8 @@ EXTRA_MODULES = (
 )
 """What the `train` extra installs."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Where a file system has no space left; `> file` makes standard output such a file."""
 FAILED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -102,6 +105,10 @@ def _reported(command: Callable[[], int]) -> int:
             "pip install 'pettingllms[train]'",
             file=sys.stderr,
         )
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        return _full(error)
     except Terminated:
         print("terminated", file=sys.stderr)
         return TERMINATED
@@ -117,11 +124,18 @@ def _flush() -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OSError as error:  # a file on a full disk
-        print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILED
+        return _full(error)
     return 0
+
+
+def _full(error: OSError) -> int:
+    what = "a file" if error.filename is None else error.filename
+    print(f"error: {what} cannot be written: {error.strerror}; free some", file=sys.stderr)
+    return FAILED
 
 
 def _reader_is_gone(stream: IO[str]) -> bool:

@@ -45,6 +45,14 @@ INSTEAD = {
 Objects = dict[str, dict[str, Any]]
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Headings as in the help of `OptionParser`."""
+
+    def start_section(self, heading: str | None) -> None:
+        """Opens a section."""
+        super().start_section(heading and heading.capitalize())
+
+
 class CommandParser(argparse.ArgumentParser):
     """Raises `ConfigError` where argparse prints its usage and exits; shows examples in the help.
 
@@ -53,9 +61,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         if examples:
-            kwargs["epilog"] = "\n".join(["examples:", *(f"  {each}" for each in examples)])
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **kwargs)
+            kwargs["epilog"] = "\n".join(["Examples:", *(f"  {each}" for each in examples)])
+        kwargs.setdefault("formatter_class", _Formatter)
+        own_help = kwargs.pop("add_help", True)
+        super().__init__(allow_abbrev=False, add_help=False, **kwargs)
+        if own_help:
+            self.add_argument("-h", "--help", action="help", help="Print this help and exit")
         self.add_argument(
             "--version",
             action="version",

@@ -31,7 +31,19 @@ every step of a task), and numbers of its own.
 
 from __future__ import annotations
 
-from pettingllms.evaluation.play import evaluate, held_out, roles_of
-from pettingllms.evaluation.scores import Estimate, Evaluation
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pettingllms.evaluation.play import evaluate, held_out, roles_of
+    from pettingllms.evaluation.scores import Estimate, Evaluation
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of"]
+
+
+def __getattr__(name: str) -> Any:
+    # When first used: the settings alone, which --help shows, need no torch.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "scores" if name in ("Estimate", "Evaluation") else "play"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

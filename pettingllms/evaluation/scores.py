@@ -167,12 +167,22 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
     n = float(tasks)
     if tasks > 1 and (variance := float(values.var(ddof=1))) > 0:
         n = max(n, tasks * p * (1 - p) / variance)
-    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4.
-    below = _Z * math.sqrt(_Z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1))
-    above = _Z * math.sqrt(_Z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1))
-    low, high = (
-        (2 * n * p + _Z**2 + reach) / (2 * (n + _Z**2)) for reach in (-1 - below, 1 + above)
-    )
+    return wilson_of(p, n)
+
+
+def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
+    """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number.
+
+    Args:
+        p: between 0 and 1.
+        n: above 0.
+        z: the quantile that corresponds to the confidence; 95 % by default.
+    """
+    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4. Below two trials a root may be
+    # of a negative number: then the end is that of the range.
+    below = z * math.sqrt(max(0.0, z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1)))
+    above = z * math.sqrt(max(0.0, z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1)))
+    low, high = ((2 * n * p + z**2 + reach) / (2 * (n + z**2)) for reach in (-1 - below, 1 + above))
     # The mean is inside by theory; the limits keep rounding from denying it.
     return max(0.0, min(p, low)), min(1.0, max(p, high))
 

@@ -198,7 +198,7 @@ class FullWeights:
         reference: bool,
         sampling_dtype: torch.dtype,
     ) -> None:
-        self.base = base
+        self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
         kept = 0 if reference else 1
         copies = [copy.deepcopy(model) for _ in range(len(names) - kept)]
