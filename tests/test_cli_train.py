@@ -276,9 +276,9 @@ def test_a_dry_run_estimates_and_writes_nothing(
     assert "2 policies for 2 roles (writer, reader), 2 trained" in out
     weights = AutoModelForCausalLM.from_pretrained(model)
     assert f"model: {sum(p.numel() for p in weights.parameters()):,} parameters" in out
-    replies = 2 * 4 * 2
-    assert re.search(rf"# +{replies}  replies \(4 to each prompt\)", out)
-    assert re.search(rf"# +{replies * 4}  sampled tokens", out)
+    completions = 2 * 4 * 2
+    assert re.search(rf"# +{completions}  completions \(4 to each prompt\)", out)
+    assert re.search(rf"# +{completions * 4}  sampled tokens", out)
 
 
 def test_the_estimate_of_an_adapter_is_what_peft_makes(model: Path) -> None:

@@ -10,11 +10,14 @@ import huggingface_hub.constants
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from safetensors.torch import load_file
 
 from pettingllms.api import evaluate
+from pettingllms.assembly import build_policies, located
 from pettingllms.cli.evaluate import main, parse
 from pettingllms.cli.guard import FAILED
 from pettingllms.evaluation.run import EvalPlan, plan_of
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.tiny_lm import save_tiny, tiny_model
 
 
@@ -114,6 +117,20 @@ def test_roles_are_given_adapters_one_by_one_and_the_base_plays_the_others(
     )
     written = json.loads((tmp_path / "results.json").read_text())
     assert written["results"]["adapters"] == [by_api.main.row()]
+
+
+def test_training_starts_from_one_roles_adapter_and_a_fresh_one_for_the_other(
+    adapter: Path, model: Path
+) -> None:
+    config = ATGRPOConfig(model=str(model), device="cpu", adapters=f"writer={adapter}")
+    policies = build_policies(resolve(located(config)), {"writer": "writer", "reader": "reader"})
+    saved = load_file(adapter / "adapter_model.safetensors")
+    started = policies.state("writer")
+    assert started.keys() == saved.keys()
+    assert all(torch.equal(started[name], saved[name]) for name in saved)
+    fresh = policies.state("reader")
+    assert all(not tensor.any() for name, tensor in fresh.items() if "lora_B" in name)
+    policies.close()
 
 
 def test_an_adapter_comes_from_the_hubs_cache_by_its_id(

@@ -26,8 +26,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """A model with rotary and one with learned positions, which fails beyond its last."""
     folder = tmp_path_factory.mktemp("models")
     save_tiny(folder / "rotary", config=tiny_config(max_position_embeddings=CONTEXT))
-    shape = {"n_positions": CONTEXT, "n_embd": 32, "n_layer": 1, "n_head": 2}
-    config = GPT2Config(vocab_size=264, bos_token_id=2, eos_token_id=2, **shape)
+    config = GPT2Config(
+        vocab_size=264,
+        n_positions=CONTEXT,
+        n_embd=32,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=2,
+        eos_token_id=2,
+    )
     GPT2LMHeadModel(config).save_pretrained(folder / "learned")
     tiny_tokenizer().save_pretrained(folder / "learned")
     return {name: folder / name for name in ("rotary", "learned")}

@@ -74,6 +74,9 @@ def test_a_mistake_in_the_last_environment_costs_nothing(
         assert main([*words, "--env", *envs, "--out", str(tmp_path / "out")]) == FAILED
         assert says in capsys.readouterr().err
         assert not (tmp_path / "out").exists()
+    (tmp_path / "settings.json").write_text("{}")
+    assert main([*words, "--env", QUIZ, LETTERS, "--out", str(tmp_path)]) == FAILED
+    assert "holds the evaluation of one environment" in capsys.readouterr().err
     assert main(["--compare", "a", "b", "--env", QUIZ, LETTERS]) == FAILED
     assert "--compare is for one environment" in capsys.readouterr().err
 

@@ -25,11 +25,11 @@ from pettingllms.assembly import (
     make_env,
     name_of_env,
 )
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.folder import RESULTS, EvalFolder, digest, write_file
+from pettingllms.evaluation.folder import RESULTS, SETTINGS, EvalFolder, digest, write_file
 from pettingllms.evaluation.play import (
     ADAPTERS,
     EPISODES_AT_ONCE,
@@ -302,16 +302,21 @@ def run_evaluation(
     Raises:
         PettingLLMsError: settings, a model or a folder that cannot be used.
     """
-    plan, display = plan_of(options, env), display or Silent()
+    return run_plan(plan_of(options, env), options.out, display)
+
+
+def run_plan(plan: EvalPlan, out: str | None, display: Display | None = None) -> EvalResult:
+    """Samples and scores what was planned, as `run_evaluation` says; resumes from `out`."""
+    display = display or Silent()
     if plan.config.embedded:
         torch.set_num_threads(1)
-    if options.out is None:
+    if out is None:
         try:
             return _run(plan, None, display)
         except KeyboardInterrupt:
             display.say("nothing was kept; with --out FOLDER the same command would resume")
             raise
-    with EvalFolder(Path(options.out), plan.settings()) as folder:
+    with EvalFolder(Path(out), plan.settings()) as folder:
         try:
             result = _run(plan, folder, display)
         except KeyboardInterrupt:
@@ -340,22 +345,23 @@ def run_each(
         PettingLLMsError: settings, a model or a folder that cannot be used.
     """
     out = None if options.out is None else Path(options.out)
-    each = {
-        env: dataclasses.replace(
-            options,
-            over={**options.over, "env": env},
-            out=None if out is None else str(out / folder_name(env)),
-        )
-        for env in envs
-    }
     if len({folder_name(env) for env in envs}) < len(envs):
         raise ConfigError(
-            f"env names an environment twice, or two whose folders would be the same: "
+            "env names an environment twice, or two whose folders would be the same: "
             f"{', '.join(envs)}; evaluate them one by one"
         )
-    for one in each.values():
-        plan_of(one)
-    results = {env: run_evaluation(one, display=display) for env, one in each.items()}
+    if out is not None and (out / SETTINGS).exists():
+        raise RunFolderError(
+            f"{out} holds the evaluation of one environment; choose another --out for several"
+        )
+    plans = {
+        env: plan_of(dataclasses.replace(options, over={**options.over, "env": env}))
+        for env in envs
+    }
+    results = {
+        env: run_plan(plan, None if out is None else str(out / folder_name(env)), display)
+        for env, plan in plans.items()
+    }
     if out is not None:
         table = report.as_markdown(report.joint_table({e: r.teams for e, r in results.items()}))
         successes = {env: result.success for env, result in results.items()}
