@@ -17,7 +17,6 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
-    check_model,
     located_adapters,
 )
 from pettingllms.policies.sources import adapters_in as adapters_in
@@ -36,11 +35,9 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     Adapters on the Hugging Face hub become the folder that they are downloaded to.
 
     Raises:
-        ConfigError: `model` is no model, or there are no adapters where they should be.
+        ConfigError: there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
-    if config.model is not None:
-        check_model(config.model)
     for name in ("model", "dataset", "policies", "server_key"):
         value = getattr(config, name)
         if value is not None and Path(value).exists():

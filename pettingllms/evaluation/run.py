@@ -47,7 +47,12 @@ from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE, parse_policies
-from pettingllms.policies.sources import is_adapter, is_folder, located_adapters
+from pettingllms.policies.sources import (
+    check_model,
+    is_adapter,
+    is_folder,
+    located_adapters,
+)
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
@@ -212,6 +217,8 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     config = settings_of(options, source)
+    if config.model is not None:
+        check_model(config.model)
     env = _env(options, config, source)
     players = parse_policies(config.policies, roles_of(env))
     if set(players.values()) == {BASE}:

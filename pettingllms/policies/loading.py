@@ -73,8 +73,7 @@ def load_policies(
         shared_prompts: compute a prompt once for all its completions if a trial allows it.
         merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
         chat_template_kwargs: passed on to the chat template.
-        adapters: folder with one saved policy a subfolder, or policy -> folder, where others start
-            fresh; what is saved decides rank and targets.
+        adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
         sampler: the engine that samples; transformers by default.
 
     Raises:

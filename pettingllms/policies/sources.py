@@ -218,7 +218,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
     try:
         return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
     except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0].rstrip(". ")
+        reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
         raise ConfigError(
             f"{otherwise}, and the Hugging Face hub did not hand out {name!r} ({reason}); check "
             "the name and the network, or give the path of a downloaded copy"
