@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.envs.foreign import creator_of, made_by, takes_anything
-from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
@@ -168,7 +168,7 @@ def make_env(config: ATGRPOConfig, split: str, source: EnvSource | None = None) 
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
     if probe is not None and not extra and "dataset" not in given:
         return probe
-    return _load(config.env, maker, {**extra, **given})
+    return _load(config.env, maker, {**extra, **given}, given)
 
 
 def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
@@ -178,11 +178,11 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
     """
     without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return _load(name, maker, without)
+        return _load(name, maker, without, without)
     except ConfigError:
         if without == given:
             raise
-        return _load(name, maker, given)
+        return _load(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
@@ -206,13 +206,27 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         return f"unavailable: {error}"
 
 
-def _load(name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any]) -> AnyEnv:
+def _load(
+    name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any], given: Mapping[str, Any]
+) -> AnyEnv:
+    """Makes an environment; `given` are the arguments that the user has chosen.
+
+    Raises:
+        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
+    """
     try:
         return made_by(maker, name, **arguments)
-    except TypeError as error:
-        if "argument" not in str(error):
+    except PettingLLMsError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
+        if not given and "argument" not in str(error):
             raise
-        raise ConfigError(f"environment {name!r}: {error}; see env_args") from error
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ConfigError(
+            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
+            f"{type(error).__name__}: {error}; see env_args, and --help-env {name}"
+        ) from error
 
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:

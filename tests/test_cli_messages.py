@@ -122,6 +122,30 @@ def test_a_value_of_another_type_is_refused_by_name(settings: dict[str, Any], sa
         ATGRPOConfig(**settings)
 
 
+def test_an_argument_of_the_environment_of_another_type_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for env, words in {
+        "coding": ["--env-args.max_turns", "many"],
+        "math": ["--env-args.topology", "true"],
+        "sudoku": ["--env-args", '{"dataset": [1]}'],
+    }.items():
+        assert train.main(["--env", env, *words, "--dry-run"]) == guard.FAILED
+        err = capsys.readouterr().err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+
+
+def test_a_name_that_is_too_long_for_a_file_is_one_line(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for option in ("--adapters", "--model"):
+        assert evaluate.main([option, "x" * 5000, "--dry-run"]) == guard.FAILED
+        err = capsys.readouterr().err
+        assert "File name too long" in err
+        assert len(err) < 200
+
+
 def test_a_misspelt_argument_of_the_environment_gets_a_suggestion(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

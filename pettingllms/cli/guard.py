@@ -106,6 +106,9 @@ def _reported(command: Callable[[], int]) -> int:
             file=sys.stderr,
         )
     except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"error: {str(error.filename)[:40]!r}...: {error.strerror}", file=sys.stderr)
+            return FAILED
         if error.errno not in FULL:
             raise
         return _full(error)
