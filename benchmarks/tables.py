@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import peers_report, speed_tables
-from benchmarks.evidence import Table, estimate, shown, wilson
+from benchmarks.evidence import Table, estimate, shown
 from benchmarks.experiments import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
 
@@ -111,25 +111,14 @@ def _team(env: str, runs: Sequence[Any]) -> list[str]:
     swapped = "swapped" in runs[0]["sampled"]["results"]
     seconds = np.mean([run["timing"]["time/step"] for run in runs])
     return [
-        _interval(base),
-        _interval(digits("adapters")),
-        _interval(digits("adapters", "greedy")),
-        _interval(digits("swapped")) if swapped else "",
+        shown(estimate(base)),
+        shown(estimate(digits("adapters"))),
+        shown(estimate(digits("adapters", "greedy"))),
+        shown(estimate(digits("swapped"))) if swapped else "",
         _blind(env),
         f"{seconds:.0f}",
         str(len(runs)),
     ]
-
-
-def _interval(solved: np.ndarray) -> str:
-    """Success with its interval over seeds and tasks.
-
-    Resampling shows no spread where all values are equal, and has one seed to resample where there
-    is one: Wilson's interval over tasks is used there.
-    """
-    seeds, tasks = solved.shape
-    several = seeds > 1 and np.ptp(solved) > 0
-    return shown(estimate(solved) if several else wilson(float(solved.mean()), tasks))
 
 
 def _blind(env: str) -> str:

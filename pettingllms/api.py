@@ -63,7 +63,7 @@ def train(
 def evaluate(
     env: EnvSource | None = None,
     *,
-    adapters: str | Path | Summary | None = None,
+    adapters: str | Path | Mapping[str, str | Path] | Summary | None = None,
     display: Display | None = None,
     **settings: Any,
 ) -> EvalResult:
@@ -71,7 +71,8 @@ def evaluate(
 
     Args:
         env: as in `train`. Default: the run's, else coding.
-        adapters: a run, its folder, or a folder of adapters; None is the base model.
+        adapters: a run, its folder, a folder of adapters or of one for all roles, a hub id, or
+            role -> one of these; None is the base model.
         display: receives progress; nothing is printed without one.
         settings: fields of `EvalConfig`, such as `limit`, `samples`, `greedy`, `swap` and `out`, and
             those of `ATGRPOConfig` that `pettingllms-eval` has.
@@ -103,7 +104,7 @@ def _plain(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
             raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, names)}")
     plain = dict(settings)
     for name, value in settings.items():
-        if isinstance(value, Mapping) and name == "policies":
+        if isinstance(value, Mapping) and name in ("policies", "adapters"):
             plain[name] = ",".join(f"{role}={policy}" for role, policy in value.items())
         elif isinstance(value, Mapping):
             plain[name] = json.dumps(dict(value))

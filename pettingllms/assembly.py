@@ -11,11 +11,16 @@ from typing import Any
 
 from pettingllms.data.hub import divided
 from pettingllms.envs.aec import creator_of, made_by, takes_anything
-from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE
+from pettingllms.policies.sources import (
+    adapter_folders,
+    check_base,
+    located_adapters,
+)
+from pettingllms.policies.sources import adapters_in as adapters_in
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.sandbox.isolation import held_by
@@ -28,8 +33,10 @@ EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 def located(config: ATGRPOConfig) -> ATGRPOConfig:
     """`config` with local paths made absolute, so that a run can be resumed from anywhere.
 
+    Adapters on the Hugging Face hub become the folder that they are downloaded to.
+
     Raises:
-        ConfigError: `adapters` is no folder.
+        ConfigError: there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
     for name in ("model", "dataset", "policies", "server_key"):
@@ -40,19 +47,8 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     if file.endswith(".py"):
         changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
     if config.adapters is not None:
-        changes["adapters"] = str(adapters_in(Path(config.adapters)).resolve())
+        changes["adapters"] = located_adapters(config.adapters)
     return dataclasses.replace(config, **changes)
-
-
-def adapters_in(folder: Path) -> Path:
-    """Where the adapters are: in the folder `adapters` of a run, or in `folder` itself.
-
-    Raises:
-        ConfigError: there is no such folder.
-    """
-    if not folder.is_dir():
-        raise ConfigError(f"adapters: there is no folder {folder}; give a run, or its adapters/")
-    return folder / "adapters" if (folder / "adapters").is_dir() else folder
 
 
 def build_policies(
@@ -63,14 +59,14 @@ def build_policies(
     Args:
         config: resolved settings.
         players: role -> policy.
-        run: folder of a training run, which samples as its settings say. Without one, the
-            transformers engine samples.
+        run: folder of a training run, where vLLM writes its log and adapters; without one, a
+            temporary folder.
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    check_adapters(config, players)
+    adapters = check_adapters(config, players)
     targets = config.lora_target_modules
     return load_policies(
         EMBEDDED if config.model is None else config.model,
@@ -84,31 +80,27 @@ def build_policies(
         device=None if config.device == "auto" else config.device,
         seed=config.seed,
         chat_template_kwargs=config.mapping("chat_template_kwargs"),
-        adapters=None if config.adapters is None else Path(config.adapters),
-        sampler=None if run is None else sampler_settings(config, run),
+        adapters=adapters,
+        sampler=sampler_settings(config, run),
     )
 
 
-def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> None:
-    """Compares the folder of adapters, if there is one, with the policies.
+def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> dict[str, Path]:
+    """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
-        ConfigError: a policy has no adapter there.
+        ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    if config.adapters is None:
-        return
-    found = sorted(path.name for path in Path(config.adapters).iterdir() if path.is_dir())
-    for role, policy in players.items():
-        if policy not in (*found, BASE):
-            raise ConfigError(
-                f"{config.adapters} has no adapter for the policy {policy!r}; it has "
-                f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
-                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in players)}"
-            )
+    found = adapter_folders(config.adapters, players)
+    if not config.full:
+        model = str(EMBEDDED) if config.model is None else config.model
+        for folder in dict.fromkeys(found.values()):
+            check_base(folder, model)
+    return found
 
 
-def sampler_settings(config: ATGRPOConfig, folder: Path) -> SamplerSettings:
-    """Which engine a run samples with, and its settings.
+def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
+    """Which engine samples, and its settings; vLLM writes into `folder`, or a temporary one.
 
     Raises:
         ConfigError: the file with the server's key cannot be read.
@@ -188,7 +180,7 @@ def make_env(
     )
     if divide and ours and arguments.get("dataset") is not None:
         arguments["dataset"] = divided(arguments["dataset"])
-    return _load(config.env, maker, arguments)
+    return _load(config.env, maker, arguments, given)
 
 
 def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
@@ -198,11 +190,11 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
     """
     without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return _load(name, maker, without)
+        return _load(name, maker, without, without)
     except ConfigError:
         if without == given:
             raise
-        return _load(name, maker, given)
+        return _load(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
@@ -226,13 +218,27 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         return f"unavailable: {error}"
 
 
-def _load(name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any]) -> AnyEnv:
+def _load(
+    name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any], given: Mapping[str, Any]
+) -> AnyEnv:
+    """Makes an environment; `given` are the arguments that the user has chosen.
+
+    Raises:
+        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
+    """
     try:
         return made_by(maker, name, **arguments)
-    except TypeError as error:
-        if "argument" not in str(error):
+    except PettingLLMsError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
+        if not given and "argument" not in str(error):
             raise
-        raise ConfigError(f"environment {name!r}: {error}; see env_args") from error
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ConfigError(
+            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
+            f"{type(error).__name__}: {error}; see env_args, and --help-env {name}"
+        ) from error
 
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:

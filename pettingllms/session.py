@@ -35,6 +35,7 @@ from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, 
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.sources import check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import success_rate
 from pettingllms.runs import (
@@ -109,6 +110,8 @@ def train(
     if env is not None:
         settings = dataclasses.replace(settings, env=name_of_env(env))
     settings = resolve(located(settings), env)
+    if settings.model is not None:
+        check_model(settings.model)
     if settings.embedded:
         torch.set_num_threads(1)
     template = make_env(settings, "train", env, divide=True)

@@ -18,7 +18,8 @@ class raw_env(TextEnv):
     Args:
         agents: "team" or "single".
         dataset: file with one question a line; else questions never end.
-        trap: where this file exists, task 3 removes it and kills the process.
+        trap: where this file exists, the task whose number it holds removes it and kills the process.
+        trap_signal: with which signal.
         kwargs: of `TextEnv`.
     """
 
@@ -36,6 +37,7 @@ class raw_env(TextEnv):
         agents: str = "team",
         dataset: str | None = None,
         trap: str | None = None,
+        trap_signal: int = signal.SIGKILL,
         **kwargs: Any,
     ) -> None:
         arguments.one_of("agents", agents, ("team", "single"))
@@ -46,6 +48,7 @@ class raw_env(TextEnv):
             raise DatasetError(f"{dataset}:{rows.index('bad') + 1}: field 'question' is missing")
         self.num_tasks = None if rows is None else len(rows)
         self.trap = None if trap is None else Path(trap)
+        self.trap_signal = trap_signal
 
     def _start(self, seed: int, options: dict[str, Any]) -> tuple[int, str]:
         return (seed, "")
@@ -54,9 +57,9 @@ class raw_env(TextEnv):
         return f"{agent}: question {state[0]} {state[1]}"
 
     def _act(self, state: tuple[int, str], agent: str, text: str) -> Outcome:
-        if state[0] == 3 and self.trap is not None and self.trap.exists():
+        if self.trap is not None and self.trap.exists() and int(self.trap.read_text()) == state[0]:
             self.trap.unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), self.trap_signal)
         won = agent == "judge_0" and sum(map(ord, text)) % 2 == 0
         info: dict[str, Any] = {"difficulty": "hard" if state[0] % 2 else "easy"}
         if agent == "judge_0":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import resource
 import subprocess
@@ -58,6 +59,13 @@ def weights(trainer: ATGRPOTrainer) -> dict[str, torch.Tensor]:
 def assert_same(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> None:
     assert one.keys() == other.keys()
     assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def reseal(checkpoint: Path) -> None:
+    """Makes changed files those that were written, as somebody would who knows how."""
+    facts = json.loads((checkpoint / "state.json").read_text())
+    del facts["digest"], facts["files"]
+    checkpoints.seal(checkpoint, facts)
 
 
 def new_folder(path: Path) -> RunFolder:
@@ -154,6 +162,64 @@ def test_the_last_two_checkpoints_are_kept_and_a_damaged_one_is_passed_over(
         checkpoints.resume(folder, twin)
 
 
+@pytest.mark.parametrize("name", ["policy-writer.safetensors", "optimizer-reader.pt", "state.json"])
+def test_a_flipped_bit_in_any_file_is_noticed(
+    model: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = new_trainer(model)
+    with new_folder(tmp_path / "run") as folder:
+        checkpoints.save(folder, trainer)
+        trainer.train_step()
+        path = checkpoints.save(folder, trainer) / name
+        content = bytearray(path.read_bytes())
+        # The last byte of weights is part of a tensor, which any reader takes.
+        place = len(content) - 1
+        if name == "state.json":  # a digit of a number
+            place = content.index(b",", content.index(b'"tokens": ')) - 1
+        content[place] ^= 1
+        path.write_bytes(content)
+        assert checkpoints.resume(folder, new_trainer(model)) == 0
+    assert f"{name} is not what was written" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "null", "3", '{"format": 2}', '{"format": 1}', '{"format": []}', "\xff"]
+)
+def test_a_broken_state_is_passed_over_or_named(model: Path, tmp_path: Path, text: str) -> None:
+    trainer = new_trainer(model)
+    with new_folder(tmp_path / "run") as folder:
+        path = checkpoints.save(folder, trainer)
+        (path / "state.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(RunFolderError, match=r"no checkpoint in .* can be read"):
+            checkpoints.resume(folder, trainer)
+
+
+def test_another_base_model_is_noticed(model: Path, tmp_path: Path) -> None:
+    trainer = new_trainer(model)
+    with new_folder(tmp_path / "run") as folder:
+        checkpoints.save(folder, trainer)
+        other = new_trainer(save_tiny(tmp_path / "other", seed=5))
+        with pytest.raises(RunFolderError, match=r"base model .*other.* is not the one"):
+            checkpoints.resume(folder, other)
+
+
+def test_changed_settings_are_said_or_refused(
+    model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    trainer = new_trainer(model)
+    with new_folder(tmp_path / "run") as folder:
+        checkpoints.save(folder, trainer)
+        longer = new_trainer(model, dataclasses.replace(CONFIG, max_steps=9))
+        assert checkpoints.resume(folder, longer) == 0
+        assert "is followed from here on: max_steps was 6 and is 9" in caplog.text
+        for change in ({"learning_rate": 0.5}, {"beta": 0.1}, {"seed": 3}, {"env": "coding"}):
+            twin = new_trainer(model, dataclasses.replace(CONFIG, **change))
+            name, value = next(iter(change.items()))
+            with pytest.raises(RunFolderError, match=rf"{name} was .* and is {value!r}; undo this"):
+                checkpoints.resume(folder, twin)
+    assert all(name in vars(CONFIG) for name in checkpoints.CHANGEABLE)
+
+
 def test_a_checkpoint_cannot_run_code(model: Path, tmp_path: Path) -> None:
     class Evil:
         def __reduce__(self) -> tuple[object, tuple[str]]:
@@ -163,6 +229,7 @@ def test_a_checkpoint_cannot_run_code(model: Path, tmp_path: Path) -> None:
     with new_folder(tmp_path / "run") as folder:
         path = checkpoints.save(folder, trainer)
         torch.save(Evil(), path / "optimizer-writer.pt")
+        reseal(path)
         with pytest.raises(RunFolderError):
             checkpoints.resume(folder, trainer)
     assert not (tmp_path / "pwned").exists()

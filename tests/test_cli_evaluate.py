@@ -16,6 +16,7 @@ from pettingllms.cli.evaluate import BELOW, main, parse
 from pettingllms.cli.guard import FAILED, INTERRUPTED
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation import play as play_module
+from pettingllms.evaluation import run as run_module
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.play import lineups_of
 from pettingllms.evaluation.run import plan_of, settings_of
@@ -100,7 +101,7 @@ def test_every_prompt_reply_reward_and_verdict_is_kept(quiz: list[str], tmp_path
     assert main([*quiz, "--limit", "3", "--samples", "2", "--out", str(tmp_path)]) == 0
     found = games(tmp_path)
     assert [(row["team"], row["task"], row["episode"]) for row in found] == [
-        ("base", f"test:{task}", sample) for task in range(3) for sample in range(2)
+        ("base", f"test:{task}", sample) for sample in range(2) for task in range(3)
     ]
     for row in found:
         played = Trajectory.from_row(row)
@@ -201,16 +202,16 @@ def test_an_evaluation_killed_in_the_middle_goes_on_to_the_same_bytes(
     quiz: list[str], tmp_path: Path
 ) -> None:
     trap = tmp_path / "trap"
-    arguments = ["--env-args", json.dumps({"trap": str(trap)}), "--samples", "32", "--limit", "4"]
+    arguments = ["--env-args", json.dumps({"trap": str(trap)}), "--samples", "2", "--limit", "66"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
     assert main([*quiz, *arguments, "--out", str(whole)]) == 0
-    trap.write_text("")
+    trap.write_text("64")
     command = [sys.executable, "-m", "pettingllms.cli.evaluate", *quiz, *arguments]
     killed = subprocess.run([*command, "--out", str(broken)], capture_output=True, check=False)
     assert killed.returncode == -9
     assert not trap.exists()
     assert not (broken / "results.json").exists()
-    assert len(games(broken)) == 64  # the chunk before the one with task 3
+    assert len(games(broken)) == 64  # the chunk before the one with task 64
     assert main([*quiz, *arguments, "--out", str(broken)]) == 0
     for name in WRITTEN:
         assert (broken / name).read_bytes() == (whole / name).read_bytes(), name
@@ -222,7 +223,7 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(play_module, "EPISODES_AT_ONCE", 2)
+    monkeypatch.setattr(run_module, "EPISODES_AT_ONCE", 2)
     argv = ["--adapters", str(trained.folder), "--limit", "4", "--out"]
     assert main([*argv, str(tmp_path / "whole")]) == 0
 
@@ -376,10 +377,12 @@ def test_what_cannot_be_paired_is_refused(
 
 
 def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> None:
-    config = settings_of(EvalConfig.of(adapters=str(trained.folder), env="coding", alpha=0.5))
-    assert (config.env, config.alpha) == ("coding", 0.5)
-    assert config.max_completion_length == 6
+    config = settings_of(EvalConfig.of(adapters=str(trained.folder), alpha=0.5))
+    assert (config.alpha, config.max_completion_length) == (0.5, 6)
     assert config.env_args == '{"max_turns": 2}'
+    # Another environment has arguments of its own.
+    config = settings_of(EvalConfig.of(adapters=str(trained.folder), env="coding"))
+    assert (config.env, config.max_completion_length, config.env_args) == ("coding", 6, None)
     assert settings_of(EvalConfig()).adapters is None
 
 

@@ -111,7 +111,7 @@ def test_an_interrupted_run_saves_says_how_to_go_on_and_exits_with_130(
     out, err = process.communicate(timeout=40)
     assert process.returncode == guard.INTERRUPTED, err
     assert "stopping after this step" in err
-    stopped = re.search(rf"after step (\d+); resume with: pettingllms-train --resume {run}", out)
+    stopped = re.search(rf"after step (\d+); resume with: .*train --resume {run}", out)
     assert stopped
     assert (run / "checkpoints" / f"step-{int(stopped[1]):06d}" / "state.json").is_file()
     assert "Traceback" not in err
@@ -276,9 +276,9 @@ def test_a_dry_run_estimates_and_writes_nothing(
     assert "2 policies for 2 roles (writer, reader), 2 trained" in out
     weights = AutoModelForCausalLM.from_pretrained(model)
     assert f"model: {sum(p.numel() for p in weights.parameters()):,} parameters" in out
-    replies = 2 * 4 * 2
-    assert re.search(rf"# +{replies}  replies \(4 to each prompt\)", out)
-    assert re.search(rf"# +{replies * 4}  sampled tokens", out)
+    completions = 2 * 4 * 2
+    assert re.search(rf"# +{completions}  completions \(4 to each prompt\)", out)
+    assert re.search(rf"# +{completions * 4}  sampled tokens", out)
 
 
 def test_the_estimate_of_an_adapter_is_what_peft_makes(model: Path) -> None:

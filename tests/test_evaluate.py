@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,8 +16,7 @@ import pytest
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation import Estimate, Evaluation, evaluate, held_out, roles_of
-from pettingllms.evaluation import play as play_module
-from pettingllms.evaluation.play import Sampling, chunks, play_chunk
+from pettingllms.evaluation.play import Chunk, Sampling, chunks, play_chunk
 from pettingllms.evaluation.report import as_markdown, as_text, scores_table, training_table
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.policies.loading import load_policies
@@ -126,7 +126,7 @@ def test_progress_counts_finished_games_and_may_stop() -> None:
         samples=2,
         on_progress=lambda done, total: seen.append((done, total)),
     )
-    assert seen == [(0, 6), (0, 6), (6, 6)]
+    assert seen == [(0, 6), (0, 6), (3, 6), (3, 6), (6, 6)]
 
     def stop(done: int, total: int) -> None:
         raise KeyboardInterrupt
@@ -151,26 +151,30 @@ def test_a_real_model_gives_the_same_scores_for_the_same_seed(tmp_path: Path) ->
     assert greedy.scores == {name: twice[name] for name in twice if not name.startswith("pass@")}
 
 
-def test_a_chunk_is_played_the_same_alone_and_among_others(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(play_module, "EPISODES_AT_ONCE", 4)
+def test_a_chunk_is_played_the_same_alone_and_among_others(tmp_path: Path) -> None:
     policies = load_policies(save_tiny(tmp_path), {"writer": "a", "reader": "b"}, lora_r=2)
     env = letters_env.env(split="test", max_turns=2)
-    tasks, sampling = held_out(env, "test", 6), Sampling(max_new_tokens=5, samples=2, seed=3)
+    tasks = held_out(env, "test", 6)
+    sampling = Sampling(max_new_tokens=5, samples=2, seed=3, at_once=4)
     with ThreadPoolExecutor(1) as pool:
         players = {"writer": "a", "reader": "b"}
 
-        def play_one(chunk: Sequence[Task]) -> list[Trajectory]:
+        def play_one(chunk: Chunk) -> list[Trajectory]:
             return play_chunk(env, policies, players, pool, chunk, sampling)
 
-        cut = chunks(tasks, 2)
-        assert [len(chunk) for chunk in cut] == [2, 2, 2]
+        cut = chunks(tasks, sampling)
+        assert [(len(chunk.tasks), chunk.sample) for chunk in cut] == [
+            (4, 0),
+            (2, 0),
+            (4, 1),
+            (2, 1),
+        ]
+        assert cut[:2] == chunks(tasks, replace(sampling, samples=1))  # more can be added
         together = [play_one(chunk) for chunk in cut]
         assert play_one(cut[1]) == together[1]
     episodes = [episode for chunk in together for episode in chunk]
     assert [(each.task, each.episode) for each in episodes] == [
-        (task, sample) for task in tasks for sample in range(2)
+        (task, sample) for sample in range(2) for task in tasks
     ]
     texts = [tuple(g.chosen.completion.text for g in each.groups) for each in episodes]
     assert len(set(texts)) == len(texts)  # no two episodes, of no two chunks, draw the same

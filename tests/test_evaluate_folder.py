@@ -26,7 +26,7 @@ TASKS = [Task("test:0", 0), Task("test:1", 1), Task("test:2", 2)]
 SETTINGS_OF = {"env": "quiz", "seed": 0, "temperature": 0.7}
 
 
-def games(*tasks: Task) -> list[Trajectory]:
+def games(*tasks: Task, samples: tuple[int, ...] = (0,)) -> list[Trajectory]:
     info = {"success": True, "note": "ünïcode \u2028 \ud800"}
     completion = Completion((5, 6), (7,), (), "so", truncated=False, version=0)
     candidate = Candidate(completion, 1.5, 1.0, 0.5, chosen=True, info=info)
@@ -46,8 +46,8 @@ def games(*tasks: Task) -> list[Trajectory]:
             early={},
             cooperative=True,
         )
+        for n in samples
         for task in tasks
-        for n in range(2)
     ]
 
 
@@ -62,33 +62,65 @@ def begun(path: Path) -> bytes:
 def test_what_was_played_is_there_again(tmp_path: Path) -> None:
     begun(tmp_path)
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
-        assert folder.take("base", TASKS[:2], 2) == games(*TASKS[:2])
-        assert folder.take("base", TASKS[2:], 2) == games(TASKS[2])
-        assert folder.take("base", TASKS, 2) == []
+        folder.expect(["base"], TASKS, 1)
+        assert folder.take("base", TASKS[:2], 0) == games(*TASKS[:2])
+        assert folder.take("base", TASKS[2:], 0) == games(TASKS[2])
+        assert folder.take("base", TASKS, 1) == []
 
 
-@pytest.mark.parametrize("kept", [1, 2, 3])
+@pytest.mark.parametrize("kept", [0, 1])
 def test_a_chunk_that_is_not_whole_is_cut(tmp_path: Path, kept: int) -> None:
     whole = begun(tmp_path)
     lines = whole.splitlines(keepends=True)
     half = b"".join(lines[:kept]) + lines[kept][:40]
     (tmp_path / TRAJECTORIES).write_bytes(half)
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
-        assert folder.take("base", TASKS[:2], 2) == []
+        assert folder.take("base", TASKS[:2], 0) == []
         assert (tmp_path / TRAJECTORIES).read_bytes() == b""
         folder.add("base", games(*TASKS[:2]))
-        assert folder.take("base", TASKS[2:], 2) == []
+        assert folder.take("base", TASKS[2:], 0) == []
         folder.add("base", games(TASKS[2]))
     assert (tmp_path / TRAJECTORIES).read_bytes() == whole
+
+
+def test_a_hole_in_the_middle_is_refused_and_nothing_behind_it_is_lost(tmp_path: Path) -> None:
+    lines = begun(tmp_path).splitlines(keepends=True)
+    (tmp_path / TRAJECTORIES).write_bytes(lines[0] + lines[2])
+    with (
+        EvalFolder(tmp_path, SETTINGS_OF) as folder,
+        pytest.raises(RunFolderError, match=r"lacks 1 of the episodes 0 of 'base' on the tasks"),
+    ):
+        folder.take("base", TASKS[:2], 0)
+    assert (tmp_path / TRAJECTORIES).read_bytes() == lines[0] + lines[2]
+    (tmp_path / TRAJECTORIES).write_bytes(lines[0] + lines[0])
+    with pytest.raises(RunFolderError, match=r"damaged at byte \d+: an episode is there twice"):
+        EvalFolder(tmp_path, SETTINGS_OF)
+
+
+def test_more_samples_continue_a_finished_folder_and_fewer_are_refused(tmp_path: Path) -> None:
+    few, more = SETTINGS_OF | {"samples": 1}, SETTINGS_OF | {"samples": 2}
+    with EvalFolder(tmp_path, few) as folder:
+        folder.add("base", games(*TASKS))
+        folder.write(RESULTS, "{}")
+    with pytest.raises(RunFolderError, match="temperature"):
+        EvalFolder(tmp_path, more | {"temperature": 1.0})
+    assert (tmp_path / RESULTS).exists()
+    with EvalFolder(tmp_path, more) as folder:
+        assert folder.head["settings"]["samples"] == 2
+        assert folder.take("base", TASKS, 0) == games(*TASKS)
+        assert folder.take("base", TASKS, 1) == []
+    assert not (tmp_path / RESULTS).exists()  # unfinished again
+    with pytest.raises(RunFolderError, match=r"samples 2, now it is 1"):
+        EvalFolder(tmp_path, few)
 
 
 def test_whole_chunks_before_the_cut_stay(tmp_path: Path) -> None:
     whole = begun(tmp_path)
     (tmp_path / TRAJECTORIES).write_bytes(whole[:-5])
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
-        assert folder.take("base", TASKS[:2], 2) == games(*TASKS[:2])
-        assert folder.take("base", TASKS[2:], 2) == []
-    assert (tmp_path / TRAJECTORIES).read_bytes() == b"".join(whole.splitlines(keepends=True)[:4])
+        assert folder.take("base", TASKS[:2], 0) == games(*TASKS[:2])
+        assert folder.take("base", TASKS[2:], 0) == []
+    assert (tmp_path / TRAJECTORIES).read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
 
 
 def test_another_evaluation_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
@@ -100,10 +132,10 @@ def test_another_evaluation_is_refused_and_left_as_it_is(tmp_path: Path) -> None
     with (
         EvalFolder(tmp_path, SETTINGS_OF) as folder,
         pytest.raises(
-            RunFolderError, match=r"episode 0 of task test:0 by 'base' where .* 'adapters'"
+            RunFolderError, match=r"episode 0 of task test:0 by 'base', which .* of 'adapters'"
         ),
     ):
-        folder.take("adapters", TASKS[:2], 2)
+        folder.expect(["adapters"], TASKS, 1)
     assert (tmp_path / TRAJECTORIES).read_bytes() == whole
 
 

@@ -133,6 +133,41 @@ def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
     assert starts[0]["command"] == sys.argv
 
 
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "holds None in place of settings"),
+        (b"- a", r"holds \['a'\] in place of settings"),
+        (b"env: [", "damaged: line 1, column 7: expected the node content"),
+        (b"\xff\xfe\x00", "damaged: "),
+        (b"max_steps: many", "max_steps must be a whole number, got 'many'"),
+        (b"learning_rate: .inf", "learning_rate must be a finite number"),
+        (b"1: 2", "unknown key 1"),
+    ],
+)
+def test_broken_settings_of_a_run_are_one_line(tmp_path: Path, content: bytes, says: str) -> None:
+    (tmp_path / "config.yaml").write_bytes(content)
+    with pytest.raises((RunFolderError, ConfigError), match=says) as found:
+        read_config(tmp_path)
+    assert "\n" not in str(found.value)
+    assert str(tmp_path / "config.yaml") in str(found.value) or "must be" in str(found.value)
+
+
+def test_a_broken_record_of_a_run_is_named_with_its_place(tmp_path: Path) -> None:
+    with new_folder(tmp_path / "run") as folder:
+        folder.append(METRICS, [{"step": 1}])
+        for line in ("[1]\n", "nonsense\n", "\udcff\n"):
+            (tmp_path / "run" / METRICS).write_bytes(
+                b'{"step": 1}\n' + line.encode("utf-8", "surrogateescape")
+            )
+            with pytest.raises(RunFolderError, match=r"metrics\.jsonl is damaged in line 2"):
+                folder.rows(METRICS)
+        for text in ("", "{}", "[1"):
+            (tmp_path / "run" / "run.json").write_text(text)
+            with pytest.raises(RunFolderError, match=r"run\.json is damaged: .*remove it"):
+                folder.describe(CONFIG)
+
+
 def test_settings_of_another_version_are_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(config_text(CONFIG) + "max_stps: 3\n")
     with pytest.raises(ConfigError, match=r"max_stps.*max_steps"):

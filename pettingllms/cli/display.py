@@ -28,7 +28,7 @@ class PlainDisplay:
         print(text, flush=True)
 
     def playing(self, what: str, done: int, total: int) -> None:
-        """Prints one line, when all games are over."""
+        """Prints one line, when all episodes are over."""
         if done == total:
             print(f"{what}: {total} episodes played", flush=True)
 
@@ -39,7 +39,7 @@ class PlainDisplay:
 
 
 class TerminalDisplay:
-    """A bar for the run and one for held-out games, redrawn in place."""
+    """A bar for the run and one for held-out episodes, redrawn in place."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._clock = TimeLeft()
@@ -52,7 +52,7 @@ class TerminalDisplay:
             refresh_per_second=4,
         )
         self._run: TaskID | None = None
-        self._games: TaskID | None = None
+        self._playing: TaskID | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -66,13 +66,13 @@ class TerminalDisplay:
         self._progress.console.print(text, markup=False, highlight=False)
 
     def playing(self, what: str, done: int, total: int) -> None:
-        """Shows a second bar while games are being played."""
-        if self._games is None:
-            self._games = self._progress.add_task(what, total=total, note="games")
-        self._progress.update(self._games, description=what, completed=done, total=total)
+        """Shows a second bar while episodes are being played."""
+        if self._playing is None:
+            self._playing = self._progress.add_task(what, total=total, note="episodes")
+        self._progress.update(self._playing, description=what, completed=done, total=total)
         if done == total:
-            self._progress.remove_task(self._games)
-            self._games = None
+            self._progress.remove_task(self._playing)
+            self._playing = None
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Moves the bar of the run."""

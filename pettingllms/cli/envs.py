@@ -25,7 +25,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import dispatched
 from pettingllms.cli.options import CommandParser
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, check_env
 from pettingllms.envs.aec import (
@@ -47,18 +47,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     0: done. 1: `check` found a broken promise. 2: an error. 130: interrupted.
     """
-    words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(words))
-
-
-def _run(words: Sequence[str]) -> int:
     for stream, how in ((sys.stdin, "replace"), (sys.stdout, "backslashreplace")):
         # Text of any encoding may be played, and no terminal may stop the command.
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors=how)
-    options = _parser().read(words)
-    code: int = options.action(options)
-    return code
+    return dispatched(_parser, argv)
 
 
 def _parser() -> CommandParser:

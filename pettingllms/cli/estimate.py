@@ -18,6 +18,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation import roles_of
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -76,6 +77,7 @@ def shape_of(config: ATGRPOConfig) -> ModelShape:
         ConfigError: it has none that transformers can read.
     """
     name = str(EMBEDDED) if config.model is None else config.model
+    check_model(name)
     try:
         model_config = AutoConfig.from_pretrained(name)
     except (OSError, ValueError, KeyError) as error:
@@ -111,10 +113,10 @@ def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
 def _memory(config: ResolvedConfig, shape: ModelShape, policies: int, trained: int) -> list[str]:
     small = config.dtype == "float32" or (config.dtype == "auto" and not _accelerated(config))
     width = 4 if small else 2
-    replies = config.tasks_per_step * config.num_generations
+    rows = config.tasks_per_step * config.num_generations
     batch = config.tokens_per_batch
     # Kept for the backward pass: some 16 vectors of the hidden size a layer, and float32 logits
-    # with their gradient for the tokens of replies, at most all.
+    # with their gradient for the tokens of completions, at most all.
     activations = batch * (16 * shape.layers * shape.hidden * width + 2 * 4 * shape.vocabulary)
     if config.full:
         models, base = policies + (config.beta > 0), shape.parameters
@@ -127,7 +129,7 @@ def _memory(config: ResolvedConfig, shape: ModelShape, policies: int, trained: i
             "base model": shape.parameters * width,
             f"{policies} adapters, gradients, AdamW": policies * shape.adapter * OPTIMIZER_BYTES,
         }
-    positions = min(DEFAULT_TOKENS_PER_BATCH, replies * (config.max_completion_length + PROMPT))
+    positions = min(DEFAULT_TOKENS_PER_BATCH, rows * (config.max_completion_length + PROMPT))
     parts[f"cache of a sampling batch of {positions} tokens"] = (
         positions * shape.cache_per_token * width
     )
@@ -140,16 +142,16 @@ def _work(config: ResolvedConfig, shape: ModelShape, agents: int, turns: int | N
     tree = ESTIMATORS.load(config.estimator).tree
     moves = config.tasks_per_step * config.num_generations * agents
     each = "a turn" if turns is None else f"a step ({turns} turns at the most)"
-    replies = moves * (turns or 1)
-    tokens = replies * config.max_completion_length
+    completions = moves * (turns or 1)
+    tokens = completions * config.max_completion_length
     # Two operations a parameter and token forward, four more backward.
     flops = 2 * shape.parameters * tokens * (1 + 3)
     budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
     return [
         "",
         f"# Work {each}, at the most",
-        f"#   {replies:>9,}  replies ({config.num_generations} "
-        + ("to each prompt)" if tree else "games of each task)"),
+        f"#   {completions:>9,}  completions ({config.num_generations} "
+        + ("to each prompt)" if tree else "episodes of each task)"),
         f"#   {tokens:>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
         f"# Steps: {config.max_steps}{budget}; model: {shape.parameters:,} parameters, "

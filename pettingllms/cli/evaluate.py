@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import guarded, terminable
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ BELOW = 1
 EXAMPLES = (
     "pettingllms-eval --env coding --adapters runs/latest --out evals/mine",
     "pettingllms-eval --env coding --adapters runs/latest --swap all --samples 4",
+    "pettingllms-eval --env math sudoku --model Qwen/Qwen3-1.7B --adapters my/peft-folder",
     "pettingllms-eval --env coding --model Qwen/Qwen3-1.7B --limit 20 --dry-run",
     "pettingllms-eval --compare evals/mine evals/other",
     "pettingllms-eval --compare evals/mine:base evals/mine:adapters",
@@ -34,6 +35,8 @@ class EvalCommand(NamedTuple):
     """A parsed command line."""
 
     options: EvalConfig
+    envs: Sequence[str]
+    """The environments, where there are several; else none."""
     compare: tuple[str, str] | None
     """The two sides: folders of evaluations, or runs, which are evaluated first."""
     dry_run: bool
@@ -43,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code.
 
     0: done. 1: done, and the success is below `--fail-under`. 2: an error. 130: interrupted.
+    143: terminated.
     """
     words = sys.argv[1:] if argv is None else list(argv)
     return guarded(lambda: _run(parse(words)))
@@ -65,6 +69,7 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         "intervals.",
         examples=EXAMPLES,
         shown=_shown,
+        several=("env",),
     )
     parser.add_argument(
         "--compare",
@@ -84,8 +89,15 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         if name in found.given:
             option = name.replace("_", "-")
             raise ConfigError(f"--compare names both sides itself; leave out --{option}")
-    options = EvalConfig.of(**parser.values(found, parser.fields))
-    return EvalCommand(options, compare, found.dry_run)
+    values = parser.values(found, parser.fields)
+    envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
+    if len(envs) > 1:
+        del values["env"]
+        if compare:
+            raise ConfigError("--compare is for one environment; name one with --env")
+    return EvalCommand(
+        EvalConfig.of(**values), envs if len(envs) > 1 else (), compare, found.dry_run
+    )
 
 
 def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,6 +106,8 @@ def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
     from pettingllms.trainers.config import ATGRPOConfig, resolve
 
     shared = {name: value for name, value in given.items() if name in SHARED}
+    if "env" in shared:
+        shared["env"] = shared["env"].partition(",")[0]
     values = vars(resolve(ATGRPOConfig(**shared)))
     return {
         name: f"the run's, else {values[name]}" if by == "run" else values[name]
@@ -109,8 +123,12 @@ def _run(command: EvalCommand) -> int:
     if command.compare is not None:
         return _compare(command.options, command.compare)
     if command.dry_run:
-        print(dry_run(command.options))
+        options, over = command.options, command.options.over
+        each = [dataclasses.replace(options, over={**over, "env": env}) for env in command.envs]
+        print("\n\n".join(map(dry_run, each or [options])))
         return 0
+    if command.envs:
+        return _evaluate_each(command.options, command.envs)
     return _evaluate(command.options)
 
 
@@ -118,8 +136,26 @@ def _evaluated(options: EvalConfig) -> EvalResult:
     from pettingllms.cli.display import best_display
     from pettingllms.evaluation.run import run_evaluation
 
-    with best_display() as display:
+    with terminable(), best_display() as display:
         return run_evaluation(options, display=display)
+
+
+def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
+    from pettingllms.cli.display import best_display
+    from pettingllms.evaluation import report
+    from pettingllms.evaluation.folder import RESULTS
+    from pettingllms.evaluation.run import run_each
+
+    with terminable(), best_display() as display:
+        results = run_each(options, envs, display)
+    table = report.joint_table({env: result.teams for env, result in results.items()})
+    print(f"\n{report.as_text(table)}\n\n{next(iter(results.values())).sizes()}")
+    for env, result in results.items():
+        for warning in result.warnings():
+            print(f"warning: {env}: {warning}")
+    if options.out is not None:
+        print(f"results: {Path(options.out) / RESULTS}, and a folder for each environment")
+    return max(_verdict(options, result, f"{env}: ") for env, result in results.items())
 
 
 def _evaluate(options: EvalConfig) -> int:
@@ -135,15 +171,22 @@ def _evaluate(options: EvalConfig) -> int:
     for gain in gains if len(gains) == 1 else ():
         print(f"\n{report.as_text(report.comparison_table(gain, short=True))}")
         print(f"\n{report.notes(gain)}")
+    for warning in result.warnings():
+        print(f"\nwarning: {warning}")
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}")
+    return _verdict(options, result)
+
+
+def _verdict(options: EvalConfig, result: EvalResult, what: str = "") -> int:
+    """Compares the success with `--fail-under`; returns the exit code."""
     if options.fail_under is None:
         return 0
     if result.success is None:
-        raise ConfigError("fail_under needs an environment with `success` in its infos")
+        raise ConfigError(f"{what}fail_under needs an environment with `success` in its infos")
     enough = result.success.mean >= options.fail_under
     how = "not below" if enough else "below"
-    print(f"success {result.success.mean:.4f} is {how} {options.fail_under}")
+    print(f"{what}success {result.success.mean:.4f} is {how} {options.fail_under}")
     return 0 if enough else BELOW
 
 
@@ -194,9 +237,9 @@ def dry_run(options: EvalConfig) -> str:
 
     plan = plan_of(options)
     turns = getattr(plan.env.unwrapped, "max_turns", None)
-    games = plan.games * len(plan.teams)
-    replies = games * len(plan.env.possible_agents) * (turns or 1)
-    tokens = replies * plan.sampling.max_new_tokens
+    episodes = plan.episodes * len(plan.teams)
+    completions = episodes * len(plan.env.possible_agents) * (turns or 1)
+    tokens = completions * plan.sampling.max_new_tokens
     flops = 2 * shape_of(plan.config).parameters * tokens
     each = "at most" if turns else "for each turn, at most"
     return "\n".join(
@@ -204,8 +247,8 @@ def dry_run(options: EvalConfig) -> str:
             yaml.safe_dump(plan.settings(), sort_keys=False).rstrip(),
             "",
             f"# Teams: {', '.join(team.title for team in plan.teams)}",
-            f"# {games:>12,}  episodes",
-            f"# {replies:>12,}  completions {each}",
+            f"# {episodes:>12,}  episodes",
+            f"# {completions:>12,}  completions {each}",
             f"# {tokens:>12,}  sampled tokens {each}",
             f"# {flops / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
         ]

@@ -1,12 +1,21 @@
-"""Shared error handling of all commands: one clean line, an exit code, no traceback."""
+"""What all commands share: one clean line for an error, exit codes, signals, no traceback."""
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import errno
 import logging
 import os
 import select
+import shlex
+import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import IO, NoReturn, Protocol
 
 from pettingllms.errors import PettingLLMsError
 
@@ -23,10 +32,40 @@ EXTRA_MODULES = (
 )
 """What the `train` extra installs."""
 
+FULL = (errno.ENOSPC, errno.EDQUOT)
+"""Where a file system has no space left; `> file` makes standard output such a file."""
 FAILED = 2
 INTERRUPTED = 130
 PIPE_CLOSED = 141
-"""What a shell reports for a command that SIGPIPE ended."""
+TERMINATED = 143
+"""What a shell reports for a command that SIGINT, SIGPIPE or SIGTERM ended."""
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM: ends a command as Ctrl-C does, with an exit code of its own."""
+
+
+class Parser(Protocol):
+    """Reads a command line into options, among them `action`."""
+
+    def read(self, argv: Sequence[str]) -> argparse.Namespace:
+        """The options of a command line."""
+
+
+def dispatched(parser: Callable[[], Parser], argv: Sequence[str] | None) -> int:
+    """Runs the subcommand that a command line names; returns its exit code.
+
+    Args:
+        parser: makes the parser, whose subcommands have a default `action`: options -> exit code.
+        argv: the command line; None for that of this process.
+    """
+
+    def act() -> int:
+        options = parser().read(sys.argv[1:] if argv is None else argv)
+        code: int = options.action(options)
+        return code
+
+    return guarded(act)
 
 
 def guarded(command: Callable[[], int]) -> int:
@@ -37,15 +76,25 @@ def guarded(command: Callable[[], int]) -> int:
     """
     logging.basicConfig(format="%(levelname)s: %(message)s", level=logging.WARNING)
     try:
-        code = command()
-        sys.stdout.flush()
-        return code
-    except BrokenPipeError:
-        if not _reader_is_gone():
+        try:
+            code = _reported(command)
+        except SystemExit:  # of --help and --version, whose text may not be written yet
+            _flush()
             raise
-        # What is still buffered would fail once more when the interpreter ends.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _flush() or code
+    except BrokenPipeError:
+        closed = [stream for stream in (sys.stdout, sys.stderr) if _reader_is_gone(stream)]
+        if not closed:
+            raise
+        for stream in closed:
+            # What is still buffered would fail once more when the interpreter ends.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
         return PIPE_CLOSED
+
+
+def _reported(command: Callable[[], int]) -> int:
+    try:
+        return command()
     except PettingLLMsError as error:
         print(f"error: {error}", file=sys.stderr)
     except ModuleNotFoundError as error:
@@ -56,14 +105,75 @@ def guarded(command: Callable[[], int]) -> int:
             "pip install 'pettingllms[train]'",
             file=sys.stderr,
         )
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:
+            print(f"error: {str(error.filename)[:40]!r}...: {error.strerror}", file=sys.stderr)
+            return FAILED
+        if error.errno not in FULL:
+            raise
+        return _full(error)
+    except Terminated:
+        print("terminated", file=sys.stderr)
+        return TERMINATED
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return INTERRUPTED
     return FAILED
 
 
-def _reader_is_gone() -> bool:
-    """Whether standard output is a pipe that its reader has closed."""
+def _flush() -> int:
+    """Writes out what was printed; returns `FAILED` where that is not possible, else 0."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _full(error)
+    return 0
+
+
+def _full(error: OSError) -> int:
+    what = "a file" if error.filename is None else error.filename
+    print(f"error: {what} cannot be written: {error.strerror}; free some", file=sys.stderr)
+    return FAILED
+
+
+def _reader_is_gone(stream: IO[str]) -> bool:
+    """Whether a stream is a pipe that its reader has closed."""
     poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
+    poll.register(stream.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
+
+
+@contextlib.contextmanager
+def terminable() -> Iterator[None]:
+    """Makes SIGTERM raise `Terminated`, so that what was reached is kept and said."""
+
+    def terminate(number: int, frame: FrameType | None) -> NoReturn:
+        del number, frame
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def typed(command: str) -> str:
+    """A command of this package as it has to be typed here.
+
+    With its path where the shell would not find it, or would find that of another installation.
+    """
+    program, *words = shlex.split(command)
+    beside = Path(sys.executable).parent / program
+    found = shutil.which(program)
+    if found is not None and beside.exists() and Path(found).samefile(beside):
+        return command
+    if beside.exists():
+        return shlex.join([str(beside), *words])
+    module = {"pettingllms-eval": "evaluate"}.get(program, program.removeprefix("pettingllms-"))
+    return shlex.join([sys.executable, "-m", f"pettingllms.cli.{module}", *words])

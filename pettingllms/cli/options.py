@@ -45,6 +45,14 @@ INSTEAD = {
 Objects = dict[str, dict[str, Any]]
 
 
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    """Headings as in the help of `OptionParser`."""
+
+    def start_section(self, heading: str | None) -> None:
+        """Opens a section."""
+        super().start_section(heading and heading.capitalize())
+
+
 class CommandParser(argparse.ArgumentParser):
     """Raises `ConfigError` where argparse prints its usage and exits; shows examples in the help.
 
@@ -53,9 +61,12 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         if examples:
-            kwargs["epilog"] = "\n".join(["examples:", *(f"  {each}" for each in examples)])
-        kwargs.setdefault("formatter_class", argparse.RawDescriptionHelpFormatter)
-        super().__init__(allow_abbrev=False, **kwargs)
+            kwargs["epilog"] = "\n".join(["Examples:", *(f"  {each}" for each in examples)])
+        kwargs.setdefault("formatter_class", _Formatter)
+        own_help = kwargs.pop("add_help", True)
+        super().__init__(allow_abbrev=False, add_help=False, **kwargs)
+        if own_help:
+            self.add_argument("-h", "--help", action="help", help="Print this help and exit")
         self.add_argument(
             "--version",
             action="version",
@@ -106,6 +117,8 @@ class OptionParser(CommandParser):
         examples: command lines to show at the end of the help.
         shown: given the values that the command line sets, the text of the default of other fields
             in the help: the values that will be used.
+        several: fields that take several words, which are joined by commas: `--env coding math` is
+            `--env coding,math`.
     """
 
     def __init__(
@@ -116,10 +129,11 @@ class OptionParser(CommandParser):
         description: str,
         examples: Sequence[str] = (),
         shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _given: {},
+        several: Collection[str] = (),
     ) -> None:
         super().__init__(prog=prog, description=description, add_help=False)
         self.fields = {field.name: field for field in fields}
-        self.examples, self._shown = examples, shown
+        self.examples, self._shown, self._several = examples, shown, several
         for field in fields:
             self._add_field(field)
         self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
@@ -137,6 +151,8 @@ class OptionParser(CommandParser):
         # The last one is the one that errors and the help show.
         names = [*field.metadata.get("aliases", ()), f"--{name}", f"--{name.replace('_', '-')}"]
         switch: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
+        if name in self._several:
+            switch = {"nargs": "+", "action": _Joined}
         self.add_argument(
             *dict.fromkeys(names),
             dest=name,
@@ -191,12 +207,14 @@ class OptionParser(CommandParser):
     def _from_file(self, path: Path) -> dict[str, str]:
         import yaml  # of the train extra, which other commands do without
 
+        from pettingllms.runs.folder import yaml_mistake
+
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"--config {path} cannot be read: {error.strerror}") from error
         except (yaml.YAMLError, UnicodeDecodeError) as error:
-            raise ConfigError(f"--config {path} is not YAML: {error}") from error
+            raise ConfigError(f"--config {path} is not YAML: {yaml_mistake(error)}") from error
         if values is None:
             return {}
         if not isinstance(values, dict):
@@ -270,6 +288,20 @@ def fields_of(*kinds: type, shared: str | None = None) -> list[dataclasses.Field
                 field.type = hints[field.name]
                 found.append(field)
     return found
+
+
+class _Joined(argparse.Action):
+    """Joins the words of an option by commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        del parser, option_string
+        setattr(namespace, self.dest, ",".join(values))
 
 
 class _HelpEnv(argparse.Action):
@@ -353,7 +385,7 @@ def _value(word: str, rest: list[str]) -> str:
 def _as_json(text: str) -> Any:
     """A value of JSON's, or the text itself."""
     try:
-        return json.loads(text)
+        return json.loads(text, parse_constant=str)  # NaN is no JSON, whatever Python says
     except ValueError:
         return text
 

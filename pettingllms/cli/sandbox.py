@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import dispatched
 from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult, SandboxSettings, open_sandbox
@@ -245,15 +245,8 @@ def _show(result: RunResult) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """The command; returns its exit code: 0 where all is well, 1 where something is not."""
-    words = sys.argv[1:] if arguments is None else arguments
-
-    def act() -> int:
-        options = _parser().read(words)
-        code: int = options.action(options)
-        return code
-
-    return guarded(act)
+    """Runs the command; returns its exit code: 0 where all is well, 1 where something is not."""
+    return dispatched(_parser, arguments)
 
 
 if __name__ == "__main__":

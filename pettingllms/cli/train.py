@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pettingllms.cli.guard import INTERRUPTED, guarded
+from pettingllms.cli.guard import INTERRUPTED, TERMINATED, guarded, typed
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -35,7 +36,10 @@ class TrainCommand(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command; returns its exit code: 0, 2 on an error, 130 when it was stopped."""
+    """Runs the command; returns its exit code.
+
+    0: done. 2: an error. 130 or 143: stopped by Ctrl-C or SIGTERM, and saved.
+    """
     words = sys.argv[1:] if argv is None else list(argv)
     return guarded(lambda: _run(parse(words)))
 
@@ -97,10 +101,11 @@ def _run(command: TrainCommand) -> int:
         summary = train(command.config, resume=command.resume, display=display, stop=stop)
     run = summary.folder
     if not summary.finished:
-        print(f"stopped after step {summary.step}; resume with: pettingllms-train --resume {run}")
-        return INTERRUPTED
+        again = typed(shlex.join(["pettingllms-train", "--resume", str(run)]))
+        print(f"stopped after step {summary.step}; resume with: {again}")
+        return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     print(f"adapters: {run / 'adapters'}, curves: {run / 'curves.png'}")
-    print(f"next: {summary.next}")
+    print(f"next: {typed(summary.next)}")
     return 0
 
 
@@ -121,18 +126,19 @@ class StopAsked:
     """Whether a signal asked for a stop; callable, as `train` wants it."""
 
     def __init__(self) -> None:
-        self._asked = False
+        self.signal: int | None = None
+        """The first that came."""
 
     def __call__(self) -> bool:
         """Whether to stop."""
-        return self._asked
+        return self.signal is not None
 
     def ask(self, number: int, frame: FrameType | None) -> None:
         """A signal handler."""
-        del number, frame
-        if self._asked:
+        del frame
+        if self.signal is not None:
             raise KeyboardInterrupt
-        self._asked = True
+        self.signal = number
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nstopping after this step; once more stops at once\n")
 

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from inspect import Parameter, Signature
-from numbers import Number
+from numbers import Number, Real
 from typing import Any, NamedTuple, TypedDict, TypeVar
 
 from pettingllms.errors import ConfigError, did_you_mean
@@ -174,7 +174,7 @@ def finite(name: str, value: float) -> float:
     Raises:
         ConfigError: it is infinite or not a number.
     """
-    if not math.isfinite(value):
+    if not isinstance(value, Real) or not math.isfinite(value):
         raise ConfigError(f"{name} must be a finite number, got {value}")
     return float(value)
 

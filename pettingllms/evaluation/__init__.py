@@ -6,6 +6,7 @@ interval over tasks: Wilson's for shares of successes or completions, a bootstra
 | score | mean over tasks of |
 |---|---|
 | `success` | episodes at whose end the team has succeeded (absent if the environment does not report it) |
+| `overlong` | episodes that ended early because a prompt left no room for a completion in the model's context; they keep what they earned and are no success (absent if there are none) |
 | `pass@k` | the unbiased chance that at least one of k episodes succeeds, if a task was played more than once |
 | `difficulty/<d>/success` | success on the tasks whose first info has `difficulty` d |
 | `turns` | decisions of the agent that took most in an episode |
@@ -30,7 +31,19 @@ every step of a task), and numbers of its own.
 
 from __future__ import annotations
 
-from pettingllms.evaluation.play import evaluate, held_out, roles_of
-from pettingllms.evaluation.scores import Estimate, Evaluation
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pettingllms.evaluation.play import evaluate, held_out, roles_of
+    from pettingllms.evaluation.scores import Estimate, Evaluation
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of"]
+
+
+def __getattr__(name: str) -> Any:
+    # When first used: the settings alone, which --help shows, need no torch.
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = "scores" if name in ("Estimate", "Evaluation") else "play"
+    return getattr(importlib.import_module(f"{__name__}.{module}"), name)

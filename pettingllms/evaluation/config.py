@@ -34,7 +34,9 @@ class EvalConfig:
     """
 
     adapters: str | None = _policies(
-        None, "A run folder, or a folder with one adapter per policy. Default: the base model"
+        None,
+        "A run; a folder with an adapter for each policy, or with one, as PEFT saves it, for all "
+        "roles; a hub id; or coder=FOLDER,tester=FOLDER. Default: the base model",
     )
     swap: str | None = _policies(
         None,
@@ -53,7 +55,12 @@ class EvalConfig:
         aliases=("--tasks",),
         at_least=1,
     )
-    samples: int = _task(1, "Episodes of each task; more than one also give pass@k", at_least=1)
+    samples: int = _task(
+        1,
+        "Episodes of each task; more than one also give pass@k. More than a finished --out has are "
+        "added to it",
+        at_least=1,
+    )
     greedy: bool = _sampling(False, "Always take the likeliest token instead of sampling")
     top_p: float = _sampling(
         1.0, "Sample from the likeliest tokens that together reach this probability"

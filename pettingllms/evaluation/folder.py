@@ -5,8 +5,10 @@
     results.json        settings and scores, once all episodes are over
     results.md          the tables, with results.png
 
-Episodes are written a chunk at a time. Resuming keeps the complete chunks and plays the rest; the
-last three files come out byte for byte as without an interruption.
+Episodes are written a chunk at a time: one episode of each of some tasks. Resuming keeps the
+complete chunks and plays the rest; the last three files come out byte for byte as without an
+interruption. A folder may also be continued with more `samples`, also one that is finished: only
+the missing episodes are played, and the results are those of asking for all of them at once.
 """
 
 from __future__ import annotations
@@ -16,8 +18,7 @@ import json
 import os
 import shutil
 import subprocess
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +30,10 @@ from pettingllms.types import Task
 SETTINGS, RESULTS = "settings.json", "results.json"
 
 
+Key = tuple[str, str, int]
+"""Of an episode: team, task, sample."""
+
+
 class _Line(NamedTuple):
     """A line of trajectories.jsonl and where it starts."""
 
@@ -36,11 +41,16 @@ class _Line(NamedTuple):
     team: str
     episode: Trajectory
 
+    @property
+    def key(self) -> Key:
+        return (self.team, self.episode.task.id, self.episode.episode)
+
 
 class EvalFolder(Folder):
     """The folder of an evaluation, from construction to `close`.
 
-    A new folder is created; one that was begun with the same settings is continued.
+    A new folder is created; one that was begun with the same settings, or with fewer samples, is
+    continued.
 
     Raises:
         RunFolderError: it cannot be written, is in use, or holds another evaluation; the text
@@ -53,7 +63,7 @@ class EvalFolder(Folder):
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._known: deque[_Line] = deque()
+        self._known: dict[Key, _Line] = {}
         try:
             self.head = self._begin(settings)
             self._read()
@@ -63,26 +73,41 @@ class EvalFolder(Folder):
 
     # --------------------------------------------------------------------------------- episodes
 
-    def take(self, team: str, tasks: Sequence[Task], samples: int) -> list[Trajectory]:
-        """The episodes of the next chunk if it is complete; else none, and the log is cut there.
+    def expect(self, teams: Collection[str], tasks: Sequence[Task], samples: int) -> None:
+        """Checks that the folder has no other episodes than these.
 
         Raises:
-            RunFolderError: trajectories.jsonl has other episodes at this place.
+            RunFolderError: trajectories.jsonl has an episode that is not part of the evaluation.
         """
-        wanted = [(team, task.id, sample) for task in tasks for sample in range(samples)]
-        lines = [self._known.popleft() for _ in wanted if self._known]
-        for line, want in zip(lines, wanted, strict=False):
-            played = line.episode
-            if (line.team, played.task.id, played.episode) != want:
+        ids = {task.id for task in tasks}
+        for team, task, sample in self._known:
+            if team not in teams or task not in ids or not 0 <= sample < samples:
                 raise RunFolderError(
-                    f"{self.path / TRAJECTORIES} has episode {played.episode} of task {played.task.id} "
-                    f"by {line.team!r} where episode {want[2]} of task {want[1]} by {want[0]!r} "
-                    "should be; choose another --out"
+                    f"{self.path / TRAJECTORIES} has episode {sample} of task {task} by {team!r}, "
+                    f"which is not part of this evaluation of {', '.join(map(repr, teams))}; "
+                    "choose another --out"
                 )
-        if len(lines) == len(wanted):
+
+    def take(self, team: str, tasks: Sequence[Task], sample: int) -> list[Trajectory]:
+        """The episodes of a chunk if it is complete; else none, and it is cut off the log.
+
+        Raises:
+            RunFolderError: a chunk lacks episodes, and it is not the last.
+        """
+        keys = [(team, task.id, sample) for task in tasks]
+        lines = [self._known.pop(key) for key in keys if key in self._known]
+        if len(lines) == len(keys):
             return [line.episode for line in lines]
         if lines:
-            os.truncate(self.path / TRAJECTORIES, lines[0].start)
+            start = min(line.start for line in lines)
+            if any(line.start > start for line in self._known.values()):
+                raise RunFolderError(
+                    f"{self.path / TRAJECTORIES} lacks {len(keys) - len(lines)} of the episodes "
+                    f"{sample} of {team!r} on the tasks {keys[0][1]} to {keys[-1][1]}; remove the "
+                    "folder, or choose another --out"
+                )
+            with self.writing(TRAJECTORIES):
+                os.truncate(self.path / TRAJECTORIES, start)
         return []
 
     def add(self, team: str, episodes: Sequence[Trajectory]) -> None:
@@ -94,7 +119,10 @@ class EvalFolder(Folder):
         self.append(TRAJECTORIES, (episode.row(team=team) for episode in episodes))
 
     def _begin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of settings.json: written if no episode was played yet, else compared."""
+        """The content of settings.json: written if no episode was played yet, else compared.
+
+        More samples than before make a finished evaluation an unfinished one.
+        """
         values = {"settings": settings, "versions": versions(), "revision": revision(Path.cwd())}
         head: dict[str, Any] = json.loads(json.dumps(values))
         path = self.path
@@ -102,6 +130,10 @@ class EvalFolder(Folder):
             self.write(SETTINGS, json.dumps(head, indent=2) + "\n")
             return head
         begun = _read_head(path)
+        before, now = (each["settings"].get("samples") for each in (begun, head))
+        more = isinstance(before, int) and isinstance(now, int) and before < now
+        if more:
+            begun["settings"]["samples"] = now
         for part in ("settings", "versions"):
             for name in {**begun[part], **head[part]}:
                 old, new = begun[part].get(name), head[part].get(name)
@@ -110,6 +142,10 @@ class EvalFolder(Folder):
                         f"{path} holds an evaluation with {name} {old!r}, now it is {new!r}; "
                         "continue with the same, or choose another --out"
                     )
+        if more:
+            with self.writing(RESULTS):
+                (path / RESULTS).unlink(missing_ok=True)
+            self.write(SETTINGS, json.dumps(begun, indent=2) + "\n")
         return begun
 
     def _read(self) -> None:
@@ -118,9 +154,13 @@ class EvalFolder(Folder):
         with (self.path / TRAJECTORIES).open("rb") as file:
             for data in file:
                 if not data.endswith(b"\n"):
-                    os.truncate(self.path / TRAJECTORIES, start)
+                    with self.writing(TRAJECTORIES):
+                        os.truncate(self.path / TRAJECTORIES, start)
                     return
-                self._known.append(_line(self.path / TRAJECTORIES, data, start))
+                line = _line(self.path / TRAJECTORIES, data, start)
+                if line.key in self._known:
+                    raise _damaged(self.path / TRAJECTORIES, start, "an episode is there twice")
+                self._known[line.key] = line
                 start += len(data)
 
 
@@ -216,7 +256,11 @@ def _line(file: Path, data: bytes, start: int) -> _Line:
     try:
         row = json.loads(data)
         return _Line(start, row["team"], Trajectory.from_row(row))
-    except (ValueError, LookupError, TypeError) as error:
-        raise RunFolderError(
-            f"{file} is damaged at byte {start}: {error}; remove the folder, or choose another --out"
-        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise _damaged(file, start, str(error)) from error
+
+
+def _damaged(file: Path, start: int, reason: str) -> RunFolderError:
+    return RunFolderError(
+        f"{file} is damaged at byte {start}: {reason}; remove the folder, or choose another --out"
+    )

@@ -1,8 +1,13 @@
 """Evaluates line-ups on held-out tasks: one completion a decision, no branching, no training.
 
-Episodes are played in chunks of whole tasks. Every completion draws from random numbers of its own,
-and a chunk shares no batch with another. So a chunk that is played again comes out the same, on one
-machine and one version of its libraries: that is how an interrupted evaluation resumes.
+Episodes are played in chunks: one episode of each of some tasks. Every completion draws from random
+numbers of its own, and a chunk shares no batch with another. So a chunk that is played again comes
+out the same, on one machine and one version of its libraries: that is how an interrupted evaluation
+resumes, and why more samples of each task can be added to a finished one.
+
+A completion may have `max_new_tokens` tokens, whatever its prompt. An episode whose next prompt
+leaves less room in the model's context ends there: it keeps what it has earned, is no success, and
+counts in the score `overlong`. Nothing is sampled beyond the context, and no prompt is shortened.
 
 `--swap coder=tester` makes two roles exchange their policies. `--swap all` plays every role with
 every other role's policy, one at a time: with the plain line-up the N x N matrix of policies in
@@ -30,11 +35,19 @@ from pettingllms.types import Task
 
 BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
 EPISODES_AT_ONCE = 64
-"""Episodes of a chunk, or those of one task where they are more. Part of the results."""
+"""Episodes of a chunk. Part of the results."""
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
 """The success of each finished episode; None if the environment does not report it."""
+
+
+class Chunk(NamedTuple):
+    """Episodes that are played together: one of each task."""
+
+    tasks: Sequence[Task]
+    sample: int
+    """Which of the task's episodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +62,8 @@ class Sampling:
     temperature: float = 1.0
     top_p: float = 1.0
     seed: int = 0
+    at_once: int = EPISODES_AT_ONCE
+    """Episodes of a chunk."""
 
 
 def evaluate(
@@ -83,7 +98,7 @@ def evaluate(
         on_progress: called with finished and all episodes before every batch; may raise to stop.
 
     Raises:
-        ConfigError: no tasks or no samples.
+        ConfigError: no tasks or no samples, or no task fits into the model's context.
         UnknownNameError: `swap` names an unknown role.
     """
     if not tasks or samples < 1:
@@ -92,13 +107,14 @@ def evaluate(
     players = players_of(policies, roles_of(env), swap)
     total, episodes = len(tasks) * samples, list[Trajectory]()
 
-    def report(verdicts: Verdicts) -> None:
+    def on_batch(verdicts: Verdicts) -> None:
         on_progress(len(episodes) + len(verdicts), total)
 
     with ThreadPoolExecutor(scoring_threads) as pool:
-        for chunk in chunks(tasks, samples):
-            episodes += play_chunk(env, policies, players, pool, chunk, sampling, report)
+        for chunk in chunks(tasks, sampling):
+            episodes += play_chunk(env, policies, players, pool, chunk, sampling, on_batch)
     on_progress(total, total)
+    check_room(episodes, max_new_tokens)
     return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
 
 
@@ -107,26 +123,38 @@ def play_chunk(
     policies: Sampler,
     players: Mapping[str, str],
     pool: Executor,
-    tasks: Sequence[Task],
+    chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
 ) -> list[Trajectory]:
-    """Plays one chunk to its end, one completion a turn; the tasks' episodes in order.
+    """Plays one chunk to its end, one completion a turn; one episode of each task, in order.
 
     Args:
         env: a template, copied for every episode.
         policies: samples the completions.
         players: role -> the policy that plays it.
         pool: scores completions at the same time.
-        tasks: the chunk.
+        chunk: the tasks, and which sample of each is played.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
+
+    Raises:
+        ConfigError: the context of the model has no room for any prompt.
     """
+    longest: int | None = None
+    if isinstance(policies, PolicySet):
+        longest = policies.context - sampling.max_new_tokens
+        if longest < 1:
+            raise ConfigError(
+                f"completions of {sampling.max_new_tokens} tokens leave no room for a prompt in the "
+                f"model's context of {policies.context}; lower --max-completion-length to "
+                f"{policies.context // 2} or less"
+            )
     engine = RolloutEngine(
         env,
         policies,
         pool,
-        shape=RolloutShape(episodes=sampling.samples),
+        shape=RolloutShape(first=chunk.sample),
         settings={
             "greedy": sampling.greedy,
             "temperature": sampling.temperature,
@@ -135,16 +163,53 @@ def play_chunk(
         },
         seed=(sampling.seed, "evaluation"),
         policies=players,
+        longest=longest,
     )
     return engine.run(
-        tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
+        chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
     )
 
 
-def chunks(tasks: Sequence[Task], samples: int) -> list[Sequence[Task]]:
-    """The tasks, cut into what is played together."""
-    size = max(1, EPISODES_AT_ONCE // samples)
-    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+def chunks(tasks: Sequence[Task], sampling: Sampling) -> list[Chunk]:
+    """What is played together, in order: the first sample of all tasks, then the second, ...
+
+    A chunk does not depend on how many samples there are, so that more can be added later.
+    """
+    starts = range(0, len(tasks), sampling.at_once)
+    return [
+        Chunk(tasks[start : start + sampling.at_once], sample)
+        for sample in range(sampling.samples)
+        for start in starts
+    ]
+
+
+def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:
+    """Refuses to score episodes of which none could begin.
+
+    Raises:
+        ConfigError: every first prompt leaves too little room in the model's context.
+    """
+    if episodes and all(each.overlong is not None and not each.groups for each in episodes):
+        raise ConfigError(f"there is nothing to score: {overlong_note(episodes, max_new_tokens)}")
+
+
+def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
+    """States which episodes a prompt without room ended, and what to do; empty where there are none."""
+    found = [each for each in episodes if each.overlong is not None]
+    prompts = [each.overlong for each in found if each.overlong is not None]
+    if not prompts:
+        return ""
+    agent, tokens, longest = prompts[0]
+    context = longest + max_new_tokens
+    room = context - max(each.prompt_tokens for each in prompts)
+    lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
+    return (
+        f"{len(found)} of {len(episodes)} episodes ended early, as no success, because a prompt and "
+        f"a completion of up to {max_new_tokens} tokens exceed the model's context of {context}: "
+        f"the first is task {found[0].task.id}, where {agent} is asked with {tokens} tokens; "
+        f"{lower}choose a --model with a longer context, or arguments of the environment with which "
+        "its prompts are shorter"
+    )
 
 
 def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
@@ -299,29 +364,42 @@ def evaluate_lineups(
         on_progress: called before every batch with a title and how its finished episodes ended.
 
     Returns:
-        Title -> episodes, in the order of `lineups`.
+        Title -> episodes by task and sample, in the order of `lineups`.
+
+    Raises:
+        ConfigError: no task fits into the model's context.
+        RunFolderError: the folder cannot be written, or has other episodes.
     """
     played: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
+    if folder:
+        folder.expect(list(played), tasks, sampling.samples)
     with _Loaded(load) as loaded:
         for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
             episodes = played[lineup.title]
 
-            def report(
+            def on_batch(
                 verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
             ) -> None:
                 on_progress(title, [*(each.success for each in before), *verdicts])
 
-            for chunk in chunks(tasks, sampling.samples):
-                known = folder.take(lineup.title, chunk, sampling.samples) if folder else []
+            for chunk in chunks(tasks, sampling):
+                known = folder.take(lineup.title, *chunk) if folder else []
                 if not known:
                     policies = loaded.policies(lineup.adapters)
                     players = players_of(policies, roles_of(env), lineup.swap)
-                    known = play_chunk(env, policies, players, pool, chunk, sampling, report)
+                    known = play_chunk(env, policies, players, pool, chunk, sampling, on_batch)
                     if folder:
                         folder.add(lineup.title, known)
                 episodes += known
-            report([])
-    return played
+            on_batch([])
+            check_room(episodes, sampling.max_new_tokens)
+    return {title: by_task(episodes, tasks) for title, episodes in played.items()}
+
+
+def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:
+    """All samples of the first task, then those of the second, ..."""
+    places = {task.id: place for place, task in enumerate(tasks)}
+    return sorted(episodes, key=lambda each: (places[each.task.id], each.episode))
 
 
 class _Loaded:

@@ -12,6 +12,7 @@ from pettingllms.evaluation.scores import Difference, Estimate, Evaluation
 
 TEAM = {
     "success": "success",
+    "overlong": "episodes without room for a prompt",
     "pass@": "success in one of {}",
     "difficulty/": "success, difficulty {}",
     "win/": "wins of {}",
@@ -50,10 +51,10 @@ class Keys(NamedTuple):
     role: Sequence[str] = tuple(ROLE)
 
 
-_RESULT = ("success", "win/", "draws", "return/")
+_RESULT = ("success", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
-    ("success", "pass@", "difficulty/", "win/", "draws", "return/"),
+    ("success", "overlong", "pass@", "difficulty/", "win/", "draws", "return/"),
     (*FIRST, "first_", "parse_error", "tokens"),
 )
 """What a terminal has room for."""
@@ -97,6 +98,21 @@ def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
     for who, label, name in _rows(names, roles, SHORT if short else ALL):
         found = [each.scores.get(name) for each in teams.values()]
         table.append([who, label, *map(_interval, found)])
+    return table
+
+
+def joint_table(envs: Mapping[str, Evaluations]) -> Table:
+    """A row for each environment: success of every line-up, or its returns without a success."""
+    titles = dict.fromkeys(title for teams in envs.values() for title in teams)
+    table = [["environment", "", *titles]]
+    for env, teams in envs.items():
+        names = dict.fromkeys(name for each in teams.values() for name in each.scores)
+        shown = [name for name in names if name == "success"] or [
+            name for name in names if name.startswith("return")
+        ]
+        for name in shown:
+            found = [teams[title].scores.get(name) if title in teams else None for title in titles]
+            table.append([env, name, *map(_interval, found)])
     return table
 
 

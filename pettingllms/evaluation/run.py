@@ -1,4 +1,8 @@
-"""A whole evaluation: from settings to a plan, from the plan to episodes, scores and a folder."""
+"""A whole evaluation: from settings to a plan, from the plan to episodes, scores and a folder.
+
+Several environments are as many evaluations, each in a folder of its own below `out`, with one
+table over all of them beside these folders.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,6 @@ import torch
 
 from pettingllms.assembly import (
     EnvSource,
-    adapters_in,
     build_policies,
     check_adapters,
     isolation_of,
@@ -22,19 +25,21 @@ from pettingllms.assembly import (
     make_env,
     name_of_env,
 )
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.folder import RESULTS, EvalFolder, digest
+from pettingllms.evaluation.folder import RESULTS, SETTINGS, EvalFolder, digest, write_file
 from pettingllms.evaluation.play import (
     ADAPTERS,
+    EPISODES_AT_ONCE,
     Lineup,
     Sampling,
     Verdicts,
     evaluate_lineups,
     held_out,
     lineups_of,
+    overlong_note,
     roles_of,
 )
 from pettingllms.evaluation.plots import bars
@@ -42,6 +47,12 @@ from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE, parse_policies
+from pettingllms.policies.sources import (
+    check_model,
+    is_adapter,
+    is_folder,
+    located_adapters,
+)
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
@@ -50,6 +61,9 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.types import Task
+
+AT_ONCE_ELSEWHERE = 512
+"""Episodes of a chunk with vLLM or another engine that schedules requests itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,16 +79,17 @@ class EvalPlan:
     teams: Sequence[Lineup]
     tasks: Sequence[Task]
     sampling: Sampling
+    adapters: Mapping[str, Path]
+    """Policy -> the folder of its adapter."""
 
     @property
-    def games(self) -> int:
+    def episodes(self) -> int:
         """Episodes of each team."""
         return len(self.tasks) * self.sampling.samples
 
     def settings(self) -> dict[str, Any]:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
-        adapters = None if config.adapters is None else Path(config.adapters)
         data = None if config.dataset is None else Path(config.dataset)
         prompts = getattr(self.env.unwrapped, "embedded", {}) if embedded else {}
         return {
@@ -93,17 +108,25 @@ class EvalPlan:
             "dtype": config.dtype,
             "device": config.device,
             "chat_template_kwargs": config.mapping("chat_template_kwargs"),
+            "sampler": config.sampler,
+            "vllm": config.mapping("vllm"),
             "policies": dict(self.players),
             "adapters": config.adapters,
             "adapter_digests": {
-                policy: digest(adapters / policy)
-                for policy in sorted(set(self.players.values()) - {BASE})
-            }
-            if adapters
-            else {},
+                policy: digest(folder) for policy, folder in sorted(self.adapters.items())
+            },
             "teams": {team.title: dict(team.swap or {}) for team in self.teams},
             **dataclasses.asdict(self.sampling),
         }
+
+    def load(self, adapters: bool) -> PolicySet:
+        """Loads the policies with their adapters, or as the base model; to be closed."""
+        config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
+        policies = build_policies(config, self.players)
+        longest = config.mapping("vllm").get("max_model_len")
+        if longest is not None:
+            policies.context = min(policies.context, longest)
+        return policies
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +174,33 @@ class EvalResult:
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
         plan = self.plan
-        games = f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
+        each = f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
         how = "greedy" if plan.sampling.greedy else "sampled"
         return (
-            f"{plan.split} split, {len(plan.tasks)} held-out tasks{games}, {how}; "
-            f"{report.INTERVALS}"
+            f"{plan.split} split, {len(plan.tasks)} held-out tasks{each}, {how}; {report.INTERVALS}"
         )
+
+    def warnings(self) -> list[str]:
+        """For every team the episodes that a prompt without room in the context ended."""
+        limit = self.plan.sampling.max_new_tokens
+        found = {title: overlong_note(own, limit) for title, own in self.episodes.items()}
+        return [f"{title}: {note}" for title, note in found.items() if note]
+
+    def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
+        """The content of results.json; `head` is that of settings.json."""
+        success = self.success
+        return {
+            "success": None if success is None else success._asdict(),
+            **head,
+            # A list, because a summary of a run has several ways of decoding side by side.
+            "results": {title: [each.row()] for title, each in self.teams.items()},
+            "differences": [gain.row() for gain in self.gains()],
+            "matrix": {
+                role: {other: list(estimate) for other, estimate in row.items()}
+                for role, row in self.matrix().items()
+            },
+            "warnings": self.warnings(),
+        }
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -173,11 +217,15 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     config = settings_of(options, source)
+    if config.model is not None:
+        check_model(config.model)
     env = _env(options, config, source)
     players = parse_policies(config.policies, roles_of(env))
     if set(players.values()) == {BASE}:
         config = dataclasses.replace(config, adapters=None)
-    check_adapters(config, players)
+    adapters = check_adapters(config, players)
+    if adapters:  # where roles are given one by one, the base model plays the others
+        players = {role: name if name in adapters else BASE for role, name in players.items()}
     teams = lineups_of(
         players, adapters=config.adapters is not None, base=options.base, swap=options.swap
     )
@@ -188,9 +236,10 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         temperature=config.temperature,
         top_p=options.top_p,
         seed=config.seed,
+        at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(config, options.split, env, players, teams, tasks, sampling)
+    return EvalPlan(config, options.split, env, players, teams, tasks, sampling, adapters)
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -201,12 +250,14 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     """
     config, changes = ATGRPOConfig(), dict(options.over)
     if options.adapters is not None:
-        adapters = adapters_in(Path(options.adapters))
-        changes["adapters"] = str(adapters)
-        runs = [
-            run for run in (Path(options.adapters), adapters.parent) if (run / CONFIG).is_file()
-        ]
-        config = read_config(runs[0]) if runs else config
+        adapters = changes["adapters"] = located_adapters(options.adapters)
+        run = run_of(adapters)
+        config = config if run is None else read_config(run)
+        if is_adapter(adapters):
+            changes.setdefault("policies", "shared")
+    if changes.get("env", config.env) != config.env:
+        # These are the run's environment's own, and another one may not take them.
+        config = dataclasses.replace(config, env_args=None, dataset=None, alpha=ATGRPOConfig.alpha)
     if "sandbox" in options.over:
         changes["sandbox"] = SandboxSettings.of(config.sandbox).under(changes["sandbox"]).text
     if source is not None:
@@ -217,6 +268,14 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         arguments = config.mapping("env_args") | {"agents": options.agents}
         config = dataclasses.replace(config, env_args=json.dumps(arguments))
     return resolve(config, source)
+
+
+def run_of(adapters: str) -> Path | None:
+    """The run that adapters belong to, whose settings are used; None where there is none."""
+    if not is_folder(adapters):
+        return None
+    folder = Path(adapters).parent if is_adapter(adapters) else Path(adapters)
+    return folder.parent if (folder.parent / CONFIG).is_file() else None
 
 
 def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
@@ -252,12 +311,21 @@ def run_evaluation(
     Raises:
         PettingLLMsError: settings, a model or a folder that cannot be used.
     """
-    plan, display = plan_of(options, env), display or Silent()
+    return run_plan(plan_of(options, env), options.out, display)
+
+
+def run_plan(plan: EvalPlan, out: str | None, display: Display | None = None) -> EvalResult:
+    """Samples and scores what was planned, as `run_evaluation` says; resumes from `out`."""
+    display = display or Silent()
     if plan.config.embedded:
         torch.set_num_threads(1)
-    if options.out is None:
-        return _run(plan, None, display)
-    with EvalFolder(Path(options.out), plan.settings()) as folder:
+    if out is None:
+        try:
+            return _run(plan, None, display)
+        except KeyboardInterrupt:
+            display.say("nothing was kept; with --out FOLDER the same command would resume")
+            raise
+    with EvalFolder(Path(out), plan.settings()) as folder:
         try:
             result = _run(plan, folder, display)
         except KeyboardInterrupt:
@@ -267,11 +335,63 @@ def run_evaluation(
     return result
 
 
-def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalResult:
-    def load(adapters: bool) -> PolicySet:
-        config = plan.config if adapters else dataclasses.replace(plan.config, adapters=None)
-        return build_policies(config, plan.players)
+def run_each(
+    options: EvalConfig, envs: Sequence[str], display: Display | None = None
+) -> dict[str, EvalResult]:
+    """Evaluates several environments, each with a folder of its own below `out`.
 
+    All plans are made first, so that a mistake in the last one does not cost the others.
+
+    Args:
+        options: the settings, which all environments share.
+        envs: names or paths of environments.
+        display: receives progress.
+
+    Returns:
+        Environment -> its result; `out` has them in one table as well.
+
+    Raises:
+        PettingLLMsError: settings, a model or a folder that cannot be used.
+    """
+    out = None if options.out is None else Path(options.out)
+    if len({folder_name(env) for env in envs}) < len(envs):
+        raise ConfigError(
+            "env names an environment twice, or two whose folders would be the same: "
+            f"{', '.join(envs)}; evaluate them one by one"
+        )
+    if out is not None and (out / SETTINGS).exists():
+        raise RunFolderError(
+            f"{out} holds the evaluation of one environment; choose another --out for several"
+        )
+    plans = {
+        env: plan_of(dataclasses.replace(options, over={**options.over, "env": env}))
+        for env in envs
+    }
+    results = {
+        env: run_plan(plan, None if out is None else str(out / folder_name(env)), display)
+        for env, plan in plans.items()
+    }
+    if out is not None:
+        table = report.as_markdown(report.joint_table({e: r.teams for e, r in results.items()}))
+        successes = {env: result.success for env, result in results.items()}
+        rows = {
+            "success": {
+                env: None if found is None else found._asdict() for env, found in successes.items()
+            },
+            "folders": {env: folder_name(env) for env in envs},
+        }
+        write_file(out / "results.md", f"{table}\n\n{next(iter(results.values())).sizes()}\n")
+        write_file(out / RESULTS, json.dumps(rows, indent=2) + "\n")
+    return results
+
+
+def folder_name(env: str) -> str:
+    """The name of an environment as that of a folder."""
+    plain = env.rpartition("/")[2].removesuffix(":env").removesuffix(".py")
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in plain)
+
+
+def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalResult:
     isolation = isolation_of(plan.env, plan.config.require_isolation)
     if isolation is not None:
         display.say(announce(isolation))
@@ -279,7 +399,7 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
     def on_progress(title: str, verdicts: Verdicts) -> None:
         known = [won for won in verdicts if won is not None]
         score = f", success {sum(known) / len(known):.2f}" if known else ""
-        display.playing(f"{title}{score}", len(verdicts), plan.games)
+        display.playing(f"{title}{score}", len(verdicts), plan.episodes)
 
     with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
         episodes = evaluate_lineups(
@@ -287,7 +407,7 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
             plan.teams,
             plan.tasks,
             plan.sampling,
-            load=load,
+            load=plan.load,
             pool=pool,
             folder=folder,
             on_progress=on_progress,
@@ -303,28 +423,18 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
 
 
 def _write(folder: EvalFolder, result: EvalResult) -> None:
-    cells, gains, plan = result.matrix(), result.gains(), result.plan
-    results = {
-        **folder.head,
-        # A list, because a summary of a run has several ways of decoding side by side.
-        "results": {title: [each.row()] for title, each in result.teams.items()},
-        "differences": [gain.row() for gain in gains],
-        "matrix": {
-            role: {other: list(estimate) for other, estimate in row.items()}
-            for role, row in cells.items()
-        },
-    }
-    parts = [f"# {plan.config.env}, {plan.split} split", result.sizes()]
+    cells, plan = result.matrix(), result.plan
+    parts = [f"# {plan.config.env}, {plan.split} split", result.sizes(), *result.warnings()]
     parts.append(report.as_markdown(report.scores_table(result.teams)))
     if cells:
         parts += ["## Roles with the policies of other roles"]
         parts += [report.as_markdown(report.matrix_table(cells))]
-    parts += [section(gain) for gain in gains]
+    parts += [section(gain) for gain in result.gains()]
     title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
     folder.write("results.md", "\n\n".join(parts) + "\n")
     folder.write("results.png", bars(result.shown(), cells, title))
     # Last: its presence marks the evaluation as finished.
-    folder.write(RESULTS, json.dumps(results, indent=2) + "\n")
+    folder.write(RESULTS, json.dumps(result.record(folder.head), indent=2) + "\n")
 
 
 def section(gain: Comparison) -> str:

@@ -34,7 +34,7 @@ TaskScores = Mapping[str, float]
 _Z = 1.959963984540054
 """The 97.5th percentile of the normal distribution."""
 _SHARE = re.compile(
-    r"success|pass@\d+|difficulty/.*/success|draws|win/.*"
+    r"success|overlong|pass@\d+|difficulty/.*/success|draws|win/.*"
     r"|.*/(parse_error|truncated|status/.*|first_passed|first_valid|first_caught)"
 )
 """Scores whose values lie between 0 and 1 by their definition."""
@@ -118,21 +118,24 @@ def summarise(
 # -------------------------------------------------------------------------------------- statistics
 
 
-def pass_at_k(games: int, won: int, k: int) -> float:
-    """The unbiased chance that one of `k` games is won, where `won` of `games` were.
+def pass_at_k(episodes: int, successes: int, k: int) -> float:
+    """The unbiased chance that one of `k` episodes succeeds, where `successes` of `episodes` did.
 
     Raises:
-        ConfigError: not 1 <= k <= games, or not 0 <= won <= games.
+        ConfigError: not 1 <= k <= episodes, or not 0 <= successes <= episodes.
     """
-    if not 1 <= k <= games or not 0 <= won <= games:
-        raise ConfigError(f"pass@{k} cannot be told from {won} of {games} games; play at least {k}")
-    return 1.0 - math.comb(games - won, k) / math.comb(games, k)
+    if not 1 <= k <= episodes or not 0 <= successes <= episodes:
+        raise ConfigError(
+            f"pass@{k} does not follow from {successes} successes in {episodes} episodes; play at "
+            f"least {k}"
+        )
+    return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
 
 
-def pass_at(games: int) -> list[int]:
-    """For which k pass@k is reported: powers of two, and all games. pass@1 is the success."""
-    powers = [1 << n for n in range(1, games.bit_length()) if 1 << n < games]
-    return [*powers, games] if games > 1 else []
+def pass_at(episodes: int) -> list[int]:
+    """For which k pass@k is reported: powers of two, and all episodes. pass@1 is the success."""
+    powers = [1 << n for n in range(1, episodes.bit_length()) if 1 << n < episodes]
+    return [*powers, episodes] if episodes > 1 else []
 
 
 def intervals(tasks: Sequence[TaskScores], seed: int) -> dict[str, Estimate]:
@@ -164,12 +167,22 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
     n = float(tasks)
     if tasks > 1 and (variance := float(values.var(ddof=1))) > 0:
         n = max(n, tasks * p * (1 - p) / variance)
-    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4.
-    below = _Z * math.sqrt(_Z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1))
-    above = _Z * math.sqrt(_Z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1))
-    low, high = (
-        (2 * n * p + _Z**2 + reach) / (2 * (n + _Z**2)) for reach in (-1 - below, 1 + above)
-    )
+    return wilson_of(p, n)
+
+
+def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
+    """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number.
+
+    Args:
+        p: between 0 and 1.
+        n: above 0.
+        z: the quantile that corresponds to the confidence; 95 % by default.
+    """
+    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4. Below two trials a root may be
+    # of a negative number: then the end is that of the range.
+    below = z * math.sqrt(max(0.0, z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1)))
+    above = z * math.sqrt(max(0.0, z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1)))
+    low, high = ((2 * n * p + z**2 + reach) / (2 * (n + z**2)) for reach in (-1 - below, 1 + above))
     # The mean is inside by theory; the limits keep rounding from denying it.
     return max(0.0, min(p, low)), min(1.0, max(p, high))
 
@@ -209,16 +222,37 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
     """For each task the means over its episodes; `pettingllms.evaluation` says what each score is."""
-    reported, statuses = _reported(episodes), _statuses(episodes)
-    contest = _is_contest(episodes)
+    facts = _Facts(
+        reported=_reported(episodes),
+        statuses=_statuses(episodes),
+        contest=_is_contest(episodes),
+        cooperative=any(episode.cooperative for episode in episodes),
+        success=any(episode.success is not None for episode in episodes),
+        overlong=any(episode.overlong is not None for episode in episodes),
+    )
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.task.id].append(episode)
-    return {task: _task_scores(its, reported, statuses, contest) for task, its in by_task.items()}
+    return {task: _task_scores(its, facts) for task, its in by_task.items()}
+
+
+class _Facts(NamedTuple):
+    """What is known from all episodes together, and decides which scores each of them has."""
+
+    reported: Mapping[str, Sequence[str]]
+    """Role -> numbers that the environment reports of its first completions."""
+    statuses: Mapping[str, Sequence[str]]
+    """Role -> statuses with which programs in its completions ended."""
+    contest: bool
+    cooperative: bool
+    success: bool
+    """Whether the environment reports success."""
+    overlong: bool
+    """Whether a prompt without room ended any episode."""
 
 
 def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
-    """For each role the numbers that the environment reports of any of its first replies."""
+    """For each role the numbers that the environment reports of any of its first completions."""
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups if not group.key.turn):
         info = group.chosen.info
@@ -234,33 +268,28 @@ def _number(info: Mapping[str, Any], name: str) -> float | None:
 
 
 def _ended(info: Mapping[str, Any]) -> list[str]:
-    """How the programs of a reply ended, where the environment ran any."""
+    """How the programs of a completion ended, where the environment ran any."""
     statuses = info.get("statuses")
     return [str(status) for status in statuses] if isinstance(statuses, list) else []
 
 
 def _statuses(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
-    """For each role the statuses with which programs in its replies ended."""
+    """For each role the statuses with which programs in its completions ended."""
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups):
         names[group.key.role] |= set(_ended(group.chosen.info))
     return {role: sorted(found) for role, found in names.items()}
 
 
-def _task_scores(
-    episodes: Sequence[Trajectory],
-    reported: Mapping[str, Sequence[str]],
-    statuses: Mapping[str, Sequence[str]],
-    contest: bool,
-) -> dict[str, float]:
+def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, float]:
     """Means over the episodes of one task."""
     values: dict[str, list[float]] = defaultdict(list)
     for episode in episodes:
-        _add_team_scores(values, episode)
-        _add_returns(values, episode, contest)
+        _add_team_scores(values, episode, facts)
+        _add_returns(values, episode, facts)
         for group in episode.groups:
             role = group.key.role
-            _add_completion_scores(values, group, reported[role], statuses[role])
+            _add_completion_scores(values, group, facts.reported[role], facts.statuses[role])
         for role, number in Counter(group.key.role for group in episode.groups).items():
             values[f"{role}/turns"].append(number)
     verdicts = values.get("success", [])
@@ -269,34 +298,41 @@ def _task_scores(
     return {name: sum(numbers) / len(numbers) for name, numbers in sorted(values.items())}
 
 
-def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory) -> None:
+def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, facts: _Facts) -> None:
     groups = episode.groups
     values["decisions"].append(len(groups))
     values["turns"].append(max((group.key.turn + 1 for group in groups), default=0))
     values["tokens"].append(sum(len(group.chosen.completion.token_ids) for group in groups))
-    if episode.success is not None:
-        values["success"].append(episode.success)
+    if facts.overlong:
+        values["overlong"].append(episode.overlong is not None)
+    success = episode.success
+    if success is None and episode.overlong is not None and facts.success:
+        success = False  # ended at its first prompt, so that the environment never spoke
+    if success is not None:
+        values["success"].append(success)
         if episode.difficulty is not None:
-            values[f"difficulty/{episode.difficulty}/success"].append(episode.success)
+            values[f"difficulty/{episode.difficulty}/success"].append(success)
 
 
 def _is_contest(episodes: Sequence[Trajectory]) -> bool:
     """Whether agents play against each other: what one gains, the others lose."""
     if any(episode.cooperative for episode in episodes):
         return False
-    totals = [sum(episode.returns.values()) for episode in episodes]
+    whole = [episode for episode in episodes if episode.overlong is None]
+    totals = [sum(episode.returns.values()) for episode in whole]
     unequal = any(len(set(episode.returns.values())) > 1 for episode in episodes)
-    return unequal and max(totals) - min(totals) < _SAME
+    return unequal and bool(totals) and max(totals) - min(totals) < _SAME
 
 
-def _add_returns(values: Mapping[str, list[float]], episode: Trajectory, contest: bool) -> None:
+def _add_returns(values: Mapping[str, list[float]], episode: Trajectory, facts: _Facts) -> None:
     returns = episode.returns
-    if episode.cooperative:
+    # An episode without any decision cannot say whether its agents share a return.
+    if episode.cooperative or (facts.cooperative and not episode.groups):
         values["return"].append(sum(returns.values()))
         return
     for agent, value in returns.items():
         values[f"return/{agent}"].append(value)
-    if contest and returns:
+    if facts.contest and returns and episode.overlong is None:
         best = max(returns.values())
         first = [agent for agent, value in returns.items() if value > best - _SAME]
         for agent in returns:

@@ -53,7 +53,7 @@ def load_policies(
     shared_prompts: bool = True,
     merge: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
-    adapters: Path | None = None,
+    adapters: Path | Mapping[str, Path] | None = None,
     sampler: SamplerSettings | None = None,
 ) -> PolicySet:
     """Loads the base model and makes or loads a policy for every role.
@@ -73,7 +73,7 @@ def load_policies(
         shared_prompts: compute a prompt once for all its completions if a trial allows it.
         merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
         chat_template_kwargs: passed on to the chat template.
-        adapters: folder with one saved policy a subfolder, which decides rank and targets.
+        adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
         sampler: the engine that samples; transformers by default.
 
     Raises:
@@ -195,14 +195,14 @@ def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype
     return _DTYPES[dtype]
 
 
-def _saved(adapters: Path | None, names: Sequence[str]) -> dict[str, Path]:
+def _saved(adapters: Path | Mapping[str, Path] | None, names: Sequence[str]) -> dict[str, Path]:
     """The folder of every policy but `base`; nothing if `adapters` is None.
 
     Raises:
         ConfigError: a policy has no folder there.
     """
-    if adapters is None:
-        return {}
+    if adapters is None or isinstance(adapters, Mapping):
+        return dict(adapters or {})
     names = [name for name in names if name != BASE]
     missing = [name for name in names if not (adapters / name).is_dir()]
     if missing:

@@ -65,6 +65,11 @@ class PolicySet:
         return self._weights.base
 
     @property
+    def base_digest(self) -> str:
+        """Tells this base model from others; see `pettingllms.policies.weights.base_digest`."""
+        return self._weights.digest
+
+    @property
     def device(self) -> torch.device:
         """The device of the models."""
         return self._parameters[self.names[0]][0].device

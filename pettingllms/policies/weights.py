@@ -34,9 +34,9 @@ from pettingllms.errors import ConfigError
 
 MERGE_LIMIT_BYTES = 1 << 30
 """Bases up to this size are sampled from merged copies; larger ones through their adapters."""
-_CONFIG = "adapter_config.json"
-_WEIGHTS = "adapter_model.safetensors"
-_DIGEST = "pettingllms_base_digest"
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+DIGEST_KEY = "pettingllms_base_digest"
 
 
 class LoraWeights:
@@ -198,7 +198,7 @@ class FullWeights:
         reference: bool,
         sampling_dtype: torch.dtype,
     ) -> None:
-        self.base = base
+        self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
         kept = 0 if reference else 1
         copies = [copy.deepcopy(model) for _ in range(len(names) - kept)]
@@ -320,10 +320,10 @@ def write_adapter(
     text = json.dumps(values, indent=2, sort_keys=True, default=_as_json) + "\n"
 
     def write(folder: Path) -> None:
-        (folder / _CONFIG).write_text(text, encoding="utf-8")
+        (folder / CONFIG_FILE).write_text(text, encoding="utf-8")
         cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
         # One entry only: safetensors orders several differently in each process.
-        save_file(cpu, folder / _WEIGHTS, metadata={_DIGEST: digest})
+        save_file(cpu, folder / WEIGHTS_FILE, metadata={DIGEST_KEY: digest})
 
     write_directory(directory, write)
 
@@ -340,9 +340,11 @@ def read_config(directory: Path) -> LoraConfig:
     Raises:
         ConfigError: there is no adapter, or it is not a plain LoRA adapter.
     """
-    path = directory / _CONFIG
+    path = directory / CONFIG_FILE
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(values, dict):
+            raise ValueError(f"it is {values!r}, not an object")
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"no adapter in {directory}: {path.name} cannot be read ({error}); give a folder "
@@ -370,11 +372,11 @@ def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Ten
     """
     theirs = str(read_config(directory).base_model_name_or_path)
     try:
-        with safe_open(directory / _WEIGHTS, framework="pt") as file:
-            found = (file.metadata() or {}).get(_DIGEST)
+        with safe_open(directory / WEIGHTS_FILE, framework="pt") as file:
+            found = (file.metadata() or {}).get(DIGEST_KEY)
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
-        raise ConfigError(f"{directory / _WEIGHTS} cannot be read: {error}") from error
+        raise ConfigError(f"{directory / WEIGHTS_FILE} cannot be read: {error}") from error
     same = found == digest if found else Path(theirs).name.lower() == Path(base).name.lower()
     if not same:
         raise ConfigError(

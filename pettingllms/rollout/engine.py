@@ -38,6 +38,8 @@ class RolloutShape:
 
     episodes: int = 1
     """Episodes of each task, side by side."""
+    first: int = 0
+    """Index of the first of them. What an episode draws follows from its index."""
     width: int = 1
     """Candidates of one prompt."""
     branch: str = "best"
@@ -58,6 +60,8 @@ class RolloutEngine:
         policies: role -> policy; a missing role has the policy that the sampler gives it.
         wide: policies whose prompts get `shape.width` candidates; None for all.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
+        longest: most tokens of a prompt; an episode whose next prompt has more ends there, and its
+            record says so (`Trajectory.overlong`). None: no bound.
         timed: opened around "sample", and around "score" while nothing else is left to do.
     """
 
@@ -70,6 +74,7 @@ class RolloutEngine:
     policies: Mapping[str, str] | None = None
     wide: Collection[str] | None = None
     cohort: int | None = None
+    longest: int | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def run(
@@ -87,7 +92,8 @@ class RolloutEngine:
             NonFiniteError: the environment paid a reward that is not finite.
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
         """
-        episodes = [Episode(self.env, t, n) for t in tasks for n in range(self.shape.episodes)]
+        first, count = self.shape.first, self.shape.episodes
+        episodes = [Episode(self.env, t, first + n) for t in tasks for n in range(count)]
         ready = deque(self._cohorts(episodes))
         scoring: list[_Cohort] = []
         # Sampling runs on this thread and scoring on the pool's, so that the sandbox works on one
@@ -123,16 +129,18 @@ class RolloutEngine:
 
     def _sample(self, cohorts: Sequence[_Cohort]) -> None:
         """Samples for all live episodes in one batch a width, and starts scoring."""
-        live = [(cohort, episode) for cohort in cohorts for episode in cohort.live()]
-        prompts = [episode.prompt() for _, episode in live]
-        requests = [
-            Request(
-                self._policy_for(episode.role),
-                self.sampler.prompt_ids(episode.role, prompt),
-                episode.seed(*self.seed, "sampling"),
-            )
-            for (_, episode), prompt in zip(live, prompts, strict=True)
-        ]
+        live: list[tuple[_Cohort, Episode]] = []
+        prompts, requests = list[str](), list[Request]()
+        for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
+            prompt = episode.prompt()
+            ids = self.sampler.prompt_ids(episode.role, prompt)
+            if self.longest is not None and len(ids) > self.longest:
+                episode.end_overlong(len(ids), self.longest)
+                continue
+            policy, seed = self._policy_for(episode.role), episode.seed(*self.seed, "sampling")
+            live.append((cohort, episode))
+            prompts.append(prompt)
+            requests.append(Request(policy, ids, seed))
         completions: list[list[Completion]] = [[] for _ in live]
         # Frozen policies get one completion while trained ones get `width`, and a call of the
         # sampler has one `n`.

@@ -28,7 +28,7 @@ from pettingllms.envs.aec import (
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Overlong, Trajectory
 from pettingllms.types import Completion, Group, GroupKey, Task
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -56,6 +56,7 @@ class Episode:
         """Agent -> index of its latest decision."""
         self._early: dict[str, float] = {}
         self._cooperative = False
+        self._overlong: Overlong | None = None
 
     @property
     def depth(self) -> int:
@@ -69,8 +70,8 @@ class Episode:
 
     @property
     def over(self) -> bool:
-        """Whether no agent is left to act."""
-        return self.agent is None
+        """Whether no agent is left to act, or a prompt was too long to go on."""
+        return self._overlong is not None or self.agent is None
 
     @property
     def role(self) -> str:
@@ -121,6 +122,10 @@ class Episode:
                 self._early[other] = self._early.get(other, 0.0) + reward
         self.env = branch.env
 
+    def end_overlong(self, tokens: int, longest: int) -> None:
+        """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
+        self._overlong = Overlong(self.agent or "", tokens, longest)
+
     def trajectory(self) -> Trajectory:
         """The record of the decisions so far."""
         # Every agent has a return, also one that never acted nor was paid.
@@ -131,7 +136,12 @@ class Episode:
             if agent not in self._latest or paid
         }
         return Trajectory.of(
-            self.task, self.index, self._groups, early=early, cooperative=self._cooperative
+            self.task,
+            self.index,
+            self._groups,
+            early=early,
+            cooperative=self._cooperative,
+            overlong=self._overlong,
         )
 
 

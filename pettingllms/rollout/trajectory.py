@@ -11,6 +11,8 @@ Training and evaluation write the same lines, `FORMAT` 1; keys that only one of 
     cooperative     whether the agents share one return
     returns         agent -> its return, late rewards included
     early           agent -> rewards paid to it before its first decision; absent if none
+    overlong        the prompt that ended the episode because it left no room for a completion:
+                    agent, prompt_tokens, longest; absent where there was none
     decisions       in order; for each
         agent, role, policy, version    of the policy's weights
         turn            decisions that this agent took before
@@ -40,11 +42,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Task
 
 FORMAT = 1
+
+
+class Overlong(NamedTuple):
+    """A prompt that left no room for a completion in the model's context."""
+
+    agent: str
+    prompt_tokens: int
+    longest: int
+    """Most tokens that a prompt could have had."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class Trajectory:
     """Whether the agents share one return, as in every environment that pays a team reward."""
     early: Mapping[str, float] = field(default_factory=dict)
     """Agent -> rewards that it was paid before its first decision."""
+    overlong: Overlong | None = None
+    """The prompt that ended the episode before the environment did."""
 
     @classmethod
     def of(
@@ -69,6 +82,7 @@ class Trajectory:
         *,
         early: Mapping[str, float],
         cooperative: bool,
+        overlong: Overlong | None = None,
     ) -> Self:
         """Completes the record of an episode: every decision learns its episode's return."""
         drafts = tuple(groups)
@@ -78,13 +92,16 @@ class Trajectory:
             replace(group, episode_return=shared if cooperative else own[group.key.agent])
             for group in drafts
         )
-        return cls(task, episode, done, cooperative, dict(early))
+        return cls(task, episode, done, cooperative, dict(early), overlong)
 
     @property
     def success(self) -> bool | None:
-        """Whether the team had succeeded at the end; None where the environment does not say."""
+        """Whether the team had succeeded at the end; None where the environment does not say.
+
+        An episode that a prompt without room ended is no success.
+        """
         success = self.groups[-1].chosen.info.get("success") if self.groups else None
-        return None if success is None else bool(success)
+        return None if success is None else bool(success) and self.overlong is None
 
     @property
     def difficulty(self) -> str | None:
@@ -110,7 +127,8 @@ class Trajectory:
             "returns": self.returns,
         }
         early = {"early": dict(self.early)} if self.early else {}
-        return row | early | {"decisions": [_decision(group) for group in self.groups]}
+        overlong = {} if self.overlong is None else {"overlong": self.overlong._asdict()}
+        return row | early | overlong | {"decisions": [_decision(group) for group in self.groups]}
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -130,6 +148,7 @@ class Trajectory:
             groups,
             early=row.get("early", {}),
             cooperative=row["cooperative"],
+            overlong=Overlong(**row["overlong"]) if "overlong" in row else None,
         )
 
 

@@ -1,17 +1,20 @@
 """Checkpoints of a run folder: a trainer's whole state, written atomically, restored exactly.
 
-    checkpoints/step-000010/state.json                   step, tokens, versions, lengths of the logs
+    checkpoints/step-000010/state.json                   step, tokens, versions, lengths of the logs,
+                                                         settings, digests of the base and all files
                             policy-<name>.safetensors    the tensors that the policy trains
                             optimizer-<name>.pt          states of optimizer and schedule
                             estimator.pt                 of an estimator that has a state
 
 There is no generator state: all that is random in a step follows from (seed, step). Files are
-loaded without unpickling code (`weights_only`).
+loaded without unpickling code (`weights_only`), and only if they are what was written, to the bit.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -28,18 +31,43 @@ from safetensors.torch import load_file, save_file
 
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
-from pettingllms.runs.folder import RunFolder, sync
+from pettingllms.runs.folder import CONFIG, RunFolder, sync
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.config import ATGRPOConfig
 
 logger = logging.getLogger(__name__)
 
+STATE = "state.json"
 KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
-FORMAT = 1
+FORMAT = 2
+CHANGEABLE = frozenset(
+    {
+        "max_steps",
+        "max_tokens",
+        "eval_steps",
+        "eval_tasks",
+        "save_steps",
+        "report_to",
+        "device",
+        "server",
+        "server_key",
+        "server_timeout",
+        "vllm",
+        "sandbox",
+        "require_isolation",
+        "scoring_threads",
+        "tokens_per_batch",
+    }
+)
+"""Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
+the run is, or is restored with the optimizers."""
 UNREADABLE = (
     OSError,
     ValueError,
     LookupError,
+    TypeError,
+    AttributeError,
     RuntimeError,
     EOFError,
     SafetensorError,
@@ -63,10 +91,13 @@ class TrainerState:
 
 
 class Checkpoint(NamedTuple):
-    """What is on disk: the state, and how long the logs were."""
+    """What is on disk: the state, how long the logs were, and what it belongs to."""
 
     state: TrainerState
     lengths: Mapping[str, int]
+    settings: Mapping[str, Any]
+    base: str
+    """Digest of the base model."""
 
 
 def capture(trainer: ATGRPOTrainer) -> TrainerState:
@@ -126,11 +157,15 @@ def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
     # A good one of this step is never replaced: it may be the only one.
     if not isinstance(_attempt(target), Checkpoint):
         with folder.writing(f"checkpoints/{target.name}"):
-            write_directory(target, lambda fresh: _fill(fresh, state, lengths))
+            checkpoint = Checkpoint(
+                state, lengths, _settings(trainer.config), trainer.policies.base_digest
+            )
+            write_directory(target, lambda fresh: _fill(fresh, checkpoint))
             sync(parent)
     _save_adapters(folder, trainer)
     for old in _checkpoints(folder.path)[KEPT:]:
-        shutil.rmtree(old)
+        with folder.writing(f"checkpoints/{old.name}"):
+            shutil.rmtree(old)
     return target
 
 
@@ -140,7 +175,8 @@ def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
     Without any checkpoint the run starts again at step 0, with empty logs.
 
     Raises:
-        RunFolderError: there are checkpoints, but none can be read.
+        RunFolderError: there are checkpoints, but none can be read; or the base model, or a setting
+            that cannot change any more, is not what it was.
     """
     found = _checkpoints(folder.path)
     for path in found:
@@ -148,6 +184,7 @@ def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
         if isinstance(checkpoint, Exception):
             logger.warning("%s cannot be read (%s); trying the one before", path, checkpoint)
             continue
+        _check_same(folder, trainer, checkpoint)
         folder.cut(checkpoint.lengths)
         restore(trainer, checkpoint.state)
         # Those in the folder may be newer, or missing where a crash came between two renames.
@@ -157,6 +194,38 @@ def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
         raise RunFolderError(f"no checkpoint in {found[0].parent} can be read; start a new run")
     folder.cut({})
     return 0
+
+
+def _settings(config: ATGRPOConfig) -> dict[str, Any]:
+    """The settings as JSON has them; the folder may have moved."""
+    values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
+    return values | {"output_dir": None}
+
+
+def _check_same(folder: RunFolder, trainer: ATGRPOTrainer, checkpoint: Checkpoint) -> None:
+    """Compares settings and base model with those that the checkpoint was written under.
+
+    Raises:
+        RunFolderError: the run would not be the same.
+    """
+    before, now = checkpoint.settings, _settings(trainer.config)
+    changed = [name for name in before if name in now and before[name] != now[name]]
+    shown = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
+    path = folder.path / CONFIG
+    if any(name not in CHANGEABLE for name in changed):
+        raise RunFolderError(
+            f"{path} is not what it was at the last checkpoint: {shown}; undo this to resume the "
+            "run, or start a new one with --config and --adapters of this one. Of a run that has "
+            f"begun you can change {', '.join(sorted(CHANGEABLE))}"
+        )
+    if checkpoint.base != trainer.policies.base_digest:
+        raise RunFolderError(
+            f"the base model {trainer.policies.base!r} is not the one that the run in "
+            f"{folder.path} was trained on (digest {checkpoint.base}, now "
+            f"{trainer.policies.base_digest}); restore it, or start a new run"
+        )
+    if changed:
+        logger.warning("%s was changed, and is followed from here on: %s", path, shown)
 
 
 def _save_adapters(folder: RunFolder, trainer: ATGRPOTrainer) -> None:
@@ -170,7 +239,8 @@ def _checkpoints(run: Path) -> list[Path]:
     return sorted((run / "checkpoints").glob("step-*"), reverse=True)
 
 
-def _fill(directory: Path, state: TrainerState, lengths: Mapping[str, int]) -> None:
+def _fill(directory: Path, checkpoint: Checkpoint) -> None:
+    state = checkpoint.state
     for name, tensors in state.policies.items():
         save_file(dict(tensors), directory / f"policy-{name}.safetensors")
     for name, states in state.optimizers.items():
@@ -186,13 +256,50 @@ def _fill(directory: Path, state: TrainerState, lengths: Mapping[str, int]) -> N
         "tokens": state.tokens,
         "versions": state.versions,
         "trained": list(state.optimizers),
-        "lengths": lengths,
+        "lengths": checkpoint.lengths,
+        "settings": checkpoint.settings,
+        "base": checkpoint.base,
     }
-    (directory / "state.json").write_text(json.dumps(facts, indent=2) + "\n", encoding="utf-8")
+    seal(directory, facts)
     for path in directory.iterdir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())
     sync(directory)
+
+
+def seal(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Writes state.json: the facts, a digest of every other file, and one of all of this."""
+    files = sorted(path for path in directory.iterdir() if path.name != STATE)
+    sealed = {**facts, "files": {path.name: _digest(path) for path in files}}
+    text = json.dumps(sealed | {"digest": _digest_of(sealed)}, indent=2)
+    (directory / STATE).write_text(f"{text}\n", encoding="utf-8")
+
+
+def _unsealed(directory: Path) -> dict[str, Any]:
+    """The facts of state.json, after comparing all files with their digests.
+
+    Raises:
+        ValueError: a file is missing, or is not what was written.
+    """
+    facts: dict[str, Any] = json.loads((directory / STATE).read_text(encoding="utf-8"))
+    if facts["format"] != FORMAT:
+        raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
+    digest = facts.pop("digest")
+    if _digest_of(facts) != digest:
+        raise ValueError(f"{STATE} is not what was written")
+    for name, known in facts["files"].items():
+        if _digest(directory / name) != known:
+            raise ValueError(f"{name} is not what was written")
+    return facts
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(facts: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _attempt(directory: Path) -> Checkpoint | Exception:
@@ -204,13 +311,11 @@ def _attempt(directory: Path) -> Checkpoint | Exception:
 
 
 def _read(directory: Path) -> Checkpoint:
-    facts = json.loads((directory / "state.json").read_text(encoding="utf-8"))
-    if facts["format"] != FORMAT:
-        raise ValueError(f"format {facts['format']}, this version reads {FORMAT}")
+    facts = _unsealed(directory)
     estimator = directory / "estimator.pt"
     state = TrainerState(
         step=facts["step"],
-        tokens=facts.get("tokens", 0),  # written since there is a budget of tokens
+        tokens=facts["tokens"],
         versions=facts["versions"],
         policies={
             name: load_file(directory / f"policy-{name}.safetensors") for name in facts["versions"]
@@ -225,4 +330,4 @@ def _read(directory: Path) -> Checkpoint:
         if estimator.exists()
         else {},
     )
-    return Checkpoint(state, facts["lengths"])
+    return Checkpoint(state, facts["lengths"], facts["settings"], facts["base"])

@@ -147,9 +147,10 @@ class RunFolder(Folder):
         if not (path / CONFIG).is_file():
             raise RunFolderError(f"{path} is no run folder: it has no {CONFIG}")
         folder = cls(path)
-        for parent in (path, path / "adapters", path / "checkpoints"):
-            for left in parent.glob(".*.*") if parent.is_dir() else ():
-                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        with folder.writing("leftovers of a killed process"):
+            for parent in (path, path / "adapters", path / "checkpoints"):
+                for left in parent.glob(".*.*") if parent.is_dir() else ():
+                    shutil.rmtree(left) if left.is_dir() else left.unlink()
         return folder
 
     def close(self) -> None:
@@ -176,18 +177,29 @@ class RunFolder(Folder):
             "versions": versions(),
         }
         path = self.path / "run.json"
-        starts = json.loads(path.read_text(encoding="utf-8")) if path.exists() else []
+        starts = _starts(path) if path.exists() else []
         self.write("run.json", json.dumps([*starts, start], indent=2) + "\n")
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, config_text(config))
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        """All rows of a log."""
-        path = self.path / name
+        """All rows of a log.
+
+        Raises:
+            RunFolderError: a line is damaged.
+        """
+        path, rows = self.path / name, list[dict[str, Any]]()
         if not path.exists():
             return []
-        with path.open(encoding="utf-8") as file:
-            return [json.loads(line) for line in file]
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    rows.append(dict(json.loads(line)))
+                except (ValueError, TypeError) as error:
+                    raise RunFolderError(
+                        f"{path} is damaged in line {number}: {error}; restore it, or start a new run"
+                    ) from error
+        return rows
 
     def lengths(self) -> dict[str, int]:
         """Bytes in each log, all of them on disk when this returns."""
@@ -228,19 +240,36 @@ def read_config(run: Path) -> ATGRPOConfig:
 
     Raises:
         RunFolderError: there is no run in this folder, or its settings cannot be read.
+        ConfigError: a setting that does not exist, or a value that cannot be used.
     """
     path = run / CONFIG
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         raise RunFolderError(f"{run} is no run folder: it has no {CONFIG}") from None
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RunFolderError(f"{path} cannot be read: {error}") from error
+    except OSError as error:
+        raise RunFolderError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, yaml.YAMLError) as error:
+        raise RunFolderError(f"{path} is damaged: {yaml_mistake(error)}") from error
+    if not isinstance(values, dict):
+        raise RunFolderError(
+            f"{path} is damaged: it holds {values!r} in place of settings; restore it, or start a "
+            "new run"
+        )
     known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
     for key in values:
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), known)}")
     return ATGRPOConfig(**values)
+
+
+def yaml_mistake(error: Exception) -> str:
+    """What is wrong with a YAML file and where, in one line."""
+    mark = getattr(error, "problem_mark", None)
+    if mark is None:
+        return " ".join(str(error).split())
+    problem = getattr(error, "problem", None) or getattr(error, "context", None)
+    return f"line {mark.line + 1}, column {mark.column + 1}: {problem}"
 
 
 def point_latest(run: Path) -> None:
@@ -276,6 +305,23 @@ def sync(directory: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _starts(path: Path) -> list[Any]:
+    """The starts in run.json.
+
+    Raises:
+        RunFolderError: it is damaged.
+    """
+    try:
+        starts = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(starts, list):
+            raise ValueError(f"it is {str(starts)[:40]!r}, not a list")
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} is damaged: {error}; remove it, the run does not need it"
+        ) from error
+    return starts
 
 
 def _refuse_foreign(path: Path) -> None:

@@ -94,6 +94,8 @@ class Weights(Protocol):
 
     base: str
     """Name or path of the base model, as it was given."""
+    digest: str
+    """Of the base model, which tells it from others."""
     autocast: torch.dtype | None
     """What the update is computed in, if the weights are kept in another dtype."""
 

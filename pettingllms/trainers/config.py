@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
+import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -79,8 +81,12 @@ def check_values(settings: Any) -> None:
     Raises:
         ConfigError: names the field, the value and what it takes.
     """
+    hints = typing.get_type_hints(type(settings))
     for each in dataclasses.fields(settings):
         name, value, limits = each.name, getattr(settings, each.name), each.metadata
+        if not limits:
+            continue
+        _check_kind(name, value, hints[name])
         if value is None:
             continue
         if (known := limits.get("choices")) and value not in known:
@@ -96,6 +102,22 @@ def check_values(settings: Any) -> None:
             raise ConfigError(f"{name} must be positive, got {value}{why}")
 
 
+def _check_kind(name: str, value: Any, hint: Any) -> None:
+    """Compares a value with the type of its field; a whole number is a number, too.
+
+    Raises:
+        ConfigError: it has another type, or is infinite or not a number.
+    """
+    kinds = typing.get_args(hint) or (hint,)
+    if float in kinds and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value}")
+    fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and bool not in kinds):
+        kind = next(each for each in kinds if each is not type(None))
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _task = partial(setting, "Task")
 _policies = partial(setting, "Policies")
 _sampling = partial(setting, "Sampling")
@@ -149,7 +171,9 @@ class ATGRPOConfig:
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
     adapters: str | None = _policies(
-        None, "Folder of adapters to start from: adapters/ of an earlier run"
+        None,
+        "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
+        "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
     full: bool = _policies(
         False, "Each policy is a full copy of the model instead of an adapter", shared="run"
@@ -186,24 +210,30 @@ class ATGRPOConfig:
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
     sampler: str = _sampling(
-        "transformers", "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP)"
+        "transformers",
+        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP)",
+        shared="default",
     )
     server: str | None = _sampling(
-        None, "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000"
+        None,
+        "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000",
+        shared="default",
     )
-    server_key: str | None = _sampling(None, "File with the key of that server")
+    server_key: str | None = _sampling(None, "File with the key of that server", shared="default")
     serve: bool = _sampling(
-        False, "Start a vLLM server for the run, on this machine, for vllm-server"
+        False, "Start a vLLM server for the run, on this machine, for vllm-server", shared="default"
     )
     server_timeout: float = _sampling(
         600.0,
         "Seconds for a batch of completions after which a vLLM server counts as hung",
         positive=True,
+        shared="default",
     )
     vllm: str | None = _sampling(
         None,
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",
+        shared="default",
     )
 
     estimator: str = _algorithm(
@@ -364,11 +394,21 @@ def json_object(name: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        value = json.loads(text)
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
     if not isinstance(value, dict):
         raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is beyond the numbers of this machine")
     return value
 
 
