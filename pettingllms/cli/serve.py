@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import json
 import secrets
 import signal
@@ -19,6 +20,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object, setting
 
 if TYPE_CHECKING:
+    from pettingllms.rollout.episode import AnyEnv
     from pettingllms.samplers.vllm_process import VllmProcess
     from pettingllms.trainers.config import ResolvedConfig
 
@@ -36,6 +38,12 @@ class ServeOptions:
     key_file: str | None = setting(
         "Where", None, "File with the API key. Default: a random key, printed"
     )
+    max_waiting: int = setting(
+        "How",
+        256,
+        "Requests that may wait for their turn; one more is refused with 429",
+        at_least=1,
+    )
     backend: str = setting(
         "How",
         "auto",
@@ -50,6 +58,7 @@ class ServeOptions:
 
 
 SHARED = ("device", "dtype", "vllm")
+KEY_OPTIONS = ("--api-key", "--api_key", "--key")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
     "pettingllms-serve runs/latest --port 9000 --vllm.gpu_memory_utilization 0.9",
@@ -79,6 +88,13 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
         "each role, answered by that role's adapter.",
         examples=EXAMPLES,
     )
+    for word in argv:
+        if word.partition("=")[0] in KEY_OPTIONS:
+            raise ConfigError(
+                f"unknown option {word.partition('=')[0]!r}; everyone on this machine can read a "
+                "command line: write the key into a file and give --key-file FILE, or leave it out "
+                "for a random one"
+            )
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     found = parser.read(rest)
     over = parser.values(found, SHARED)
@@ -102,9 +118,6 @@ def _run(run: Path, options: ServeOptions) -> int:
     vllm = given.pop("vllm", None)
     settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
     config = resolve(located(settings))
-    roles = roles_of(make_env(config, "test"))
-    players = parse_policies(config.policies, roles)
-    key = _key(options)
     with_vllm = options.backend == "vllm" or (
         options.backend == "auto" and installed() and not config.full
     )
@@ -112,14 +125,42 @@ def _run(run: Path, options: ServeOptions) -> int:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if with_vllm:
-            process = vllm_process(config, players, options, key, run / LOG)
-            _serve_vllm(process, list(players), options)
-        else:
-            _serve_here(config, players, options, key)
+        # Before the model is loaded, which takes longer than to find out that a port is taken.
+        with _listening(options.host, options.port) as listening:
+            env = make_env(config, "test")
+            players = parse_policies(config.policies, roles_of(env))
+            key = _key(options)
+            if with_vllm:
+                process = vllm_process(config, players, options, key, run / LOG)
+                listening.close()
+                _serve_vllm(process, list(players), options)
+            else:
+                _serve_here(config, players, env, options, key, listening)
     except KeyboardInterrupt:
         print("stopped", flush=True)
     return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: the host is no address of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
+        cure = (
+            "give an address of this machine to --host: 127.0.0.1 for this machine alone, 0.0.0.0 "
+            "for all its addresses"
+            if wrong_host
+            else "choose another --port"
+        )
+        raise ConfigError(
+            f"cannot listen on {host}, port {port}: {error.strerror}; {cure}"
+        ) from error
 
 
 def _key(options: ServeOptions) -> str:
@@ -206,12 +247,16 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _serve_here(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str
+    config: ResolvedConfig,
+    players: Mapping[str, str],
+    env: AnyEnv,
+    options: ServeOptions,
+    key: str,
+    listening: socket.socket,
 ) -> None:
     try:
-        import uvicorn
-
-        from pettingllms.serving import RoleServer, application
+        from pettingllms.serving.app import RoleServer, application
+        from pettingllms.serving.run import serve
     except ModuleNotFoundError as error:
         if error.name not in ("uvicorn", "starlette"):
             raise
@@ -223,22 +268,11 @@ def _serve_here(
 
     without_bars()
     policies = build_policies(config, players)
-    team = RoleServer(
-        policies, config.max_completion_length, config.mapping("chat_template_kwargs")
+    server = RoleServer(
+        policies, config.max_completion_length, env, most_waiting=options.max_waiting
     )
-
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        listening = socket.create_server((options.host, options.port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {options.host}, port {options.port}: {error.strerror}; choose "
-            "another --port"
-        ) from error
-    settings = uvicorn.Config(application(team, key), log_level="warning")
-    with listening:
-        _announce(team.roles, options, key)
-        uvicorn.Server(settings).run(sockets=[listening])
+    _announce(server.models, options, key)
+    serve(application(server, key), listening, server.close)
 
 
 def _announce(roles: Sequence[str], options: ServeOptions, key: str) -> None:

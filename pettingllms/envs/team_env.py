@@ -67,3 +67,14 @@ class TeamEnv(TextEnv):
     def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
         """Limits of a run: the user's over those of the data set (`own`) over `default`."""
         return self._settings.limits_over(default, own)
+
+    def answer(self) -> str | None:
+        """What the team answers to a question (`pettingllms.envs.questions`), in the form of a reply.
+
+        None as long as it has no answer that can be read, and where questions make no sense.
+        """
+        return self._answer(self._state)
+
+    def _answer(self, state: Any) -> str | None:  # noqa: ARG002 - for environments that have one
+        """Returns the team's answer in `state`; pure."""
+        return None

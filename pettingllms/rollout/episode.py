@@ -48,7 +48,8 @@ class Episode:
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
         self.env, self.task, self.index = clone_env(template), task, index
-        self.env.reset(seed=task.seed)
+        given = {} if task.options is None else {"options": dict(task.options)}
+        self.env.reset(seed=task.seed, **given)
         self._groups: list[Group] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._latest: dict[str, int] = {}

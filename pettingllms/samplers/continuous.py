@@ -15,9 +15,9 @@ Shapes: `_U` distinct prompts, `_P` prompt tokens, `_R` rows, `_S` columns of th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from transformers import DynamicCache, PreTrainedModel
@@ -37,7 +37,7 @@ class Row:
     """A completion to sample.
 
     Args:
-        key: names the row in what `add` and `step` return.
+        key: names the row in what `add` and `step` return; hashable.
         prompt_ids: at least one token.
         params: how tokens are chosen; with `max_new_tokens` 0 the prompt is only scored.
         noise: a number in [0, 1) for each token, as from `rows_of`; unused when greedy.
@@ -45,7 +45,7 @@ class Row:
         score_prompt: report the log-probabilities of the prompt's tokens as well.
     """
 
-    key: Hashable
+    key: Any
     prompt_ids: tuple[int, ...]
     params: SamplingParams
     noise: torch.Tensor = field(repr=False)
@@ -56,7 +56,7 @@ class Row:
 class Token(NamedTuple):
     """A token of a row, or of its prompt."""
 
-    key: Hashable
+    key: Any
     id: int
     logprob: float
     """Natural log, under the distribution that was drawn from; of a prompt's token, the model's."""
@@ -70,7 +70,7 @@ class Added(NamedTuple):
 
     drawn: list[Token]
     """The first token of each row, except those with `max_new_tokens` 0."""
-    prompts: dict[Hashable, list[Token]]
+    prompts: dict[Any, list[Token]]
     """Of each row with `score_prompt`: the prompt's tokens from the second on."""
 
 
@@ -80,7 +80,7 @@ def rows_of(
     params: SamplingParams,
     seed: int,
     *,
-    key: Callable[[int], Hashable],
+    key: Callable[[int], Any],
     likeliest: int = 0,
     score_prompt: bool = False,
 ) -> list[Row]:
@@ -126,7 +126,7 @@ class ContinuousBatch:
         return len(self._rows)
 
     @property
-    def keys(self) -> list[Hashable]:
+    def keys(self) -> list[Any]:
         """The rows in the batch."""
         return [row.key for row in self._rows]
 
@@ -187,7 +187,7 @@ class ContinuousBatch:
         self._keep(token.end is None for token in drawn)
         return drawn
 
-    def remove(self, keys: Collection[Hashable]) -> None:
+    def remove(self, keys: Collection[Any]) -> None:
         """Takes rows out of the batch; keys that are not in it are ignored."""
         self._keep(row.key not in keys for row in self._rows)
 
@@ -215,16 +215,14 @@ class ContinuousBatch:
         ).logits
         return logits_UPV
 
-    def _draw(
-        self, places: Sequence[tuple[Row, int]], logits_RV: torch.Tensor
-    ) -> list[Token]:
+    def _draw(self, places: Sequence[tuple[Row, int]], logits_RV: torch.Tensor) -> list[Token]:
         """A token for each row, whose number in its completion stands beside it."""
         found: dict[int, Token] = {}
         alike: dict[SamplingParams, list[int]] = {}
-        for index, (row, _) in enumerate(places):
+        for place, (row, _) in enumerate(places):
             # Rows that differ in nothing but their length are drawn together.
             params = SamplingParams(1, row.params.temperature, row.params.greedy, row.params.top_p)
-            alike.setdefault(params, []).append(index)
+            alike.setdefault(params, []).append(place)
         for params, index in alike.items():
             index_R = torch.tensor(index, device=logits_RV.device)
             mine_RV = logits_RV if len(alike) == 1 else logits_RV[index_R]
@@ -242,7 +240,7 @@ class ContinuousBatch:
             ):
                 row, number = places[i]
                 found[i] = Token(row.key, token, logprob, likely, self._end(row, number, token))
-        return [found[index] for index in range(len(places))]
+        return [found[place] for place in range(len(places))]
 
     def _end(self, row: Row, number: int, token: int) -> Literal["stop", "length"] | None:
         if token in self._end_ids:

@@ -36,7 +36,7 @@ class _Layer(DynamicLayer):
         super().__init__()
         self._cache = cache
         self.dtype, self.device = keys.dtype, keys.device
-        self.keys, self.values = keys, values
+        self.buffers = [keys, values]
         self.is_initialized = True
 
     def update(
@@ -46,9 +46,10 @@ class _Layer(DynamicLayer):
         del args, kwargs
         cache = self._cache
         rows, start, end = cache.rows, cache.start, cache.end
-        self.keys[:rows, :, end : end + 1] = key_states
-        self.values[:rows, :, end : end + 1] = value_states
-        return self.keys[:rows, :, start : end + 1], self.values[:rows, :, start : end + 1]
+        keys, values = self.buffers
+        keys[:rows, :, end : end + 1] = key_states
+        values[:rows, :, end : end + 1] = value_states
+        return keys[:rows, :, start : end + 1], values[:rows, :, start : end + 1]
 
     def get_seq_length(self) -> int:
         """Columns in use before the step."""
@@ -60,6 +61,7 @@ class RowCache(Cache):
 
     def __init__(self) -> None:
         super().__init__(layers=[])
+        self._mine: list[_Layer] = []
         self.start = self.end = 0
         self.lengths: list[int] = []
         """Tokens of each row."""
@@ -84,17 +86,16 @@ class RowCache(Cache):
             owners: index of the prompt of each new row.
         """
         width, new, old = max(lengths), len(owners), self.rows
-        if not self.layers:
-            self.layers = [
-                _Layer(self, layer.keys[:0, :, :0], layer.values[:0, :, :0])
-                for layer in prompts.layers
-            ]
+        states: list[list[Any]] = [[layer.keys, layer.values] for layer in prompts.layers]  # type: ignore[union-attr]
+        if not self._mine:
+            self._mine = [_Layer(self, *(each[:0, :, :0] for each in pair)) for pair in states]
+            self.layers = list(self._mine)
         self._make_room(old + new, width)
-        for mine, theirs in zip(self.layers, prompts.layers, strict=True):
-            index_R = torch.tensor(owners, device=theirs.keys.device)
-            place = (slice(old, old + new), slice(None), slice(self.end - width, self.end))
-            mine.keys[place] = theirs.keys.index_select(0, index_R)
-            mine.values[place] = theirs.values.index_select(0, index_R)
+        place = (slice(old, old + new), slice(None), slice(self.end - width, self.end))
+        for layer, pair in zip(self._mine, states, strict=True):
+            owner_R = torch.tensor(owners, device=layer.device)
+            for buffer, theirs in zip(layer.buffers, pair, strict=True):
+                buffer[place] = theirs.index_select(0, owner_R)
         self.lengths += [lengths[owner] for owner in owners]
         self.start = self.end - max(self.lengths)
 
@@ -112,32 +113,31 @@ class RowCache(Cache):
         moved = [(to, source) for to, source in enumerate(index) if to != source]
         self.lengths = [self.lengths[source] for source in index]
         if not index:
-            self.layers, self.start, self.end = [], 0, 0
+            self._mine, self.layers, self.start, self.end = [], [], 0, 0
             return
         if moved:
             to, source = zip(*moved, strict=True)
             window = slice(self.start, self.end)
-            for layer in self.layers:
-                to_R = torch.tensor(to, device=layer.keys.device)
-                source_R = torch.tensor(source, device=layer.keys.device)
-                layer.keys[to_R, :, window] = layer.keys[source_R, :, window]
-                layer.values[to_R, :, window] = layer.values[source_R, :, window]
+            for layer in self._mine:
+                to_R = torch.tensor(to, device=layer.device)
+                source_R = torch.tensor(source, device=layer.device)
+                for buffer in layer.buffers:
+                    buffer[to_R, :, window] = buffer[source_R, :, window]
         self.start = self.end - max(self.lengths)
 
     def _make_room(self, rows: int, width: int) -> None:
         """Lays the buffers out anew where rows, columns of a prompt or the next column do not fit."""
-        capacity, _, columns, _ = self.layers[0].keys.shape
+        capacity, _, columns, _ = self._mine[0].buffers[0].shape
         if rows <= capacity and width <= self.end < columns:
             return
         held, old = self.end - self.start, self.rows
         end = max(held, width)
-        shape = (max(rows + _SPARE_ROWS, capacity), 2 * end + _SPARE_COLUMNS)
+        capacity, columns = max(rows + _SPARE_ROWS, capacity), 2 * end + _SPARE_COLUMNS
         window = slice(self.start, self.end)
-        for layer in self.layers:
-            for name in ("keys", "values"):
-                states = getattr(layer, name)
+        for layer in self._mine:
+            for number, buffer in enumerate(layer.buffers):
                 # Zeros: hidden columns are multiplied with 0, which does not help against NaN.
-                fresh = states.new_zeros(shape[0], states.shape[1], shape[1], states.shape[3])
-                fresh[:old, :, end - held : end] = states[:old, :, window]
-                setattr(layer, name, fresh)
+                fresh = buffer.new_zeros(capacity, buffer.shape[1], columns, buffer.shape[3])
+                fresh[:old, :, end - held : end] = buffer[:old, :, window]
+                layer.buffers[number] = fresh
         self.start, self.end = end - held, end
