@@ -151,16 +151,14 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
-        wrong_host = isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL
         cure = (
-            "give an address of this machine to --host: 127.0.0.1 for this machine alone, 0.0.0.0 "
-            "for all its addresses"
-            if wrong_host
-            else "choose another --port"
+            "choose another --port"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "give an address of this machine to --host: 127.0.0.1 for this machine alone, "
+            "0.0.0.0 for all its addresses"
         )
-        raise ConfigError(
-            f"cannot listen on {host}, port {port}: {error.strerror}; {cure}"
-        ) from error
+        why = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
 
 
 def _key(options: ServeOptions) -> str:

@@ -105,6 +105,16 @@ class Worker:
         """Completions in progress; those of waiting jobs do not count."""
         return len(self._live)
 
+    @property
+    def waiting(self) -> int:
+        """Jobs in the queue."""
+        return len(self._waiting)
+
+    @property
+    def running(self) -> bool:
+        """Whether the thread is there."""
+        return self._thread.is_alive()
+
     def submit(self, job: Job) -> None:
         """Puts a job at the end of the queue.
 
