@@ -21,7 +21,8 @@ from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
-from pettingllms.serving import app, http
+from pettingllms.serving import http
+from pettingllms.serving.role_server import RoleServer
 from pettingllms.types import Request
 from tests.served import running, serving, trained
 
@@ -42,7 +43,7 @@ def policies(run):
 
 @pytest.fixture(scope="module")
 def server(policies):
-    return app.RoleServer(policies, 12, make("tests.letters_env:env"), most_waiting=3)
+    return RoleServer(policies, 12, make("tests.letters_env:env"), most_waiting=3)
 
 
 @pytest.fixture(scope="module")
@@ -474,7 +475,7 @@ def test_full_models_are_refused_for_vllm(run):
 
     config = resolve(dataclasses.replace(read_config(run), full=True))
     with pytest.raises(ConfigError, match=r"full models, .* use --backend transformers"):
-        serve.vllm_process(config, ROLES, serve.ServeOptions(), KEY, Path("log"))
+        serve.vllm_process(config, ROLES, serve.ServeOptions(), Path("log"))
 
 
 def test_options_of_vllm_may_be_given_one_by_one():

@@ -14,8 +14,8 @@ from pettingllms.errors import SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.serving.app import RoleServer
 from pettingllms.serving.requests import TeamRequest
+from pettingllms.serving.role_server import RoleServer
 from pettingllms.types import Request
 from tests.served import running
 

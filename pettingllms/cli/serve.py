@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
+import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -131,9 +134,8 @@ def _run(run: Path, options: ServeOptions) -> int:
             players = parse_policies(config.policies, roles_of(env))
             key = _key(options)
             if with_vllm:
-                process = vllm_process(config, players, options, key, run / LOG)
-                listening.close()
-                _serve_vllm(process, list(players), options)
+                process = vllm_process(config, players, options, run / LOG)
+                _serve_vllm(process, config, players, env, options, key, listening)
             else:
                 _serve_here(config, players, env, options, key, listening)
     except KeyboardInterrupt:
@@ -177,9 +179,9 @@ def _key(options: ServeOptions) -> str:
 
 
 def vllm_process(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str, log: Path
+    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, log: Path
 ) -> VllmProcess:
-    """VLLM's own server for the team, not started yet.
+    """VLLM's own server for the team, not started yet; it will listen on this machine alone.
 
     Raises:
         ConfigError: vLLM is missing, the policies are full models, or an option is unknown.
@@ -220,20 +222,61 @@ def vllm_process(
     if config.chat_template_kwargs is not None:
         words += ["--default-chat-template-kwargs", config.chat_template_kwargs]
     model = str(EMBEDDED) if config.model is None else config.model
-    return VllmProcess(
-        model, words, log, host=options.host, port=options.port, key=key, updates=False
-    )
+    return VllmProcess(model, words, log, updates=False)
 
 
-def _serve_vllm(process: VllmProcess, roles: Sequence[str], options: ServeOptions) -> None:
+def _serve_vllm(
+    process: VllmProcess,
+    config: ResolvedConfig,
+    players: Mapping[str, str],
+    env: AnyEnv,
+    options: ServeOptions,
+    key: str,
+    listening: socket.socket,
+) -> None:
+    with _needing_serve():
+        from pettingllms.serving.app import application
+        from pettingllms.serving.proxy import VllmServer, players_of
+        from pettingllms.serving.run import serve
+    from pettingllms.models import EMBEDDED
+
     print(f"starting vLLM; it logs to {process.log}", flush=True)
+    stopping = threading.Event()
+
+    def watch() -> None:
+        process.wait()
+        if not stopping.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
     try:
         process.start()
-        _announce(roles, options, process.key)
-        code = process.wait()
-        raise ConfigError(f"vLLM's server ended with {code}{process.tail()}")
+        threading.Thread(target=watch, daemon=True).start()
+        model = str(EMBEDDED) if config.model is None else config.model
+        template = config.mapping("chat_template_kwargs")
+        served = players_of(model, players, process.endpoint, template)
+        server = VllmServer(served, process.endpoint, config.max_completion_length, env)
+        _announce(server.reader.models, options, key)
+        serve(application(server, key), listening, server.close)
+    except KeyboardInterrupt:
+        if process.running:
+            raise
+        raise ConfigError(f"vLLM's server ended with {process.wait()}{process.tail()}") from None
     finally:
+        stopping.set()
         process.stop()
+
+
+@contextlib.contextmanager
+def _needing_serve() -> Iterator[None]:
+    """Says which extra is missing where an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("h11", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
+        ) from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -252,15 +295,10 @@ def _serve_here(
     key: str,
     listening: socket.socket,
 ) -> None:
-    try:
-        from pettingllms.serving.app import RoleServer, application
+    with _needing_serve():
+        from pettingllms.serving.app import application
+        from pettingllms.serving.role_server import RoleServer
         from pettingllms.serving.run import serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
-        ) from error
     from pettingllms.assembly import build_policies
     from pettingllms.cli.display import without_bars
 
@@ -269,7 +307,7 @@ def _serve_here(
     server = RoleServer(
         policies, config.max_completion_length, env, most_waiting=options.max_waiting
     )
-    _announce(server.models, options, key)
+    _announce(server.reader.models, options, key)
     serve(application(server, key), listening, server.close)
 
 

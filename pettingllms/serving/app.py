@@ -1,4 +1,4 @@
-"""The HTTP interface of a team that is sampled in this process.
+"""The HTTP interface of a team.
 
 GET   /health                 no key needed
 GET   /v1/models              the roles, and `team` where it can play a question
@@ -11,157 +11,43 @@ POST  /tokenize, /detokenize  count tokens with the served model's own tokenizer
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
 
 from starlette.applications import Starlette
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from pettingllms.envs.questions import PLACE, RolePrompt, role_prompts
+from pettingllms.envs.questions import PLACE, RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.episode import AnyEnv
-from pettingllms.samplers.base import SamplingParams
-from pettingllms.serving.completing import Completing, Inbox, completed
 from pettingllms.serving.http import EventStream, body_of, guarded, unless_gone
-from pettingllms.serving.requests import (
-    MESSAGES,
-    PROMPT,
-    TEAM,
-    CompletionRequest,
-    RequestReader,
-    TeamRequest,
-    plain,
-)
+from pettingllms.serving.requests import MESSAGES, PROMPT, TEAM, RequestReader, plain
 from pettingllms.serving.team import TeamPlayer
 from pettingllms.serving.team_stream import TeamAnswer
-from pettingllms.serving.wire import Writer
-from pettingllms.serving.worker import Worker
-from pettingllms.types import Completion, Request
-
-MOST_WAITING = 256
-"""Requests that may wait for their first token."""
-_READERS = 2
-"""Threads that turn bodies into tokens, which may take a moment for a long one."""
-_CLOSE_SECONDS = 1.0
 
 
-class RoleServer:
-    """Answers requests to the roles of a team.
+class TeamServer(Protocol):
+    """What answers: `RoleServer`, or `VllmServer`."""
 
-    Args:
-        policies: the roles and their weights; sampled from a thread of this server alone.
-        max_tokens: length of a completion if the request does not set it.
-        env: the team's environment, for the prompts of its roles; None: the chat template alone.
-        most_waiting: requests that may wait; one more is refused with 429.
-    """
+    reader: RequestReader
+    team: TeamPlayer | None
 
-    def __init__(
-        self,
-        policies: PolicySet,
-        max_tokens: int,
-        env: AnyEnv | None = None,
-        *,
-        most_waiting: int = MOST_WAITING,
-    ) -> None:
-        self.policies = policies
-        prompts = {} if env is None else role_prompts(env)
-        self.reader = RequestReader(policies, prompts, max_tokens)
-        self.worker = Worker(
-            policies.sampling_model,
-            policies.names,
-            policies.chat.end_ids,
-            policies.chat.pad_id,
-            most_waiting=most_waiting,
-        )
-        self.team = None
-        if env is not None and prompts:
-            self.team = TeamPlayer(env, policies, self._speak)
-
-    @property
-    def models(self) -> tuple[str, ...]:
-        """The names that `model` may have."""
-        return self.reader.roles if self.team is None else (*self.reader.roles, TEAM)
+    async def answer(self, request: HttpRequest, body: Mapping[str, Any], form: str) -> Response:
+        """The answer of a role to a body of this form."""
 
     def close(self) -> None:
         """Ends all requests."""
-        self.worker.close(_CLOSE_SECONDS)
-
-    def _speak(
-        self,
-        role: str,
-        request: Request,
-        params: SamplingParams,
-        heard: Callable[[str], None],
-    ) -> Completion:
-        del role
-        chat = self.policies.chat
-        return completed(request, params, chat, self.worker.submit, self.worker.leave, heard)
-
-    # ------------------------------------------------------------------------------ answers
-
-    async def complete(self, request: HttpRequest, wanted: CompletionRequest) -> Response:
-        """The answer of a role."""
-        inbox = Inbox(pieces=wanted.stream)
-        job = Completing(
-            self.policies.policy_for(wanted.role),
-            wanted.prompts,
-            wanted.n,
-            wanted.params,
-            wanted.seed,
-            self.policies.chat,
-            inbox,
-            stop=wanted.stop,
-            likeliest=wanted.likeliest or 0,
-            score_prompts=wanted.echo
-            and (wanted.likeliest is not None or not wanted.params.max_new_tokens),
-        )
-        writer = Writer(wanted, self.policies.chat)
-        self.worker.submit(job)
-        if wanted.stream:
-            events = _events(job, inbox, writer)
-            return EventStream(events, lambda: self.worker.leave(job))
-        try:
-            return await unless_gone(request, _answer(job, inbox, writer))
-        finally:
-            self.worker.leave(job)
-
-    async def play(self, request: HttpRequest, wanted: TeamRequest) -> Response:
-        """The answer of the team."""
-        assert self.team is not None
-        answer = TeamAnswer(self.team, wanted)
-        if wanted.stream:
-            return EventStream(answer.events(), answer.leave)
-        try:
-            return await unless_gone(request, answer.whole())
-        finally:
-            answer.leave()
 
 
-async def _answer(job: Completing, inbox: Inbox, writer: Writer) -> Response:
-    async for _ in inbox.pieces():
-        pass
-    return JSONResponse(writer.whole(job.choices, job.scores))
-
-
-async def _events(job: Completing, inbox: Inbox, writer: Writer) -> AsyncIterator[bytes]:
-    for opening in writer.opening():
-        yield opening
-    async for pieces in inbox.pieces():
-        if written := writer.pieces(pieces):
-            yield written
-    yield writer.closing(job.choices)
-
-
-def card(model: str, prompts: Mapping[str, RolePrompt], created: int) -> dict[str, Any]:
+def card(
+    model: str, prompts: Mapping[str, RolePrompt], created: int, context: int
+) -> dict[str, Any]:
     """What `/v1/models` says of a model."""
-    found = {"id": model, "object": "model", "created": created, "owned_by": "pettingllms"}
+    found: dict[str, Any] = {"id": model, "object": "model", "created": created}
+    found |= {"owned_by": "pettingllms", "max_model_len": context}
     if model == TEAM:
         how = "a single user message is the question that the whole team plays on"
         return found | {"prompt": how, "roles": list(prompts)}
@@ -175,11 +61,13 @@ def card(model: str, prompts: Mapping[str, RolePrompt], created: int) -> dict[st
 class _Interface:
     """The handlers of the paths."""
 
-    def __init__(self, server: RoleServer) -> None:
-        self._server, self._tokenizer = server, server.policies.chat.tokenizer
-        self.readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
-        created = int(time.time())
-        self._cards = {name: card(name, server.reader.prompts, created) for name in server.models}
+    def __init__(self, server: TeamServer) -> None:
+        self._server, self._reader = server, server.reader
+        self._tokenizer = self._reader.players.chat.tokenizer
+        created, context = int(time.time()), self._reader.players.context
+        self._cards = {
+            name: card(name, self._reader.prompts, created, context) for name in self._reader.models
+        }
 
     async def models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": list(self._cards.values())})
@@ -193,11 +81,17 @@ class _Interface:
     async def complete(self, request: HttpRequest) -> Response:
         form = MESSAGES if request.url.path.endswith("/chat/completions") else PROMPT
         body = await body_of(request)
-        loop = asyncio.get_running_loop()
-        wanted = await loop.run_in_executor(self.readers, self._server.reader.read, body, form)
-        if isinstance(wanted, TeamRequest):
-            return await self._server.play(request, wanted)
-        return await self._server.complete(request, wanted)
+        if not self._reader.for_team(body):
+            return await self._server.answer(request, body, form)
+        wanted = self._reader.read_team(body, form)
+        assert self._server.team is not None  # who reads a request for the team has one
+        answer = TeamAnswer(self._server.team, wanted)
+        if wanted.stream:
+            return EventStream(answer.events(), answer.leave)
+        try:
+            return await unless_gone(request, answer.whole())
+        finally:
+            answer.leave()
 
     async def tokenizer_info(self, _: HttpRequest) -> Response:
         names = ("bos_token", "eos_token", "pad_token", "chat_template")
@@ -208,7 +102,7 @@ class _Interface:
         if not isinstance(text, str):
             raise ConfigError("prompt must be text")
         ids = self._tokenizer.encode(plain(text), add_special_tokens=False)
-        context = self._server.policies.context
+        context = self._reader.players.context
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": context})
 
     async def detokenize(self, request: HttpRequest) -> Response:
@@ -222,7 +116,7 @@ class _Interface:
         return PlainTextResponse("")
 
 
-def application(server: RoleServer, key: str | None) -> Starlette:
+def application(server: TeamServer, key: str | None) -> Starlette:
     """Builds the HTTP interface; a key, if given, is required everywhere but at `/health`."""
     interface = _Interface(server)
 
@@ -230,7 +124,6 @@ def application(server: RoleServer, key: str | None) -> Starlette:
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
         yield
         server.close()
-        interface.readers.shutdown(wait=False, cancel_futures=True)
 
     routes = [
         ("/v1/models", interface.models, "GET"),

@@ -119,19 +119,26 @@ async def unless_gone(request: Request, answer: Awaitable[Response]) -> Response
         await _cancelled(task, gone)
 
 
-class EventStream(Response):
-    """Server-sent events; `close` is called when the last one is sent, or the client leaves."""
+class Streamed(Response):
+    """An answer that comes in parts; `close` is called when the last one is sent, or the client leaves.
 
-    media_type = "text/event-stream"
+    Args:
+        parts: what is sent.
+        close: frees their source.
+        status: the HTTP status.
+        kind: the content type.
+    """
 
-    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
-        self._events, self._close = events, close
-        self.status_code, self.background = 200, None
+    def __init__(
+        self, parts: AsyncIterator[bytes], close: Callable[[], None], *, status: int, kind: str
+    ) -> None:
+        self._parts, self._close = parts, close
+        self.status_code, self.background, self.media_type = status, None, kind
         # Proxies must neither keep events back nor change them.
         self.init_headers({"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends the events."""
+        """Sends the parts."""
         del scope
         sending = asyncio.ensure_future(self._send(send))
         gone = asyncio.ensure_future(_gone(receive))
@@ -145,16 +152,23 @@ class EventStream(Response):
             await _cancelled(sending, gone)
 
     async def _send(self, send: Send) -> None:
-        start = {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        await send(start)
+        headers = self.raw_headers
+        await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         try:
-            async for part in self._events:
+            async for part in self._parts:
                 await send({"type": "http.response.body", "body": part, "more_body": True})
         except PettingLLMsError as error:
             # The status has been sent; clients look for `error` in the events.
             event = wire.event(wire.error(str(error), status_of(error)))
             await send({"type": "http.response.body", "body": event, "more_body": True})
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+class EventStream(Streamed):
+    """Server-sent events."""
+
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], None]) -> None:
+        super().__init__(events, close, status=200, kind="text/event-stream")
 
 
 async def _gone(receive: Receive) -> None:

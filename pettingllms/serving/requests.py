@@ -11,13 +11,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
 
 TEAM = "team"
@@ -95,35 +95,66 @@ class TeamRequest:
     usage: bool = False
 
 
+class Players(Protocol):
+    """The roles of a team, as a `PolicySet` has them."""
+
+    chat: Chat
+    roles_to_policies: dict[str, str]
+    context: int
+
+    def policy_for(self, role: str) -> str:
+        """The policy that plays a role."""
+
+    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """The tokens of an observation."""
+
+
 class RequestReader:
     """Reads the bodies of requests for roles of one team.
 
     Args:
-        policies: the roles, their tokenizer and context.
+        players: the roles, their tokenizer and context.
         prompts: role -> its prompt for a question, for those that have one.
         max_tokens: length of a completion if the request does not set it.
     """
 
     def __init__(
-        self, policies: PolicySet, prompts: Mapping[str, RolePrompt], max_tokens: int
+        self, players: Players, prompts: Mapping[str, RolePrompt], max_tokens: int
     ) -> None:
-        self._policies, self._max_tokens = policies, max_tokens
+        self.players, self._max_tokens = players, max_tokens
         self.prompts = dict(prompts)
-        self.roles = tuple(policies.roles_to_policies)
+        self.roles = tuple(players.roles_to_policies)
 
-    def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest | TeamRequest:
-        """Checks a body; `form` is `MESSAGES` or `PROMPT`.
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that `model` may have."""
+        own = TEAM if self.prompts and TEAM not in self.roles else None
+        return self.roles if own is None else (*self.roles, own)
+
+    def for_team(self, body: Mapping[str, Any]) -> bool:
+        """Whether a body asks for the whole team; a role of that name goes before it."""
+        return body.get("model") == TEAM and TEAM not in self.roles
+
+    def role(self, body: Mapping[str, Any]) -> str:
+        """The role that a body asks.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        role = body.get("model")
+        if not isinstance(role, str) or role not in self.roles:
+            raise UnknownNameError(f"no model {role!r}; {did_you_mean(str(role), self.models)}")
+        return role
+
+    def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
+        """Checks a body for a role; `form` is `MESSAGES` or `PROMPT`.
 
         Raises:
             UnknownNameError: no such role.
             ConfigError: a parameter that is missing, unsupported or out of range.
         """
         check_names(body, form)
-        role = body.get("model")
-        if role == TEAM and TEAM not in self.roles:
-            return self._team_request(body, form)
-        if not isinstance(role, str) or role not in self.roles:
-            raise UnknownNameError(f"no model {role!r}; {did_you_mean(str(role), self.roles)}")
+        role = self.role(body)
         if form not in body:
             raise ConfigError(f"{form} is missing")
         prompts = self._prompts(role, body, form)
@@ -151,7 +182,13 @@ class RequestReader:
             usage=_usage(body),
         )
 
-    def _team_request(self, body: Mapping[str, Any], form: str) -> TeamRequest:
+    def read_team(self, body: Mapping[str, Any], form: str) -> TeamRequest:
+        """Checks a body for the whole team.
+
+        Raises:
+            ConfigError: as in `read`, or what asks for something that is not one question.
+        """
+        check_names(body, form)
         if form != MESSAGES:
             raise ConfigError("the team plays on a question; send messages to /v1/chat/completions")
         if not self.prompts:
@@ -173,7 +210,7 @@ class RequestReader:
         if not question.strip():
             raise ConfigError("the question is empty")
         longest = max(
-            len(self._policies.prompt_ids(role, prompt.of(question)))
+            len(self.players.prompt_ids(role, prompt.of(question)))
             for role, prompt in self.prompts.items()
         )
         return TeamRequest(
@@ -185,7 +222,7 @@ class RequestReader:
         )
 
     def _params(self, body: Mapping[str, Any], prompt: int, *, fewest: int) -> SamplingParams:
-        room = self._policies.context - prompt
+        room = self.players.context - prompt
         limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
         if limit is None:
             limit = number(body, "max_tokens", None, fewest, 1 << 30, int)
@@ -194,7 +231,7 @@ class RequestReader:
         if limit > room:
             raise ConfigError(
                 f"{prompt} tokens of prompt and {limit} of completion exceed the context of "
-                f"{self._policies.context}; shorten the prompt or lower max_tokens"
+                f"{self.players.context}; shorten the prompt or lower max_tokens"
             )
         temperature = number(body, "temperature", 1.0, 0.0, 10.0, float)
         return SamplingParams(
@@ -213,7 +250,7 @@ class RequestReader:
             if flag(body, "role_prompt", default=True):
                 turns = asked(turns, self.prompts.get(role))
             try:
-                return (self._policies.chat.conversation_ids(turns),)
+                return (self.players.chat.conversation_ids(turns),)
             except TemplateError as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
@@ -223,7 +260,7 @@ class RequestReader:
         return tuple(self._raw(prompt) for prompt in (given if several else [given]))
 
     def _raw(self, prompt: Any) -> tuple[int, ...]:
-        tokenizer = self._policies.chat.tokenizer
+        tokenizer = self.players.chat.tokenizer
         if isinstance(prompt, str):
             prompt = tokenizer.encode(plain(prompt), add_special_tokens=False)
         size = len(tokenizer)

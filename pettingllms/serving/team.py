@@ -14,10 +14,9 @@ from dataclasses import dataclass, replace
 from pettingllms.envs.questions import OPTION
 from pettingllms.envs.team_env import TeamEnv
 from pettingllms.errors import PettingLLMsError
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv, Episode, score
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.serving.requests import TeamRequest
+from pettingllms.serving.requests import Players, TeamRequest
 from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
@@ -63,12 +62,12 @@ class TeamPlayer:
 
     Args:
         env: takes questions; a template, never stepped itself.
-        policies: the players.
+        players: who plays which role.
         speak: samples.
     """
 
-    def __init__(self, env: AnyEnv, policies: PolicySet, speak: Speak) -> None:
-        self._env, self._policies, self._speak = env, policies, speak
+    def __init__(self, env: AnyEnv, players: Players, speak: Speak) -> None:
+        self._env, self._players, self._speak = env, players, speak
 
     def play(self, wanted: TeamRequest, hear: Hear, gone: threading.Event) -> Played:
         """Plays to the end, in this thread.
@@ -87,8 +86,8 @@ class TeamPlayer:
         turns: list[Said] = []
         asked = 0
         while not episode.over:
-            ids = self._policies.prompt_ids(episode.role, episode.prompt())
-            room = self._policies.context - len(ids)
+            ids = self._players.prompt_ids(episode.role, episode.prompt())
+            room = self._players.context - len(ids)
             if room < 1:
                 break
             asked += len(ids)
@@ -122,7 +121,7 @@ class TeamPlayer:
 
         heard("")
         hear(said, "")
-        policy = self._policies.policy_for(role)
+        policy = self._players.policy_for(role)
         request = Request(policy, ids, episode.seed(wanted.seed))
         completion = self._speak(role, request, params, heard)
         [branch] = score(episode, [completion])
