@@ -95,7 +95,8 @@ async def _rounds(url: str, key: str, given: argparse.Namespace) -> list[dict[st
                 questions = []
                 for each in range(clients):
                     env.reset(seed=1000 * number + each)
-                    questions.append(env.unwrapped._state.task.question)
+                    # A compact prompt is the role in a line, and the question.
+                    questions.append(env.observe("coder_0")["text"].partition("\n")[2])
                 asked = (
                     _ask(client, question, seed, given.max_tokens)
                     for seed, question in enumerate(questions)

@@ -19,10 +19,10 @@ from tests.vllm_policies import save_model
 ROOT = Path(__file__).parents[1]
 
 
-def trained(folder):
+def trained(folder, env="tests.letters_env:env", **changes):
     """A run of one step with a rate high enough for its roles to differ."""
     config = ATGRPOConfig(
-        env="tests.letters_env:env",
+        env=env,
         model=str(save_model(folder / "model")),
         output_dir=str(folder / "run"),
         max_steps=1,
@@ -36,6 +36,7 @@ def trained(folder):
         save_steps=1,
         lora_r=4,
         scoring_threads=1,
+        **changes,
     )
     return train(config).folder
 

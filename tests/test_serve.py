@@ -9,6 +9,7 @@ import signal
 import socket
 import threading
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import openai
@@ -202,7 +203,8 @@ def test_what_clients_send_by_default_changes_nothing(client):
 def test_a_stream_has_the_same_text_and_numbers_as_the_whole_answer(client, seed):
     settings = {"model": "reader", "messages": said("x"), "seed": seed, "n": 2, "max_tokens": 40}
     whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
-    texts, reasons, tokens, usage = ["", ""], [None, None], [[], []], None
+    texts, reasons, usage = ["", ""], [None, None], None
+    tokens: list[list[Any]] = [[], []]
     for chunk in client.chat.completions.create(
         **settings,
         logprobs=True,
@@ -354,7 +356,7 @@ def test_a_body_that_never_comes_does_not_hold_others_up(url, client, monkeypatc
     with connected(url) as connection:
         connection.sendall(head(100) + b"{")
         answer = client.chat.completions.create(model="writer", messages=said("x"), max_tokens=2)
-        assert answer.usage.completion_tokens
+        assert answer.choices
         assert connection.recv(200).startswith(b"HTTP/1.1 408")
 
 

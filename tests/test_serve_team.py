@@ -110,7 +110,8 @@ def test_the_team_plays_and_its_answer_stands_apart_from_who_said_what(client):
     assert "coder_0, turn 0:\n" in message.reasoning_content
     assert whole.usage.completion_tokens == sum(turn["tokens"] for turn in whole.turns)
 
-    answer, turns, ended = "", {}, None
+    answer, ended = "", None
+    turns: dict[tuple[str, int], str] = {}
     for chunk in client.chat.completions.create(**settings, stream=True):
         delta = chunk.choices[0].delta
         answer += delta.content or ""
@@ -152,6 +153,7 @@ def test_a_math_team_answers_in_a_box():
     policies = load_policies(EMBEDDED, {"tool": "tool", "reasoner": "reasoner"})
     server = RoleServer(policies, 120, make("math", prompt="compact", max_turns=2))
     heard = []
+    assert server.team is not None
     played = server.team.play(wanted(), lambda *news: heard.append(news), threading.Event())
     server.close()
     assert [said.role for said in played.turns[:2]] == ["tool", "reasoner"]

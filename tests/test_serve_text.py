@@ -66,9 +66,9 @@ def choice(stops=()):
 def test_the_end_of_a_completion_gives_out_what_was_held_back():
     growing = choice(["abc"])
     ids = TOKENIZER.encode("xab", add_special_tokens=False)
-    for number, token in enumerate(ids):
-        end = "length" if number == len(ids) - 1 else None
-        growing.push(Token(0, token, 0.0, (), end))
+    for token in ids[:-1]:
+        growing.push(Token(0, token, 0.0, (), None))
+    growing.push(Token(0, ids[-1], 0.0, (), "length"))
     assert (growing.text, growing.finish) == ("xab", "length")
 
 

@@ -13,17 +13,19 @@ from tests.served import serving, trained
 openai = pytest.importorskip("openai")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
-ROLES = {"writer": "writer", "reader": "reader"}
+ROLES = {"coder": "coder", "tester": "tester"}
 
 
 def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path):
-    run = trained(tmp_path)
+    # Random weights earn nothing, which pulls no two roles apart: their first weights do.
+    run = trained(tmp_path, "coding", env_args='{"prompt": "compact", "max_turns": 2}')
     policies = load_policies(run.parent / "model", ROLES, adapters=run / "adapters")
     options = ("--vllm.kv_cache_memory_bytes", str(1 << 28))
     with serving(run, *options, seconds=60.0) as (base, key):
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client:
             listed = [model.id for model in client.models.list()]
-            assert listed == list(ROLES)  # and not the bare base, which is not served
+            # And not the bare base, which is not served.
+            assert listed == [*ROLES, "team"]
             for role, policy in ROLES.items():
                 answer = client.completions.create(
                     model=role,
@@ -37,16 +39,22 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 assert tuple(answer.choices[0].token_ids) == expected
                 assert expected != other
             chat = client.chat.completions.create(
-                model="writer", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+                model="coder", messages=[{"role": "user", "content": "hello"}], max_tokens=4
             )
-            assert chat.usage.prompt_tokens == len(policies.prompt_ids("writer", "hello"))
+            asked = policies.prompt_ids("coder", "coder\nhello")
+            assert chat.usage.prompt_tokens == len(asked)
             chunks = client.chat.completions.create(
-                model="writer",
+                model="coder",
                 messages=[{"role": "user", "content": "hello"}],
                 max_tokens=4,
                 stream=True,
             )
             assert sum(1 for _ in chunks) > 1
+            team = client.chat.completions.create(
+                model="team", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+            )
+            assert [turn["agent"] for turn in team.turns] == ["coder_0", "tester_0"] * 2
+            assert team.usage.completion_tokens == sum(turn["tokens"] for turn in team.turns)
             for wrong in ("base", "nobody"):
                 with pytest.raises(openai.NotFoundError):
                     client.completions.create(model=wrong, prompt="x")

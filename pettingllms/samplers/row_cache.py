@@ -33,7 +33,7 @@ class _Layer(DynamicLayer):
     """Keys and values of one layer, in buffers with spare rows and columns."""
 
     def __init__(self, cache: RowCache, keys: torch.Tensor, values: torch.Tensor) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._cache = cache
         self.dtype, self.device = keys.dtype, keys.device
         self.buffers = [keys, values]
