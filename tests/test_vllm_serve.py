@@ -13,12 +13,11 @@ from tests.served import serving, trained
 openai = pytest.importorskip("openai")
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
-ROLES = {"coder": "coder", "tester": "tester"}
+ROLES = {"writer": "writer", "reader": "reader"}
 
 
 def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path):
-    # Random weights earn nothing, which pulls no two roles apart: their first weights do.
-    run = trained(tmp_path, "coding", env_args='{"prompt": "compact", "max_turns": 2}')
+    run = trained(tmp_path, "tests.asked_env:env")
     policies = load_policies(run.parent / "model", ROLES, adapters=run / "adapters")
     options = ("--vllm.kv_cache_memory_bytes", str(1 << 28))
     with serving(run, *options, seconds=60.0) as (base, key):
@@ -39,12 +38,12 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 assert tuple(answer.choices[0].token_ids) == expected
                 assert expected != other
             chat = client.chat.completions.create(
-                model="coder", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+                model="writer", messages=[{"role": "user", "content": "hello"}], max_tokens=4
             )
-            asked = policies.prompt_ids("coder", "coder\nhello")
+            asked = policies.prompt_ids("writer", "writer_0: hello")
             assert chat.usage.prompt_tokens == len(asked)
             chunks = client.chat.completions.create(
-                model="coder",
+                model="writer",
                 messages=[{"role": "user", "content": "hello"}],
                 max_tokens=4,
                 stream=True,
@@ -53,7 +52,8 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
             team = client.chat.completions.create(
                 model="team", messages=[{"role": "user", "content": "hello"}], max_tokens=4
             )
-            assert [turn["agent"] for turn in team.turns] == ["coder_0", "tester_0"] * 2
+            assert [turn["agent"] for turn in team.turns] == ["writer_0", "reader_0"] * 4
+            assert team.choices[0].message.content == team.turns[-1]["text"][:8]
             assert team.usage.completion_tokens == sum(turn["tokens"] for turn in team.turns)
             for wrong in ("base", "nobody"):
                 with pytest.raises(openai.NotFoundError):

@@ -292,7 +292,7 @@ class RequestGuard:
                 return
             if scope["method"] == "POST" and path not in _WITHOUT_MODEL:
                 given = dict(scope["headers"]).get(b"authorization", b"")
-                if not secrets.compare_digest(given, f"Bearer {self._key}".encode()):
+                if self._key and not secrets.compare_digest(given, f"Bearer {self._key}".encode()):
                     await _refuse(send, 401, "wrong or missing API key")
                     return
                 body = await _body(receive)
