@@ -411,6 +411,7 @@ def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, n
         assert len(key) > 20  # a random one
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as asking:
             answer = asking.chat.completions.create(model="reader", messages=said("hello"))
+        assert answer.usage is not None
         assert 0 < answer.usage.completion_tokens <= 12
         with pytest.raises(ServerError, match="401"):
             VllmEndpoint(base.removesuffix("/v1"), "no").get("/v1/models", 10)

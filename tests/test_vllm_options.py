@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import json
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
@@ -273,8 +274,9 @@ def test_a_web_server_that_is_no_vllm_is_named(web_server, tmp_path):
 
 
 def test_a_failing_server_is_asked_again_after_growing_pauses(monkeypatch):
-    pauses, tries = [], []
-    monkeypatch.setattr(vllm_server.time, "sleep", pauses.append)
+    pauses: list[float] = []
+    tries: list[int] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
     engine = object.__new__(vllm_server.VllmServerEngine)
     engine._process = None
     monkeypatch.setattr(engine, "_recover", lambda restart: None)

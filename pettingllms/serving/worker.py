@@ -209,7 +209,9 @@ class Worker:
                 if not self._waiting:
                     return False
                 job = self._waiting.popleft()
-            self._head = job, deque(job.rows())
+            # The job first: should its rows fail, it is among those that learn of it.
+            self._head = job, deque()
+            self._head[1].extend(job.rows())
         return True
 
     def _fits(self, policy: str, row: Row, joining: Mapping[str, Sequence[Row]]) -> bool:
