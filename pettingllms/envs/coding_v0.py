@@ -290,7 +290,7 @@ class raw_env(TeamEnv):
         inputs = list(dict.fromkeys(test.input for test in tests))
         if task.reference:
             inputs = [text for text in inputs if reference[text].status == "ok"]
-        if state.program.strip() == task.reference.strip():
+        if task.reference and state.program.strip() == task.reference.strip():
             results = dict(reference)  # the same program has just run
         else:
             (row,) = self._outputs(task, [state.program], inputs, share=PROGRAM_SHARE)
