@@ -9,7 +9,7 @@ import torch
 
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.serving.completing import Completing
+from pettingllms.serving.completing import Completing, News
 from pettingllms.serving.worker import QueueFull, Stopped, Worker
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 
@@ -22,7 +22,7 @@ class Engine:
 
     def __init__(self):
         self.model, self.uses, self.failing = tiny_model(), 0, False
-        self.go = queue.SimpleQueue()
+        self.go: queue.SimpleQueue[None] = queue.SimpleQueue()
 
     def __call__(self, policy):
         self.uses += 1
@@ -49,7 +49,7 @@ def worker(engine):
 
 
 def a_job(seed=0, n=1, tokens=10, prompt=(5, 6)):
-    heard = queue.SimpleQueue()
+    heard: queue.SimpleQueue[News] = queue.SimpleQueue()
     params = SamplingParams(tokens)
     return Completing("a", [prompt], n, params, seed, CHAT, heard.put), heard
 
