@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import gc
 import json
 import os
 import secrets
@@ -140,6 +141,8 @@ def _run(run: Path, options: ServeOptions) -> int:
                 _serve_here(config, players, env, options, key, listening)
     except KeyboardInterrupt:
         print("stopped", flush=True)
+        # The interpreter would look for garbage in all of torch once more, for seconds.
+        gc.freeze()
     return 0
 
 

@@ -26,7 +26,7 @@ MOST_WAITING = 256
 """Requests that may wait for their first token."""
 _READERS = 2
 """Threads that turn bodies into tokens, which may take a moment for a long one."""
-_CLOSE_SECONDS = 1.0
+_CLOSE_SECONDS = 0.5
 
 
 class RoleServer:

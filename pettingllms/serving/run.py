@@ -9,9 +9,9 @@ from collections.abc import Callable
 import uvicorn
 from starlette.applications import Starlette
 
-FINISH_SECONDS = 2.0
+FINISH_SECONDS = 1.0
 """What requests in progress get to finish."""
-STOP_SECONDS = 4
+STOP_SECONDS = 3
 """When connections that are still open are cut."""
 
 
