@@ -165,6 +165,11 @@ def report(
     parameters = sum(parameter.numel() for parameter in model.parameters())
     unit = "CPU-second" if options.device == "cpu" else "second"
     print(f"{title}: {parameters:,} parameters with adapter, {model.dtype}, tokens per {unit}")
+    publish(title, options, rows)
+
+
+def publish(title: str, options: argparse.Namespace, rows: list[dict[str, Any]]) -> None:
+    """Prints the rows as a table, and writes them as JSON where asked."""
     names = list(rows[0])
     cells = [names, *([_cell(row[name]) for name in names] for row in rows)]
     widths = [max(len(line[column]) for line in cells) for column in range(len(names))]

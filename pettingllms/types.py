@@ -24,7 +24,9 @@ class Task(NamedTuple):
     id: str
     """Unique within a run, e.g. `coding:train:17`."""
     seed: int
-    """Handed to `reset`; decides the instance completely."""
+    """Handed to `reset`; decides the instance, together with `options`."""
+    options: Mapping[str, Any] | None = None
+    """Handed to `reset`, too: a question of a user's own, for example."""
 
 
 class GroupKey(NamedTuple):

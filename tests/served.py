@@ -1,4 +1,4 @@
-"""A small finished run, and `pettingllms-serve` as a process, for the tests of serving."""
+"""A small finished run, and servers in a thread and as a process, for the tests of serving."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
-from pettingllms.samplers.vllm_process import free_port
+from pettingllms.samplers.vllm_process import VllmEndpoint, free_port
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import save_model
@@ -18,10 +19,10 @@ from tests.vllm_policies import save_model
 ROOT = Path(__file__).parents[1]
 
 
-def trained(folder):
+def trained(folder, env="tests.letters_env:env", **changes):
     """A run of one step with a rate high enough for its roles to differ."""
     config = ATGRPOConfig(
-        env="tests.letters_env:env",
+        env=env,
         model=str(save_model(folder / "model")),
         output_dir=str(folder / "run"),
         max_steps=1,
@@ -35,12 +36,40 @@ def trained(folder):
         save_steps=1,
         lora_r=4,
         scoring_threads=1,
+        **changes,
     )
     return train(config).folder
 
 
 @contextlib.contextmanager
-def serving(run, *options, seconds=30.0):
+def running(server, key):
+    """URL of the HTTP interface of a `RoleServer`, in a thread of this process."""
+    import uvicorn
+
+    from pettingllms.serving.app import application
+
+    port = free_port("127.0.0.1")
+    settings = uvicorn.Config(application(server, key), port=port, log_level="warning")
+    running = uvicorn.Server(settings)
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    base = f"http://127.0.0.1:{port}"
+    while True:
+        try:
+            if VllmEndpoint(base).healthy(1.0):
+                break
+        except OSError:
+            assert thread.is_alive()
+    try:
+        yield base
+    finally:
+        running.should_exit = True
+        thread.join(20)
+    assert not thread.is_alive()
+
+
+@contextlib.contextmanager
+def serving(run, *options, seconds=30.0, end=signal.SIGTERM):
     """Base URL and key of `pettingllms-serve RUN`; the command must end well when asked to."""
     port = free_port("127.0.0.1")
     words = ["-m", "pettingllms.cli.serve", str(run), "--port", str(port), *options]
@@ -60,7 +89,7 @@ def serving(run, *options, seconds=30.0):
             lines.append(process.stdout.readline())
             assert lines[-1], process.stderr.read()
         yield f"http://127.0.0.1:{port}/v1", lines[-1].removeprefix("key: ").strip()
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(end)
         started = time.monotonic()
         assert process.wait(seconds) == 0, process.stderr.read()
         assert time.monotonic() - started < seconds

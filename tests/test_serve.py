@@ -2,24 +2,31 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
+import signal
+import socket
 import threading
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
+import openai
 import pytest
 import torch
 
 from pettingllms.cli import serve
+from pettingllms.envs.aec import load_env as make
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.policies.loading import load_policies
-from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, free_port
+from pettingllms.samplers import vllm_args
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
+from pettingllms.serving import http
+from pettingllms.serving.role_server import RoleServer
 from pettingllms.types import Request
-from tests.served import serving, trained
+from tests.served import running, serving, trained
 
-openai = pytest.importorskip("openai")
-uvicorn = pytest.importorskip("uvicorn")
-http = pytest.importorskip("pettingllms.serving")
 torch.set_num_threads(1)
 ROLES = {"writer": "writer", "reader": "reader"}
 KEY = "a-key"
@@ -36,26 +43,14 @@ def policies(run):
 
 
 @pytest.fixture(scope="module")
-def url(policies):
-    """The interface in a thread of this process."""
-    port = free_port("127.0.0.1")
-    settings = uvicorn.Config(
-        http.application(http.RoleServer(policies, 12, {}), KEY), port=port, log_level="warning"
-    )
-    server = uvicorn.Server(settings)
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    base = f"http://127.0.0.1:{port}"
-    while True:
-        try:
-            if VllmEndpoint(base).healthy(1.0):
-                break
-        except OSError:
-            assert thread.is_alive()
-    yield base
-    server.should_exit = True
-    thread.join(10)
-    assert not thread.is_alive()
+def server(policies):
+    return RoleServer(policies, 12, make("tests.letters_env:env"), most_waiting=3)
+
+
+@pytest.fixture(scope="module")
+def url(server):
+    with running(server, KEY) as base:
+        yield base
 
 
 @pytest.fixture
@@ -134,10 +129,15 @@ def test_plain_completions_take_text_or_token_ids(client):
     [
         ({"model": "writr"}, 404, "no model 'writr'; did you mean 'writer'"),
         ({"model": "base"}, 404, "no model 'base'"),
-        ({"stream": True}, 400, "stream is not supported"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "'tools' is not"),
-        ({"stop": "x"}, 400, "parameter 'stop' is not supported"),
-        ({"logprobs": True}, 400, "parameter 'logprobs' is not supported"),
+        ({"model": "team"}, 400, "takes no free question"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "'tools' is supported"),
+        ({"presence_penalty": 0.5}, 400, "'presence_penalty' is supported as 0 only, got '0.5'"),
+        ({"response_format": {"type": "json_object"}}, 400, "'response_format' is supported as"),
+        ({"extra_body": {"min_tokens": 4}}, 400, "parameter 'min_tokens' is not supported"),
+        ({"stop": [""]}, 400, "stop must be a text or a list of at most 16, none empty"),
+        ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs: true"),
+        ({"extra_body": {"stream": "yes"}}, 400, "stream must be true or false, got 'yes'"),
+        ({"n": 128, "extra_body": {"n": 129}}, 400, "n must be a number from 1 to 128"),
         ({"n": 0}, 400, "n must be a number from 1 to 128, got '0'"),
         ({"n": True}, 400, "n must be a number"),
         ({"temperature": -1}, 400, "temperature must be a number from 0.0"),
@@ -155,8 +155,8 @@ def test_what_is_not_supported_is_refused_by_name(client, changes, status, words
     assert words in error.value.message
 
 
-@pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b" " * ((1 << 20) + 1)])
-def test_a_broken_or_huge_body_is_refused(client, body):
+@pytest.mark.parametrize("body", [b"{", b"[]", b"[" * 100_000, b"\xff", b"[" + b"1," * 9])
+def test_a_broken_body_is_refused(client, body):
     with pytest.raises(openai.BadRequestError):
         client.post(
             "/chat/completions",
@@ -171,23 +171,260 @@ def test_a_wrong_key_gets_nothing(url, key):
     endpoint = VllmEndpoint(url, key)
     with pytest.raises(ServerError, match="401: wrong or missing API key"):
         endpoint.get("/v1/models", 10)
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"):
         with pytest.raises(ServerError, match="401: wrong or missing API key"):
             endpoint.post(path, {"model": "writer"}, 10)
+
+
+def test_what_clients_send_by_default_changes_nothing(client):
+    settings = {"model": "writer", "messages": said("x"), "max_tokens": 3, "seed": 5}
+    plain = client.chat.completions.create(**settings)
+    defaults = {
+        "frequency_penalty": 0,
+        "presence_penalty": 0.0,
+        "logit_bias": {},
+        "response_format": {"type": "text"},
+        "tools": [],
+        "tool_choice": "none",
+        "parallel_tool_calls": True,
+        "user": "me",
+        "stop": None,
+        "logprobs": False,
+        "top_p": 1,
+        "stream": False,
+    }
+    decorated = client.chat.completions.create(
+        **settings, **defaults, extra_body={"top_k": -1, "repetition_penalty": 1.0}
+    )
+    assert decorated.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_stream_has_the_same_text_and_numbers_as_the_whole_answer(client, seed):
+    settings = {"model": "reader", "messages": said("x"), "seed": seed, "n": 2, "max_tokens": 40}
+    whole = client.chat.completions.create(**settings, logprobs=True, top_logprobs=2)
+    texts, reasons, usage = ["", ""], [None, None], None
+    tokens: list[list[Any]] = [[], []]
+    for chunk in client.chat.completions.create(
+        **settings,
+        logprobs=True,
+        top_logprobs=2,
+        stream=True,
+        stream_options={"include_usage": True},
+    ):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            reasons[choice.index] = choice.finish_reason or reasons[choice.index]
+            if choice.logprobs is not None:
+                tokens[choice.index] += choice.logprobs.content
+        usage = chunk.usage or usage
+    assert texts == [choice.message.content for choice in whole.choices]
+    assert reasons == [choice.finish_reason for choice in whole.choices]
+    assert usage == whole.usage
+    assert [[t.token for t in own] for own in tokens] == [
+        [t.token for t in choice.logprobs.content] for choice in whole.choices
+    ]
+
+
+def test_a_stop_string_ends_a_completion_also_across_tokens(client, policies):
+    settings = {"model": "writer", "messages": said("hello"), "seed": 11, "max_tokens": 60}
+    whole = client.chat.completions.create(**settings).choices[0].message.content
+    start = next(k for k in range(5, len(whole) - 4) if whole.find(whole[k : k + 4]) == k)
+    stop = whole[start : start + 4]
+    assert len(policies.chat.tokenizer.encode(stop)) >= 4
+    found = client.chat.completions.create(**settings, stop=["never said", stop])
+    assert found.choices[0].message.content == whole[:start]
+    assert found.choices[0].finish_reason == "stop"
+    assert found.usage.completion_tokens < 60
+    pieces = client.chat.completions.create(**settings, stop=stop, stream=True)
+    assert "".join(p.choices[0].delta.content or "" for p in pieces) == whole[:start]
+
+
+def test_log_probabilities_are_those_of_sampling(client, policies):
+    settings = {"max_tokens": 6, "temperature": 0.7, "seed": 3}
+    answer = client.completions.create(model="writer", prompt=[5, 6, 7], logprobs=4, **settings)
+    [[expected]] = policies.sample(
+        [Request("writer", (5, 6, 7), 3)], 1, max_new_tokens=6, temperature=0.7
+    )
+    logprobs = answer.choices[0].logprobs
+    assert logprobs.token_logprobs == pytest.approx(list(expected.logprobs), abs=1e-4)
+    # Tokens that look alike share an entry.
+    assert all(1 <= len(table) <= 5 for table in logprobs.top_logprobs)
+    for value, table in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
+        assert value <= max(table.values())
+    chat = client.chat.completions.create(
+        model="writer", messages=said("x"), logprobs=True, top_logprobs=3, max_tokens=2
+    )
+    for token in chat.choices[0].logprobs.content:
+        assert len(token.top_logprobs) == 3
+        assert token.logprob <= token.top_logprobs[0].logprob <= 0
+
+
+def test_a_prompt_is_scored_token_by_token_for_evaluation_harnesses(client, policies):
+    prompts = [[5, 6, 7, 8], [9, 10], [11]]
+    for tokens in (0, 1):
+        answer = client.completions.create(
+            model="writer",
+            prompt=prompts,
+            echo=True,
+            logprobs=1,
+            max_tokens=tokens,
+            temperature=0,
+        )
+        model = policies.sampling_model("writer")
+        for choice, ids in zip(answer.choices, prompts, strict=True):
+            with torch.no_grad():
+                logprobs_PV = model(input_ids=torch.tensor([ids])).logits[0].log_softmax(-1)
+            expected = [logprobs_PV[place, token].item() for place, token in enumerate(ids[1:])]
+            found = choice.logprobs
+            assert found.token_logprobs[0] is None
+            assert found.token_logprobs[1 : len(ids)] == pytest.approx(expected, abs=1e-4)
+            assert len(found.tokens) == len(ids) + tokens
+            assert found.top_logprobs[0] is None
+            likeliest = [max(table.values()) for table in found.top_logprobs[1 : len(ids)]]
+            best = logprobs_PV.max(-1).values.tolist()[: len(ids) - 1]
+            assert likeliest == pytest.approx(best, abs=1e-4)
+        text = policies.chat.tokenizer.decode(prompts[0])
+        assert answer.choices[0].text.startswith(text)
+
+
+def test_a_tokenizer_is_served_as_vllm_does(url):
+    endpoint = VllmEndpoint(url, KEY)
+    assert endpoint.get("/tokenizer_info", 10)["eos_token"] == "<|end|>"
+    tokens = endpoint.post("/tokenize", {"prompt": "añb", "add_special_tokens": False}, 10)
+    assert tokens["count"] == len(tokens["tokens"]) == 4
+    found = endpoint.post("/detokenize", {"tokens": tokens["tokens"]}, 10)
+    assert found == {"prompt": "añb"}
+    for path, body in (("/tokenize", {"prompt": 3}), ("/detokenize", {"tokens": [-1]})):
+        with pytest.raises(ServerError, match="400"):
+            endpoint.post(path, body, 10)
+
+
+def test_a_role_without_a_prompt_of_its_own_says_so(client):
+    found = client.models.retrieve("writer")
+    assert found.role_prompt is None
+    assert "takes no free question" in found.prompt
+    with pytest.raises(openai.NotFoundError, match="did you mean 'writer'"):
+        client.models.retrieve("writr")
+
+
+def test_many_choices_are_all_there_and_all_different(client):
+    answer = client.chat.completions.create(model="writer", messages=said("x"), n=128, max_tokens=8)
+    assert [choice.index for choice in answer.choices] == list(range(128))
+    assert len({choice.message.content for choice in answer.choices}) > 100
+
+
+# ------------------------------------------------------------------------------ bad neighbors
+
+
+def connected(url):
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=30)
+
+
+def head(length, key=KEY, path="/v1/chat/completions"):
+    return (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Authorization: Bearer {key}\r\nContent-Length: {length}\r\n\r\n"
+    ).encode()
+
+
+def test_a_body_is_not_read_before_the_key_is_checked(url):
+    with connected(url) as connection:
+        connection.sendall(head(10 << 20, key="wrong"))  # and not a byte of the body
+        assert connection.recv(200).startswith(b"HTTP/1.1 401")
+
+
+def test_a_body_of_ten_megabytes_is_refused_before_it_is_sent(url):
+    with connected(url) as connection:
+        connection.sendall(head(10 << 20))
+        assert connection.recv(200).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_without_a_length_is_refused_where_it_gets_too_large(url):
+    chunked = head(0).replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    with connected(url) as connection:
+        connection.sendall(chunked)
+        with contextlib.suppress(OSError):  # the server closes while we still send
+            for _ in range(10):
+                connection.sendall(b"100000\r\n" + b" " * (1 << 20) + b"\r\n")
+        assert connection.recv(200).startswith(b"HTTP/1.1 413")
+
+
+def test_a_body_that_never_comes_does_not_hold_others_up(url, client, monkeypatch):
+    monkeypatch.setattr(http, "BODY_SECONDS", 0.5)
+    with connected(url) as connection:
+        connection.sendall(head(100) + b"{")
+        answer = client.chat.completions.create(model="writer", messages=said("x"), max_tokens=2)
+        assert answer.choices
+        assert connection.recv(200).startswith(b"HTTP/1.1 408")
+
+
+def endless(stream, n=1):
+    """A request that goes on for as long as the context allows, as a body."""
+    content = {"model": "writer", "prompt": [5], "max_tokens": 1000, "n": n, "stream": stream}
+    return json.dumps(content | {"temperature": 10.0}).encode()
+
+
+def until(condition):
+    while not condition():
+        threading.Event().wait(0.01)
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_the_rows_of_a_client_that_leaves_leave_the_batch(url, server, stream):
+    until(lambda: not server.worker.rows)
+    body = endless(stream, n=20)
+    with connected(url) as connection:
+        connection.sendall(head(len(body), path="/v1/completions") + body)
+        until(lambda: server.worker.rows == 20)
+    until(lambda: not server.worker.rows)
+    assert server.worker.running
+
+
+def test_a_full_queue_is_said_at_once_and_when_to_come_back(url, server):
+    body = endless(False, n=128)
+    with contextlib.ExitStack() as stack:
+        # The first takes all room, the second begins to wait for it, and three more may wait.
+        for number in range(5):
+            connection = stack.enter_context(connected(url))
+            connection.sendall(head(len(body), path="/v1/completions") + body)
+            until(lambda count=number: server.worker.waiting + bool(server.worker.rows) > count - 1)
+        until(lambda: server.worker.waiting == 3)
+        last = stack.enter_context(connected(url))
+        last.sendall(head(len(body), path="/v1/completions") + body)
+        answer = last.recv(1000)
+        assert answer.startswith(b"HTTP/1.1 429")
+        assert b"retry-after: 2" in answer.lower()
+    until(lambda: not server.worker.rows)
 
 
 # -------------------------------------------------------------------------------- the command
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(300)
-def test_the_command_serves_a_run_with_a_random_key_and_stops_when_told(run):
-    with serving(run, "--backend", "transformers") as (base, key):
-        assert len(key) > 20
+def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, number):
+    with contextlib.ExitStack() as stack:
+        served = serving(run, "--backend", "transformers", end=number, seconds=20.0)
+        base, key = stack.enter_context(served)
+        assert len(key) > 20  # a random one
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as asking:
             answer = asking.chat.completions.create(model="reader", messages=said("hello"))
+        assert answer.usage is not None
         assert 0 < answer.usage.completion_tokens <= 12
         with pytest.raises(ServerError, match="401"):
             VllmEndpoint(base.removesuffix("/v1"), "no").get("/v1/models", 10)
+        body = endless(True, n=128)
+        connection = stack.enter_context(connected(base))
+        connection.sendall(head(len(body), key, "/v1/completions") + body)
+        assert connection.recv(100).startswith(b"HTTP/1.1 200")
+        served.__exit__(None, None, None)
+        # Who was being answered learns why it ends there.
+        rest = b""
+        while part := connection.recv(1 << 16):
+            rest += part
+        assert b"the server is stopping" in rest
 
 
 @pytest.mark.parametrize(
@@ -197,6 +434,8 @@ def test_the_command_serves_a_run_with_a_random_key_and_stops_when_told(run):
         (["--port", "8000"], "name the run first"),
         (["runs/x", "--prot", "8000"], "unknown option '--prot'; did you mean '--port'"),
         (["runs/x", "--backend", "vlm"], "backend must be one of auto, vllm, transformers"),
+        (["runs/x", "--api-key", "k"], "unknown option '--api-key'.* give --key-file FILE"),
+        (["runs/x", "--api-key=k"], "unknown option '--api-key'.* give --key-file FILE"),
         (["runs/x", "--port", "0"], "port must be from 1 to 65535, got 0"),
     ],
 )
@@ -214,13 +453,32 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
         serve._run(tmp_path, serve.ServeOptions())
 
 
+def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(run, capsys):
+    words = [str(run), "--backend", "transformers"]
+    for host in ("300.1.1.1", "192.0.2.7"):
+        assert serve.main([*words, "--host", host]) == 2
+        assert "give an address of this machine to --host" in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        assert serve.main([*words, "--port", str(taken.getsockname()[1])]) == 2
+    assert "Address already in use; choose another --port" in capsys.readouterr().err
+
+
+def test_without_vllm_the_advice_is_for_users_of_pip(run, capsys):
+    if vllm_args.installed():
+        pytest.skip("vLLM is installed here")
+    assert serve.main([str(run), "--backend", "vllm", "--port", "8941"]) == 2
+    error = capsys.readouterr().err
+    assert "pip install 'pettingllms[vllm]'" in error
+    assert ".ci" not in error
+
+
 def test_full_models_are_refused_for_vllm(run):
     from pettingllms.runs import read_config
     from pettingllms.trainers.config import resolve
 
     config = resolve(dataclasses.replace(read_config(run), full=True))
     with pytest.raises(ConfigError, match=r"full models, .* use --backend transformers"):
-        serve.vllm_process(config, ROLES, serve.ServeOptions(), KEY, Path("log"))
+        serve.vllm_process(config, ROLES, serve.ServeOptions(), Path("log"))
 
 
 def test_options_of_vllm_may_be_given_one_by_one():

@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib.util
 import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -12,9 +15,10 @@ import torch
 
 from pettingllms.assembly import sampler_settings
 from pettingllms.cli.train import parse
-from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.errors import ConfigError, SamplerUnavailable, UnknownNameError
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.packing import microbatches
+from pettingllms.samplers import vllm_process, vllm_server
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams
 from pettingllms.samplers.vllm_args import (
     OPTIONS,
@@ -189,21 +193,23 @@ def test_a_url_that_is_none_is_refused(url):
         VllmEndpoint(url)
 
 
-def guarded(path, body=b"", method="POST"):
+def guarded(path, body=b"", method="POST", key=None, reads=True):
     """Status that the guard answers with; 0 where the request is let through."""
     sent, seen = [], []
+    headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
 
     async def app(scope, receive, send):
         message = await receive()
         seen.append(message["body"])
 
     async def receive():
+        assert reads
         return {"type": "http.request", "body": body, "more_body": False}
 
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "path": path, "method": method}
+    scope = {"type": "http", "path": path, "method": method, "headers": headers}
     asyncio.run(RequestGuard(app)(scope, receive, send))
     if seen:
         assert seen == [body]
@@ -223,6 +229,66 @@ def test_the_guard_lets_published_adapters_through_and_nothing_else():
         assert guarded("/v1/chat/completions", body) == 404
     for path in ("/metrics", "/invocations", "/adapters", "/v2/x", "/docs"):
         assert guarded(path, asking("coder@v1")) == 404
+
+
+def test_the_guard_checks_the_key_before_it_reads_and_reads_no_more_than_a_bound(monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", "right")
+    body = json.dumps({"model": "coder@v1"}).encode()
+    assert guarded("/v1/completions", body, key="right") == 0
+    for key in (None, "wrong"):
+        assert guarded("/v1/completions", body, key=key, reads=False) == 401
+    monkeypatch.setattr(vllm_process, "LARGEST_BODY", len(body) - 1)
+    assert guarded("/v1/completions", body, key="right") == 413
+
+
+@pytest.fixture
+def web_server():
+    """Any web server: it answers everything with a page."""
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"<html>welcome</html>")
+
+        def log_message(self, *args):
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def foreign(server, model_dir):
+    url = f"http://127.0.0.1:{server.server_address[1]}"
+    sampler = SamplerSettings("vllm-server", url=url)
+    return load_policies(model_dir, {"coder": "coder"}, lora_r=2, sampler=sampler)
+
+
+def test_a_web_server_that_is_no_vllm_is_named(web_server, tmp_path):
+    with pytest.raises(ConfigError, match=r"something else than JSON, '<html>.*no vLLM server"):
+        foreign(web_server, save_tiny(tmp_path))
+
+
+def test_a_failing_server_is_asked_again_after_growing_pauses(monkeypatch):
+    pauses: list[float] = []
+    tries: list[int] = []
+    monkeypatch.setattr(time, "sleep", pauses.append)
+    engine = object.__new__(vllm_server.VllmServerEngine)
+    engine._process = None
+    monkeypatch.setattr(engine, "_recover", lambda restart: None)
+
+    def failing():
+        tries.append(1)
+        raise vllm_server._ServerTrouble(f"no {len(tries)}")
+
+    with pytest.raises(SamplerUnavailable, match="failed 3 times: no 1; then no 2; then no 3;"):
+        engine._with_retry(failing)
+    assert pauses == list(vllm_server.RETRY_PAUSES)
+    assert pauses == sorted(pauses)
 
 
 def test_an_error_keeps_its_status():

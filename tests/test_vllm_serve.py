@@ -17,13 +17,14 @@ ROLES = {"writer": "writer", "reader": "reader"}
 
 
 def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path):
-    run = trained(tmp_path)
+    run = trained(tmp_path, "tests.asked_env:env")
     policies = load_policies(run.parent / "model", ROLES, adapters=run / "adapters")
     options = ("--vllm.kv_cache_memory_bytes", str(1 << 28))
     with serving(run, *options, seconds=60.0) as (base, key):
         with openai.OpenAI(base_url=base, api_key=key, max_retries=0) as client:
             listed = [model.id for model in client.models.list()]
-            assert set(ROLES) < set(listed)
+            # And not the bare base, which is not served.
+            assert listed == [*ROLES, "team"]
             for role, policy in ROLES.items():
                 answer = client.completions.create(
                     model=role,
@@ -39,7 +40,8 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
             chat = client.chat.completions.create(
                 model="writer", messages=[{"role": "user", "content": "hello"}], max_tokens=4
             )
-            assert chat.usage.prompt_tokens == len(policies.prompt_ids("writer", "hello"))
+            asked = policies.prompt_ids("writer", "writer_0: hello")
+            assert chat.usage.prompt_tokens == len(asked)
             chunks = client.chat.completions.create(
                 model="writer",
                 messages=[{"role": "user", "content": "hello"}],
@@ -47,6 +49,12 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 stream=True,
             )
             assert sum(1 for _ in chunks) > 1
+            team = client.chat.completions.create(
+                model="team", messages=[{"role": "user", "content": "hello"}], max_tokens=4
+            )
+            assert [turn["agent"] for turn in team.turns] == ["writer_0", "reader_0"] * 4
+            assert team.choices[0].message.content == team.turns[-1]["text"][:8]
+            assert team.usage.completion_tokens == sum(turn["tokens"] for turn in team.turns)
             for wrong in ("base", "nobody"):
                 with pytest.raises(openai.NotFoundError):
                     client.completions.create(model=wrong, prompt="x")

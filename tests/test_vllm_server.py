@@ -187,7 +187,7 @@ def test_its_log_is_in_the_folder_and_an_error_shows_its_end(policies, run_folde
     monkeypatch.setattr(vllm_server, "CONTROL_SECONDS", 0.001)
     monkeypatch.setattr(policies._engine, "_timeout", 0.001)
     with pytest.raises(
-        SamplerUnavailable, match=r"failed twice: no answer within .*vllm\.log"
+        SamplerUnavailable, match=r"failed 3 times: no answer within .*vllm\.log"
     ) as e:
         sampled(policies)
     assert "  | " in str(e.value)

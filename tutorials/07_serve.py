@@ -1,7 +1,7 @@
 """Serve a team.
 
-`pettingllms-serve RUN` puts a trained team behind OpenAI's chat interface: each role is a model name. Here it serves a tiny run on a free port, answers
-OpenAI's own client, and is stopped.
+`pettingllms-serve RUN` puts a trained team behind OpenAI's chat interface: each role is a model name, and `team` is all of them. Here it serves a tiny run
+on a free port, OpenAI's own client asks a role and then the team, and it is stopped.
 """
 
 import signal
@@ -14,7 +14,6 @@ from pathlib import Path
 
 from openai import APIConnectionError, OpenAI
 
-from pettingllms.envs import make
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 
@@ -23,7 +22,8 @@ KEY = "a-key-of-ours"
 with tempfile.TemporaryDirectory() as folder:
     run = train(
         ATGRPOConfig(
-            env="sokoban",
+            env="coding",
+            policies="per-role",
             num_generations=2,
             tasks_per_step=1,
             max_steps=1,
@@ -52,18 +52,26 @@ with tempfile.TemporaryDirectory() as folder:
                     time.sleep(0.5)  # it is still loading the model
             print("models:", roles)
 
-            # A single user message is the prompt that the role was trained on for that text.
-            env = make("sokoban", prompt="compact")
-            env.reset(seed=0)
-            text = env.last()[0]["text"]
+            # A question takes its place in the prompt that the role was trained on.
+            question = "Read integers on one line. Print the largest."
+            messages = [{"role": "user", "content": question}]
+            print("prompt:", repr(client.models.retrieve("coder").role_prompt))
             answer = client.chat.completions.create(
-                model="tool",
-                messages=[{"role": "user", "content": text}],
-                max_tokens=48,
-                temperature=0,
+                model="coder", messages=messages, max_tokens=100, temperature=0
             )
-            print(f"{text}\n\ntool: {answer.choices[0].message.content}")
-            assert roles == ["tool", "planner"]
+            print(f"{question}\n\ncoder alone:\n{answer.choices[0].message.content}\n")
+
+            # The team plays by the rules of its environment: programs and tests really run.
+            stream = client.chat.completions.create(
+                model="team", messages=messages, max_tokens=100, temperature=0, stream=True
+            )
+            for chunk in stream:
+                delta = chunk.choices[0].delta
+                if delta.content:
+                    print("\n\nthe team's answer:")
+                print(getattr(delta, "reasoning_content", None) or delta.content or "", end="")
+            print()
+            assert roles == ["coder", "tester", "team"]
     finally:
         server.send_signal(signal.SIGTERM)
         print("the server ended with exit code", server.wait(60))

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import errno
+import gc
 import json
+import os
 import secrets
 import signal
 import socket
 import sys
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -19,6 +24,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object, setting
 
 if TYPE_CHECKING:
+    from pettingllms.rollout.episode import AnyEnv
     from pettingllms.samplers.vllm_process import VllmProcess
     from pettingllms.trainers.config import ResolvedConfig
 
@@ -36,6 +42,12 @@ class ServeOptions:
     key_file: str | None = setting(
         "Where", None, "File with the API key. Default: a random key, printed"
     )
+    max_waiting: int = setting(
+        "How",
+        256,
+        "Requests that may wait for their turn; one more is refused with 429",
+        at_least=1,
+    )
     backend: str = setting(
         "How",
         "auto",
@@ -50,6 +62,7 @@ class ServeOptions:
 
 
 SHARED = ("device", "dtype", "vllm")
+KEY_OPTIONS = ("--api-key", "--api_key", "--key")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
     "pettingllms-serve runs/latest --port 9000 --vllm.gpu_memory_utilization 0.9",
@@ -79,6 +92,13 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
         "each role, answered by that role's adapter.",
         examples=EXAMPLES,
     )
+    for word in argv:
+        if word.partition("=")[0] in KEY_OPTIONS:
+            raise ConfigError(
+                f"unknown option {word.partition('=')[0]!r}; everyone on this machine can read a "
+                "command line: write the key into a file and give --key-file FILE, or leave it out "
+                "for a random one"
+            )
     run, rest = (argv[0], argv[1:]) if argv and not argv[0].startswith("-") else (None, argv)
     found = parser.read(rest)
     over = parser.values(found, SHARED)
@@ -102,9 +122,6 @@ def _run(run: Path, options: ServeOptions) -> int:
     vllm = given.pop("vllm", None)
     settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
     config = resolve(located(settings))
-    roles = roles_of(make_env(config, "test"))
-    players = parse_policies(config.policies, roles)
-    key = _key(options)
     with_vllm = options.backend == "vllm" or (
         options.backend == "auto" and installed() and not config.full
     )
@@ -112,14 +129,41 @@ def _run(run: Path, options: ServeOptions) -> int:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     signal.signal(signal.SIGTERM, _interrupt)
     try:
-        if with_vllm:
-            process = vllm_process(config, players, options, key, run / LOG)
-            _serve_vllm(process, list(players), options)
-        else:
-            _serve_here(config, players, options, key)
+        # Before the model is loaded, which takes longer than to find out that a port is taken.
+        with _listening(options.host, options.port) as listening:
+            env = make_env(config, "test")
+            players = parse_policies(config.policies, roles_of(env))
+            key = _key(options)
+            if with_vllm:
+                process = vllm_process(config, players, options, run / LOG)
+                _serve_vllm(process, config, players, env, options, key, listening)
+            else:
+                _serve_here(config, players, env, options, key, listening)
     except KeyboardInterrupt:
         print("stopped", flush=True)
+        # The interpreter would look for garbage in all of torch once more, for seconds.
+        gc.freeze()
     return 0
+
+
+def _listening(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: the host is no address of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        cure = (
+            "choose another --port"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "give an address of this machine to --host: 127.0.0.1 for this machine alone, "
+            "0.0.0.0 for all its addresses"
+        )
+        why = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
 
 
 def _key(options: ServeOptions) -> str:
@@ -138,9 +182,9 @@ def _key(options: ServeOptions) -> str:
 
 
 def vllm_process(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str, log: Path
+    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, log: Path
 ) -> VllmProcess:
-    """VLLM's own server for the team, not started yet.
+    """VLLM's own server for the team, not started yet; it will listen on this machine alone.
 
     Raises:
         ConfigError: vLLM is missing, the policies are full models, or an option is unknown.
@@ -181,20 +225,61 @@ def vllm_process(
     if config.chat_template_kwargs is not None:
         words += ["--default-chat-template-kwargs", config.chat_template_kwargs]
     model = str(EMBEDDED) if config.model is None else config.model
-    return VllmProcess(
-        model, words, log, host=options.host, port=options.port, key=key, updates=False
-    )
+    return VllmProcess(model, words, log, updates=False)
 
 
-def _serve_vllm(process: VllmProcess, roles: Sequence[str], options: ServeOptions) -> None:
+def _serve_vllm(
+    process: VllmProcess,
+    config: ResolvedConfig,
+    players: Mapping[str, str],
+    env: AnyEnv,
+    options: ServeOptions,
+    key: str,
+    listening: socket.socket,
+) -> None:
+    with _needing_serve():
+        from pettingllms.serving.app import application
+        from pettingllms.serving.proxy import VllmServer, players_of
+        from pettingllms.serving.run import serve
+    from pettingllms.models import EMBEDDED
+
     print(f"starting vLLM; it logs to {process.log}", flush=True)
+    stopping = threading.Event()
+
+    def watch() -> None:
+        process.wait()
+        if not stopping.is_set():
+            os.kill(os.getpid(), signal.SIGTERM)
+
     try:
         process.start()
-        _announce(roles, options, process.key)
-        code = process.wait()
-        raise ConfigError(f"vLLM's server ended with {code}{process.tail()}")
+        threading.Thread(target=watch, daemon=True).start()
+        model = str(EMBEDDED) if config.model is None else config.model
+        template = config.mapping("chat_template_kwargs")
+        served = players_of(model, players, process.endpoint, template)
+        server = VllmServer(served, process.endpoint, config.max_completion_length, env)
+        _announce(server.reader.models, options, key)
+        serve(application(server, key), listening, server.close)
+    except KeyboardInterrupt:
+        if process.running:
+            raise
+        raise ConfigError(f"vLLM's server ended with {process.wait()}{process.tail()}") from None
     finally:
+        stopping.set()
         process.stop()
+
+
+@contextlib.contextmanager
+def _needing_serve() -> Iterator[None]:
+    """Says which extra is missing where an import fails."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name not in ("h11", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
+        ) from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -206,39 +291,27 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _serve_here(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, key: str
+    config: ResolvedConfig,
+    players: Mapping[str, str],
+    env: AnyEnv,
+    options: ServeOptions,
+    key: str,
+    listening: socket.socket,
 ) -> None:
-    try:
-        import uvicorn
-
-        from pettingllms.serving import RoleServer, application
-    except ModuleNotFoundError as error:
-        if error.name not in ("uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
-        ) from error
+    with _needing_serve():
+        from pettingllms.serving.app import application
+        from pettingllms.serving.role_server import RoleServer
+        from pettingllms.serving.run import serve
     from pettingllms.assembly import build_policies
     from pettingllms.cli.display import without_bars
 
     without_bars()
     policies = build_policies(config, players)
-    team = RoleServer(
-        policies, config.max_completion_length, config.mapping("chat_template_kwargs")
+    server = RoleServer(
+        policies, config.max_completion_length, env, most_waiting=options.max_waiting
     )
-
-    family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-    try:
-        listening = socket.create_server((options.host, options.port), family=family)
-    except OSError as error:
-        raise ConfigError(
-            f"cannot listen on {options.host}, port {options.port}: {error.strerror}; choose "
-            "another --port"
-        ) from error
-    settings = uvicorn.Config(application(team, key), log_level="warning")
-    with listening:
-        _announce(team.roles, options, key)
-        uvicorn.Server(settings).run(sockets=[listening])
+    _announce(server.reader.models, options, key)
+    serve(application(server, key), listening, server.close)
 
 
 def _announce(roles: Sequence[str], options: ServeOptions, key: str) -> None:

@@ -76,6 +76,9 @@ embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
 the settings say otherwise.
 
+`reset(options={"question": text})` plays a problem without hidden tests and reference, for which nothing is paid;
+`answer()` is the team's program.
+
 # Version History
 
 * v0: first version (0.1.0)
@@ -152,6 +155,7 @@ class raw_env(TeamEnv):
         "render_fps": 1,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    reset_options = ("question",)
 
     def __init__(
         self,
@@ -170,7 +174,9 @@ class raw_env(TeamEnv):
         self._mutants: dict[int, tuple[str, ...]] = {}
         self._prepared: dict[int, CodingTask] = {}
 
-    def _start(self, seed: int, options: dict[str, Any]) -> State:  # noqa: ARG002 - has none
+    def _start(self, seed: int, options: dict[str, Any]) -> State:
+        if "question" in options:  # nobody knows its tests
+            return State(CodingTask("question", str(options["question"]), (), reference=""))
         if self.tasks is None:
             return State(coding.generate(seed, cast(Split, self.split)))
         row = seed % len(self.tasks)
@@ -228,7 +234,7 @@ class raw_env(TeamEnv):
         passed = sum(
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         )
-        share = passed / len(tests)
+        share = passed / max(1, len(tests))
         info = {"passed": share, "statuses": [result.status for result in results]}
         after = replace(state, program=program, passed=share)
         if self._team:
@@ -287,7 +293,7 @@ class raw_env(TeamEnv):
         inputs = list(dict.fromkeys(test.input for test in tests))
         if task.reference:
             inputs = [text for text in inputs if reference[text].status == "ok"]
-        if state.program.strip() == task.reference.strip():
+        if task.reference and state.program.strip() == task.reference.strip():
             results = dict(reference)  # the same program has just run
         else:
             (row,) = self._outputs(task, [state.program], inputs, share=PROGRAM_SHARE)
@@ -352,6 +358,9 @@ class raw_env(TeamEnv):
             parse_error=parse_error,
             info=_difficulty(state.task) | (info or {}),
         )
+
+    def _answer(self, state: State) -> str | None:
+        return None if state.program is None else f"```python\n{state.program}\n```"
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)

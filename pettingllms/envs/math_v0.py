@@ -53,6 +53,9 @@ one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both
 `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` (`"full"`, or `"compact"` for the embedded model) and
 `sandbox` are as in `coding_v0`.
 
+`reset(options={"question": text})` plays a problem without a reference, for which nothing is paid; `answer()` is the
+team's answer.
+
 # Version History
 
 * v0: first version (0.1.0)
@@ -147,6 +150,8 @@ class raw_env(TeamEnv):
         "tasks_per_step": 8,
     }
 
+    reset_options = ("question",)
+
     def __init__(
         self,
         *,
@@ -171,7 +176,9 @@ class raw_env(TeamEnv):
         self.sees = visibility(topology, self.possible_agents, self.max_turns)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
 
-    def _start(self, seed: int, options: dict[str, Any]) -> MathState:  # noqa: ARG002 - has none
+    def _start(self, seed: int, options: dict[str, Any]) -> MathState:
+        if "question" in options:  # nobody knows its answer
+            return MathState(MathProblem(str(options["question"]), (), id="question"))
         return MathState(self._problem(seed))
 
     def _text(self, state: MathState, agent: str) -> str:
@@ -285,6 +292,10 @@ class raw_env(TeamEnv):
             parse_error=parse_error,
             info=info,
         )
+
+    def _answer(self, state: MathState) -> str | None:
+        final = state.current.get(self.possible_agents[-1])
+        return None if final is None or final.answer is None else rf"\boxed{{{final.answer}}}"
 
     def _view(self, state: MathState) -> str:
         return "\n".join(

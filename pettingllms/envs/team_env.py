@@ -114,3 +114,14 @@ class TeamEnv(TextEnv):
         if not (own or self._settings.limits):
             return default
         return self._settings.limits_over(default, own)
+
+    def answer(self) -> str | None:
+        """What the team answers to a question (`pettingllms.envs.questions`), in the form of a reply.
+
+        None as long as it has no answer that can be read, and where questions make no sense.
+        """
+        return self._answer(self._state)
+
+    def _answer(self, state: Any) -> str | None:  # noqa: ARG002 - for environments that have one
+        """Returns the team's answer in `state`; pure."""
+        return None

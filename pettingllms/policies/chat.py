@@ -54,16 +54,28 @@ class Chat:
         Control tokens spelled out in `text` are broken up by a space, so that text written by one
         role cannot open or close a turn in the prompt of another. Lone surrogates become `?`.
         """
-        text = text.encode("utf-8", "replace").decode("utf-8")
-        text = self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        return self.conversation_ids([{"role": "user", "content": text}])
+
+    def conversation_ids(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
+        """Token ids of a conversation (`role` and `content` of each turn), then the model's turn opens.
+
+        Texts are treated as in `prompt_ids`.
+
+        Raises:
+            jinja2.TemplateError: the template does not take such a conversation.
+        """
         ids = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": text}],
+            [{**turn, "content": self._plain(turn["content"])} for turn in turns],
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
             **self._kwargs,
         )
         return tuple(ids)
+
+    def _plain(self, text: str) -> str:
+        text = text.encode("utf-8", "replace").decode("utf-8")
+        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without its end of turn and without special tokens."""

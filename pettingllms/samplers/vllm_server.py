@@ -7,7 +7,7 @@ VLLM_ALLOW_RUNTIME_LORA_UPDATING=1 in its environment and at least these options
     --max-lora-rank RANK --logprobs-mode processed_logprobs
     --no-enable-chunked-prefill (on a CPU)
 
-If a single request of a batch fails, the whole batch is sent again, once, after the server has
+If a single request of a batch fails, the whole batch is sent again after a pause, twice at most, after the server has
 been restarted (if we started it) and the adapters have been published again. Adapters are
 handed over as files, so the server must see the same file system.
 """
@@ -15,6 +15,7 @@ handed over as files, so the server must see the same file system.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
@@ -41,6 +42,8 @@ THREADS = 256
 """Requests that wait for the server at the same time; it batches what waits."""
 CONTROL_SECONDS = 120.0
 """Time limit of everything but sampling."""
+RETRY_PAUSES = (1.0, 5.0)
+"""Seconds before the second and the third try: a server that is just being restarted needs some."""
 _PROBE = (5, 6, 7)
 """A prompt in tokens that any vocabulary has."""
 
@@ -131,7 +134,7 @@ class VllmServerEngine:
         """Takes over the policy's current weights.
 
         Raises:
-            SamplerUnavailable: the server failed twice; it keeps the previous version.
+            SamplerUnavailable: the server failed at every try; it keeps the previous version.
         """
         fresh, old = self._adapters.write(policy, version), self._held.get(policy)
         self._with_retry(lambda: self._load(fresh))
@@ -150,7 +153,7 @@ class VllmServerEngine:
 
         Raises:
             ConfigError: a prompt too long for the server, a temperature that vLLM changes.
-            SamplerUnavailable: the server failed twice.
+            SamplerUnavailable: the server failed at every try.
         """
         check_requests(requests, params, self._max_model_len)
         return self._with_retry(lambda: self._complete(requests, n, params))
@@ -219,9 +222,18 @@ class VllmServerEngine:
         """The answer; raises `_ServerTrouble` if a second try may help, `ConfigError` if not."""
         endpoint = self._endpoint
         try:
-            if content is None:
-                return endpoint.get(path, timeout)
-            return endpoint.post(path, content, timeout)
+            answer = (
+                endpoint.get(path, timeout)
+                if content is None
+                else endpoint.post(path, content, timeout)
+            )
+            # Adapters are loaded with an answer of plain text.
+            if not isinstance(answer, dict) and not path.endswith("_lora_adapter"):
+                raise ConfigError(
+                    f"{endpoint.url}{path} answered something else than JSON, "
+                    f"{str(answer)[:60]!r}: there is no vLLM server at this address"
+                )
+            return answer
         except TimeoutError as error:
             raise _ServerTrouble(
                 f"no answer within {timeout:.0f} s from {endpoint.url}{path}"
@@ -248,20 +260,27 @@ class VllmServerEngine:
     # ---------------------------------------------------------------------------- recovery
 
     def _with_retry(self, action: Callable[[], Result]) -> Result:
-        """Runs the action, and once more after a recovery if it fails."""
-        try:
-            return action()
-        except _ServerTrouble as first:
-            logger.warning("the vLLM server failed (%s); trying once more", first)
+        """Runs the action, and again after a pause and a recovery each time that the server fails."""
+        troubles: list[_ServerTrouble] = []
+        for pause in (*RETRY_PAUSES, None):
             try:
-                self._recover(restart=not isinstance(first, _UnknownAdapter))
+                if troubles:
+                    self._recover(restart=not isinstance(troubles[-1], _UnknownAdapter))
                 return action()
-            except _ServerTrouble as second:
-                tail = "" if self._process is None else self._process.tail()
-                raise SamplerUnavailable(
-                    f"the vLLM server failed twice: {first}; then {second}; nothing of this "
-                    f"batch was used{tail}"
-                ) from second
+            except _ServerTrouble as trouble:
+                troubles.append(trouble)
+                if pause is not None and isinstance(trouble, _UnknownAdapter):
+                    logger.warning("the vLLM server failed (%s); trying again", trouble)
+                elif pause is not None:
+                    logger.warning(
+                        "the vLLM server failed (%s); trying again in %.0f s", trouble, pause
+                    )
+                    time.sleep(pause)
+        tail = "" if self._process is None else self._process.tail()
+        raise SamplerUnavailable(
+            f"the vLLM server failed {len(troubles)} times: {'; then '.join(map(str, troubles))}; "
+            f"nothing of this batch was used{tail}"
+        ) from troubles[-1]
 
     def _recover(self, *, restart: bool) -> None:
         """Restarts a server that we started, if asked to, and loads the adapters that it lacks."""
@@ -278,10 +297,13 @@ class VllmServerEngine:
     def _check_server(self, base: str) -> int:
         """The server's context length, after checking that it can be trained with."""
         try:
-            models = self._call("/v1/models", None, CONTROL_SECONDS)["data"]
+            models = self._call("/v1/models", None, CONTROL_SECONDS).get("data") or []
             plain = [model for model in models if not model.get("parent")]
-            if not plain:
-                raise ConfigError(f"the server at {self._endpoint.url} serves no model")
+            if not plain or "max_model_len" not in plain[0]:
+                raise ConfigError(
+                    f"the server at {self._endpoint.url} serves no model as vLLM does (one with a "
+                    "max_model_len in /v1/models)"
+                )
             if self._running is not None:
                 self._check_running(plain[0], base)
         except _ServerTrouble as error:

@@ -1,0 +1,56 @@
+"""Questions of a user's own: what a role is asked, and a whole team's play on one.
+
+An environment whose tasks are questions plays a free one after `reset(options={"question": text})`: by the
+same rules, without what only a data set knows (hidden tests, a reference answer), so that nothing is
+scored. It says so by naming `question` in `reset_options`, and gives the team's answer in `answer()`.
+Where a task is a board, a free question makes no sense, and there is neither.
+
+A role's prompt for a question is its first observation of that episode. It has to be some text,
+the question, and some text, so that it can be shown and used without the environment.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from pettingllms.envs.aec import AnyEnv, clone_env, observe_text, role_of
+from pettingllms.envs.team_env import TeamEnv
+
+OPTION = "question"
+"""The key of `reset(options=...)`."""
+PLACE = "{question}"
+"""Stands for the question where a prompt is shown."""
+_MARK = "a7c91e5d the question 5d1e97ca"
+
+
+class RolePrompt(NamedTuple):
+    """What a role is shown of a question in its first turn."""
+
+    before: str
+    after: str
+
+    def of(self, question: str) -> str:
+        """The prompt for a question."""
+        return f"{self.before}{question}{self.after}"
+
+
+def takes_questions(env: AnyEnv) -> bool:
+    """Whether an environment plays a question of a user's own."""
+    inner = env.unwrapped
+    return isinstance(inner, TeamEnv) and OPTION in inner.reset_options
+
+
+def role_prompts(env: AnyEnv) -> Mapping[str, RolePrompt]:
+    """Role -> its prompt for a question; nothing for environments that take none."""
+    if not takes_questions(env):
+        return {}
+    asked = clone_env(env)
+    asked.reset(seed=0, options={OPTION: _MARK})
+    found: dict[str, RolePrompt] = {}
+    for agent in asked.possible_agents:
+        before, mark, after = observe_text(asked, agent).partition(_MARK)
+        if not mark or _MARK in after:
+            return {}
+        found.setdefault(role_of(agent), RolePrompt(before, after))
+    return found

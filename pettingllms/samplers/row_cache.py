@@ -1,0 +1,143 @@
+"""Keys and values of rows that join and leave a batch while others are decoded.
+
+A cache for any transformers model whose layers attend to keys and values. All rows end in one
+column, so that a step writes a single column for all of them; shorter rows have unused columns on
+their left, which the mask hides:
+
+    columns    start .......... end
+    row 0      . . . p p p p t t t|
+    row 1      p p p p p p p p t t|     p: prompt, t: sampled, |: where the next token goes
+    row 2      . . . . . . . p p p|     . : hidden
+
+Rows move to fill the place of one that left, and the buffer is laid out anew when it is full, which
+happens at most once in as many steps as the longest row has tokens.
+
+Shapes: `_R` rows, `_U` prompts, `_P` columns of the prompts, `_S` columns in use, `_h` key-value
+heads, `_D` head size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import DynamicCache
+from transformers.cache_utils import Cache, DynamicLayer
+
+_SPARE_COLUMNS = 64
+_SPARE_ROWS = 8
+
+
+class _Layer(DynamicLayer):
+    """Keys and values of one layer, in buffers with spare rows and columns."""
+
+    def __init__(self, cache: RowCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._cache = cache
+        self.dtype, self.device = keys.dtype, keys.device
+        self.buffers = [keys, values]
+        self.is_initialized = True
+
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Writes one column, `_Rh1D`; returns all columns in use, `_RhSD`."""
+        del args, kwargs
+        cache = self._cache
+        rows, start, end = cache.rows, cache.start, cache.end
+        keys, values = self.buffers
+        keys[:rows, :, end : end + 1] = key_states
+        values[:rows, :, end : end + 1] = value_states
+        return keys[:rows, :, start : end + 1], values[:rows, :, start : end + 1]
+
+    def get_seq_length(self) -> int:
+        """Columns in use before the step."""
+        return self._cache.end - self._cache.start
+
+
+class RowCache(Cache):
+    """The cache of a batch; `add` and `keep` change its rows, a forward pass appends a token to each."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+        self._mine: list[_Layer] = []
+        self.start = self.end = 0
+        self.lengths: list[int] = []
+        """Tokens of each row."""
+
+    @property
+    def rows(self) -> int:
+        """Number of rows."""
+        return len(self.lengths)
+
+    def mask(self, device: torch.device) -> torch.Tensor:
+        """Which columns each row sees in the next step, its new token included, `_RS`."""
+        width = self.end - self.start + 1
+        first_R = torch.tensor([width - 1 - length for length in self.lengths], device=device)
+        return torch.arange(width, device=device) >= first_R[:, None]
+
+    def add(self, prompts: DynamicCache, lengths: Sequence[int], owners: Sequence[int]) -> None:
+        """Appends rows that continue prompts.
+
+        Args:
+            prompts: their keys and values, padded on the left.
+            lengths: tokens of each prompt.
+            owners: index of the prompt of each new row.
+        """
+        width, new, old = max(lengths), len(owners), self.rows
+        states: list[list[Any]] = [[layer.keys, layer.values] for layer in prompts.layers]  # type: ignore[union-attr]
+        if not self._mine:
+            self._mine = [_Layer(self, *(each[:0, :, :0] for each in pair)) for pair in states]
+            self.layers = list(self._mine)
+        self._make_room(old + new, width)
+        place = (slice(old, old + new), slice(None), slice(self.end - width, self.end))
+        for layer, pair in zip(self._mine, states, strict=True):
+            owner_R = torch.tensor(owners, device=layer.device)
+            for buffer, theirs in zip(layer.buffers, pair, strict=True):
+                buffer[place] = theirs.index_select(0, owner_R)
+        self.lengths += [lengths[owner] for owner in owners]
+        self.start = self.end - max(self.lengths)
+
+    def before_step(self) -> None:
+        """Makes sure that there is a column for the tokens of the next step."""
+        self._make_room(self.rows, 0)
+
+    def after_step(self) -> None:
+        """Counts the column that the step has written."""
+        self.end += 1
+        self.lengths = [length + 1 for length in self.lengths]
+
+    def keep(self, index: Sequence[int]) -> None:
+        """Moves row `index[i]` to row i; rows not named are dropped."""
+        moved = [(to, source) for to, source in enumerate(index) if to != source]
+        self.lengths = [self.lengths[source] for source in index]
+        if not index:
+            self._mine, self.layers, self.start, self.end = [], [], 0, 0
+            return
+        if moved:
+            to, source = zip(*moved, strict=True)
+            window = slice(self.start, self.end)
+            for layer in self._mine:
+                to_R = torch.tensor(to, device=layer.device)
+                source_R = torch.tensor(source, device=layer.device)
+                for buffer in layer.buffers:
+                    buffer[to_R, :, window] = buffer[source_R, :, window]
+        self.start = self.end - max(self.lengths)
+
+    def _make_room(self, rows: int, width: int) -> None:
+        """Lays the buffers out anew where rows, columns of a prompt or the next column do not fit."""
+        capacity, _, columns, _ = self._mine[0].buffers[0].shape
+        if rows <= capacity and width <= self.end < columns:
+            return
+        held, old = self.end - self.start, self.rows
+        end = max(held, width)
+        capacity, columns = max(rows + _SPARE_ROWS, capacity), 2 * end + _SPARE_COLUMNS
+        window = slice(self.start, self.end)
+        for layer in self._mine:
+            for number, buffer in enumerate(layer.buffers):
+                # Zeros: hidden columns are multiplied with 0, which does not help against NaN.
+                fresh = buffer.new_zeros(capacity, buffer.shape[1], columns, buffer.shape[3])
+                fresh[:old, :, end - held : end] = buffer[:old, :, window]
+                layer.buffers[number] = fresh
+        self.start, self.end = end - held, end

@@ -1,0 +1,143 @@
+"""The HTTP interface of a team.
+
+GET   /health                 no key needed
+GET   /v1/models              the roles, and `team` where it can play a question
+GET   /v1/models/ROLE         how the role's prompt is made of a question
+POST  /v1/chat/completions    a role, or the team
+POST  /v1/completions         a role, raw
+GET   /tokenizer_info         these three as vLLM has them: evaluation harnesses
+POST  /tokenize, /detokenize  count tokens with the served model's own tokenizer
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, Protocol
+
+from starlette.applications import Starlette
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from pettingllms.envs.questions import PLACE, RolePrompt
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.serving.http import EventStream, body_of, guarded, unless_gone
+from pettingllms.serving.requests import MESSAGES, PROMPT, TEAM, RequestReader, plain
+from pettingllms.serving.team import TeamPlayer
+from pettingllms.serving.team_stream import TeamAnswer
+
+
+class TeamServer(Protocol):
+    """What answers: `RoleServer`, or `VllmServer`."""
+
+    reader: RequestReader
+    team: TeamPlayer | None
+
+    async def answer(self, request: HttpRequest, body: Mapping[str, Any], form: str) -> Response:
+        """The answer of a role to a body of this form."""
+
+    def close(self) -> None:
+        """Ends all requests."""
+
+
+def card(
+    model: str, prompts: Mapping[str, RolePrompt], created: int, context: int
+) -> dict[str, Any]:
+    """What `/v1/models` says of a model."""
+    found: dict[str, Any] = {"id": model, "object": "model", "created": created}
+    found |= {"owned_by": "pettingllms", "max_model_len": context}
+    if model == TEAM:
+        how = "a single user message is the question that the whole team plays on"
+        return found | {"prompt": how, "roles": list(prompts)}
+    if model not in prompts:
+        how = "the conversation by the chat template: the environment takes no free question"
+        return found | {"prompt": how, "role_prompt": None}
+    how = "the first user message takes the place of {question} in role_prompt; then the chat template"
+    return found | {"prompt": how, "role_prompt": prompts[model].of(PLACE)}
+
+
+class _Interface:
+    """The handlers of the paths."""
+
+    def __init__(self, server: TeamServer) -> None:
+        self._server, self._reader = server, server.reader
+        self._tokenizer = self._reader.players.chat.tokenizer
+        created, context = int(time.time()), self._reader.players.context
+        self._cards = {
+            name: card(name, self._reader.prompts, created, context) for name in self._reader.models
+        }
+
+    async def models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": list(self._cards.values())})
+
+    async def model(self, request: HttpRequest) -> Response:
+        name = request.path_params["name"]
+        if name not in self._cards:
+            raise UnknownNameError(f"no model {name!r}; {did_you_mean(name, self._cards)}")
+        return JSONResponse(self._cards[name])
+
+    async def complete(self, request: HttpRequest) -> Response:
+        form = MESSAGES if request.url.path.endswith("/chat/completions") else PROMPT
+        body = await body_of(request)
+        if not self._reader.for_team(body):
+            return await self._server.answer(request, body, form)
+        wanted = self._reader.read_team(body, form)
+        assert self._server.team is not None  # who reads a request for the team has one
+        answer = TeamAnswer(self._server.team, wanted)
+        if wanted.stream:
+            return EventStream(answer.events(), answer.leave)
+        try:
+            return await unless_gone(request, answer.whole())
+        finally:
+            answer.leave()
+
+    async def tokenizer_info(self, _: HttpRequest) -> Response:
+        names = ("bos_token", "eos_token", "pad_token", "chat_template")
+        return JSONResponse({name: getattr(self._tokenizer, name, None) for name in names})
+
+    async def tokenize(self, request: HttpRequest) -> Response:
+        text = (await body_of(request)).get("prompt")
+        if not isinstance(text, str):
+            raise ConfigError("prompt must be text")
+        ids = self._tokenizer.encode(plain(text), add_special_tokens=False)
+        context = self._reader.players.context
+        return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": context})
+
+    async def detokenize(self, request: HttpRequest) -> Response:
+        ids, size = (await body_of(request)).get("tokens"), len(self._tokenizer)
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
+            raise ConfigError(f"tokens must be a list of ids from 0 to {size - 1}")
+        text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        return JSONResponse({"prompt": text})
+
+    async def health(self, _: HttpRequest) -> Response:
+        return PlainTextResponse("")
+
+
+def application(server: TeamServer, key: str | None) -> Starlette:
+    """Builds the HTTP interface; a key, if given, is required everywhere but at `/health`."""
+    interface = _Interface(server)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        yield
+        server.close()
+
+    routes = [
+        ("/v1/models", interface.models, "GET"),
+        ("/v1/models/{name:path}", interface.model, "GET"),
+        ("/v1/chat/completions", interface.complete, "POST"),
+        ("/v1/completions", interface.complete, "POST"),
+        ("/tokenizer_info", interface.tokenizer_info, "GET"),
+        ("/tokenize", interface.tokenize, "POST"),
+        ("/detokenize", interface.detokenize, "POST"),
+    ]
+    return Starlette(
+        routes=[
+            Route("/health", interface.health),
+            *(Route(path, guarded(do, key), methods=[method]) for path, do, method in routes),
+        ],
+        lifespan=lifespan,
+    )

@@ -1,0 +1,183 @@
+"""A request for completions as the worker's job, and who waits for it.
+
+The worker's thread turns tokens into text, so that stop strings end a row at once and the numbers of
+tokens do not depend on how busy the event loop is.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import NamedTuple
+
+from pettingllms.errors import PettingLLMsError
+from pettingllms.policies.chat import Chat
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.continuous import Row, Token, rows_of
+from pettingllms.serving.choices import Choice, Stops, TextStream
+from pettingllms.types import Completion, Request
+
+
+class Piece(NamedTuple):
+    """What one token added to a choice."""
+
+    number: int
+    """Of the choice."""
+    text: str
+    token: Token
+    finish: str | None
+
+
+News = Sequence[Piece] | PettingLLMsError | None
+"""New pieces, or None when all choices have ended, or why nothing more comes."""
+Listener = Callable[[News], None]
+"""Hears of a job, in the worker's thread."""
+
+
+class Completing:
+    """Completions of prompts by one policy.
+
+    Args:
+        policy: samples them.
+        prompts: token ids.
+        n: completions of each prompt, numbered prompt by prompt.
+        params: how tokens are chosen.
+        seed: of the first prompt; the k-th has the k-th number after it.
+        chat: decodes.
+        listener: hears of every piece.
+        stop: strings that end a completion.
+        likeliest: how many tokens to report beside each one.
+        score_prompts: report the log-probabilities of the prompts' tokens.
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        prompts: Sequence[tuple[int, ...]],
+        n: int,
+        params: SamplingParams,
+        seed: int,
+        chat: Chat,
+        listener: Listener,
+        *,
+        stop: Sequence[str] = (),
+        likeliest: int = 0,
+        score_prompts: bool = False,
+    ) -> None:
+        self.policy, self._prompts, self._n = policy, prompts, n
+        self._params, self._seed, self._listener = params, seed, listener
+        self._likeliest, self._score = likeliest, score_prompts
+        ends = frozenset(chat.end_ids)
+        self.choices = [
+            Choice(TextStream(chat.decode), Stops(stop), ends) for _ in range(n * len(prompts))
+        ]
+        self.scores: dict[int, Sequence[Token]] = {}
+        """Number of a prompt -> its tokens from the second on."""
+        self._open = len(self.choices)
+
+    def rows(self) -> list[Row]:
+        """A row for each choice."""
+        return [row for number in range(len(self._prompts)) for row in self._rows(number)]
+
+    def _rows(self, number: int) -> list[Row]:
+        first = number * self._n
+        return rows_of(
+            self._prompts[number],
+            self._n,
+            self._params,
+            (self._seed + number + (1 << 63)) % (1 << 64) - (1 << 63),
+            key=lambda k: (self, first + k),
+            likeliest=self._likeliest,
+            score_prompt=self._score,
+        )
+
+    def take(
+        self, tokens: Sequence[tuple[int, Token]], prompts: Mapping[int, Sequence[Token]]
+    ) -> Collection[int]:
+        """Makes text of tokens; returns the choices that a stop string has ended."""
+        for number, score in prompts.items():
+            self.scores[number // self._n] = score
+        pieces, stopped = [], []
+        for number, token in tokens:
+            choice = self.choices[number]
+            text = choice.push(token)
+            pieces.append(Piece(number, text, token, choice.finish))
+            if choice.finish is not None:
+                self._open -= 1
+                if token.end is None:
+                    stopped.append(number)
+        if not self._params.max_new_tokens:
+            self._open = len(self._prompts) * self._n - len(self.scores) * self._n
+        if pieces:
+            self._listener(pieces)
+        if not self._open:
+            self._listener(None)
+        return stopped
+
+    def fail(self, error: PettingLLMsError) -> None:
+        """Passes the error on."""
+        self._listener(error)
+
+
+class Inbox:
+    """What an event loop hears of a job."""
+
+    def __init__(self, *, pieces: bool) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._queue: asyncio.Queue[News] = asyncio.Queue()
+        self._wants_pieces = pieces
+
+    def __call__(self, news: News) -> None:
+        """Takes news in the worker's thread."""
+        if self._wants_pieces or not isinstance(news, Sequence):
+            with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody listens
+                self._loop.call_soon_threadsafe(self._queue.put_nowait, news)
+
+    async def pieces(self) -> AsyncIterator[Sequence[Piece]]:
+        """The pieces as they come, to the end; raises why there are no more."""
+        while (news := await self._queue.get()) is not None:
+            if isinstance(news, PettingLLMsError):
+                raise news
+            yield news
+
+
+def completed(
+    request: Request,
+    params: SamplingParams,
+    chat: Chat,
+    run: Callable[[Completing], None],
+    leave: Callable[[Completing], None],
+    heard: Callable[[str], None],
+) -> Completion:
+    """Waits in this thread for one completion of a request; an error of its job is raised.
+
+    Args:
+        request: what to sample.
+        params: how.
+        chat: decodes.
+        run: submits the job.
+        leave: takes it back.
+        heard: called with each new piece of text; may raise to leave.
+    """
+    inbox: queue.SimpleQueue[News] = queue.SimpleQueue()
+    job = Completing(request.policy, [request.prompt_ids], 1, params, request.seed, chat, inbox.put)
+    run(job)
+    try:
+        while (news := inbox.get()) is not None:
+            if isinstance(news, PettingLLMsError):
+                raise news
+            heard("".join(piece.text for piece in news))
+    except BaseException:
+        leave(job)
+        raise
+    [choice] = job.choices
+    return Completion(
+        request.prompt_ids,
+        tuple(token.id for token in choice.tokens),
+        tuple(token.logprob for token in choice.tokens),
+        choice.text,
+        truncated=choice.finish == "length",
+        version=0,
+    )

@@ -1,0 +1,210 @@
+"""The same interface in front of vLLM's own server, which listens on this machine alone, with a key of its own.
+
+Roles are forwarded, with their prompt of training and otherwise as they came, so that whatever vLLM supports
+works. What is ours stays here: the key, the limits, the list of models, the team. When a client leaves, its
+connection to vLLM is closed, which ends its request there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from http.client import HTTPException
+from typing import Any
+from urllib.parse import urlsplit
+
+import h11
+from starlette.requests import Request as HttpRequest
+from starlette.responses import Response
+from transformers import AutoTokenizer, GenerationConfig
+
+from pettingllms.envs.questions import RolePrompt, role_prompts
+from pettingllms.policies.chat import Chat
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
+from pettingllms.samplers.vllm_server import completion_body
+from pettingllms.serving.http import Streamed, unless_gone
+from pettingllms.serving.requests import MESSAGES, RequestReader, flag
+from pettingllms.serving.team import TeamPlayer
+from pettingllms.serving.worker import Stopped
+from pettingllms.types import Completion, Request
+
+CONTROL_SECONDS = 60.0
+ANSWER_SECONDS = 600.0
+"""For one turn of a team."""
+_PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
+_CHUNK = 1 << 16
+
+
+@dataclass
+class VllmPlayers:
+    """The roles of a team whose adapters a vLLM server holds under the roles' names."""
+
+    chat: Chat
+    roles_to_policies: dict[str, str]
+    context: int
+
+    def policy_for(self, role: str) -> str:
+        """The role itself: each has an adapter of its own name."""
+        return self.roles_to_policies[role]
+
+    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """The tokens of an observation."""
+        del role
+        return self.chat.prompt_ids(text)
+
+
+def players_of(
+    model: str,
+    roles: Mapping[str, str],
+    endpoint: VllmEndpoint,
+    template: Mapping[str, Any] | None = None,
+) -> VllmPlayers:
+    """The players of a server that runs.
+
+    Args:
+        model: the base model.
+        roles: role -> policy.
+        endpoint: the server.
+        template: arguments of the chat template.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    ends = {tokenizer.eos_token_id}
+    try:
+        listed = GenerationConfig.from_pretrained(model).eos_token_id
+        ends |= {listed} if isinstance(listed, int) else set(listed or ())
+    except OSError:  # it has none
+        pass
+    chat = Chat(tokenizer, sorted(end for end in ends if end is not None), template)
+    served = endpoint.get("/v1/models", CONTROL_SECONDS)["data"]
+    context = min(int(each["max_model_len"]) for each in served if each.get("max_model_len"))
+    return VllmPlayers(chat, {role: role for role in roles}, context)
+
+
+class VllmServer:
+    """Answers requests to the roles of a team through a server that holds their adapters.
+
+    Args:
+        players: the roles.
+        endpoint: the server, of HTTP.
+        max_tokens: length of a team's turn if the request does not set it.
+        env: the team's environment; None: the chat template alone.
+    """
+
+    def __init__(
+        self,
+        players: VllmPlayers,
+        endpoint: VllmEndpoint,
+        max_tokens: int,
+        env: AnyEnv | None = None,
+    ) -> None:
+        self._endpoint = endpoint
+        prompts = {} if env is None else role_prompts(env)
+        self.reader = RequestReader(players, prompts, max_tokens)
+        self.team = None
+        if env is not None and prompts:
+            self.team = TeamPlayer(env, players, self._speak)
+
+    def close(self) -> None:
+        """Does nothing: requests end with their connections."""
+
+    async def answer(self, request: HttpRequest, body: Mapping[str, Any], form: str) -> Response:
+        """The answer of a role, as the server gives it."""
+        role, sent = self.reader.role(body), dict(body)
+        if flag(sent, "role_prompt", default=True) and form == MESSAGES:
+            sent[MESSAGES] = _asked(sent.get(MESSAGES), self.reader.prompts.get(role))
+        sent.pop("role_prompt", None)
+        content = json.dumps(sent).encode()
+        path = _PATHS[form == MESSAGES]
+        return await unless_gone(request, forwarded(self._endpoint, path, content))
+
+    def _speak(
+        self, role: str, request: Request, params: SamplingParams, heard: Callable[[str], None]
+    ) -> Completion:
+        ends = self.reader.players.chat.end_ids
+        content = completion_body(role, request.prompt_ids, 1, params, request.seed, ends)
+        try:
+            answer = self._endpoint.post("/v1/completions", content, ANSWER_SECONDS)
+            [choice] = answer["choices"]
+        except (OSError, HTTPException, ServerError) as error:
+            raise Stopped(f"vLLM's server failed: {error}") from error
+        ids = tuple(choice["token_ids"])
+        text = self.reader.players.chat.decode(ids)
+        heard(text)
+        logprobs = tuple(choice["logprobs"]["token_logprobs"])
+        truncated = ids[-1] not in ends
+        return Completion(request.prompt_ids, ids, logprobs, text, truncated, version=0)
+
+
+def _asked(messages: Any, prompt: RolePrompt | None) -> Any:
+    """The conversation with its first user message in the role's prompt; what vLLM will refuse stays."""
+    if prompt is None or not isinstance(messages, list):
+        return messages
+    found = list(messages)
+    for place, message in enumerate(found):
+        if isinstance(message, dict) and message.get("role") == "user":
+            content = message.get("content")
+            if isinstance(content, str):
+                found[place] = {**message, "content": prompt.of(content)}
+            elif isinstance(content, list):
+                before, after = ({"type": "text", "text": each} for each in prompt)
+                found[place] = {**message, "content": [before, *content, after]}
+            break
+    return found
+
+
+async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
+    """The answer of another server to a POST, passed on as it comes.
+
+    Raises:
+        Stopped: it does not answer.
+    """
+    parts = urlsplit(endpoint.url)
+    client = h11.Connection(h11.CLIENT)
+    headers = [
+        ("Host", parts.netloc),
+        ("Content-Type", "application/json"),
+        ("Content-Length", str(len(body))),
+        ("Authorization", f"Bearer {endpoint.key}"),
+        ("Connection", "close"),
+    ]
+    try:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+    except OSError as error:
+        raise Stopped(f"vLLM's server does not answer: {error}") from error
+    try:
+        for event in (
+            h11.Request(method="POST", target=path, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            writer.write(client.send(event) or b"")
+        await writer.drain()
+        head = await _next(client, reader)
+        while isinstance(head, h11.InformationalResponse):
+            head = await _next(client, reader)
+        if not isinstance(head, h11.Response):
+            raise Stopped("vLLM's server closed the connection; its log says why")
+    except BaseException:
+        writer.close()
+        raise
+    kinds = [value.decode() for name, value in head.headers if name == b"content-type"]
+    kind = kinds[0] if kinds else "application/json"
+    return Streamed(_parts(client, reader), writer.close, status=head.status_code, kind=kind)
+
+
+async def _parts(client: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:
+    while isinstance(event := await _next(client, reader), h11.Data):
+        yield bytes(event.data)
+
+
+async def _next(client: h11.Connection, reader: asyncio.StreamReader) -> Any:
+    try:
+        while (event := client.next_event()) is h11.NEED_DATA:
+            client.receive_data(await reader.read(_CHUNK))
+        return event
+    except (OSError, h11.RemoteProtocolError) as error:
+        raise Stopped(f"vLLM's server broke off: {error}") from error

@@ -1,0 +1,396 @@
+"""Bodies of requests: checked parameter by parameter, turned into prompts and settings.
+
+A parameter is known, or has a value that changes nothing (clients send many such by default), or is
+refused by its name. A plain question to a role becomes the role's prompt of training
+(`pettingllms.envs.questions`): the first user turn is put in its place, what comes after follows by the chat
+template. `"role_prompt": false` leaves the conversation as it is; text completions are always raw.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from jinja2 import TemplateError
+
+from pettingllms.envs.questions import RolePrompt
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.policies.chat import Chat
+from pettingllms.samplers.base import SamplingParams
+
+TEAM = "team"
+"""The model name of the whole team."""
+MOST_CHOICES = 128
+"""Completions of one request, those of all its prompts together."""
+MOST_STOPS = 16
+MOST_LIKELIEST = 20
+MESSAGES, PROMPT = "messages", "prompt"
+
+_COMMON = ("model", "n", "temperature", "top_p", "seed", "max_tokens", "stream", "stream_options")
+_KNOWN = {
+    MESSAGES: (
+        *_COMMON,
+        *("messages", "max_completion_tokens", "stop", "logprobs", "top_logprobs", "role_prompt"),
+    ),
+    PROMPT: (*_COMMON, "prompt", "stop", "logprobs", "echo"),
+}
+_NOTED = ("user", "metadata", "safety_identifier", "prompt_cache_key")
+"""Labels that ask for nothing."""
+_NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "repetition_penalty": (1,),
+    "top_k": (0, -1),
+    "min_p": (0,),
+    "logit_bias": ({},),
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "parallel_tool_calls": (True, False),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "service_tier": ("auto", "default"),
+    "store": (False,),
+    "suffix": ("",),
+    "best_of": (1,),
+    "ignore_eos": (False,),
+    "skip_special_tokens": (True,),
+    "add_generation_prompt": (True,),
+}
+"""Values with which a parameter changes nothing."""
+_ROLES = ("system", "developer", "user", "assistant")
+
+
+@dataclass(frozen=True, slots=True)
+class CompletionRequest:
+    """A checked request for completions of prompts."""
+
+    role: str
+    form: str
+    """`MESSAGES` or `PROMPT`."""
+    prompts: tuple[tuple[int, ...], ...]
+    n: int
+    """Completions of each prompt."""
+    params: SamplingParams
+    seed: int
+    stop: tuple[str, ...] = ()
+    likeliest: int | None = None
+    """How many tokens to report log-probabilities of beside each chosen one; None: of none at all."""
+    echo: bool = False
+    stream: bool = False
+    usage: bool = False
+    """Whether a stream ends with the numbers of tokens."""
+
+
+@dataclass(frozen=True, slots=True)
+class TeamRequest:
+    """A checked request for the whole team."""
+
+    question: str
+    params: SamplingParams
+    seed: int
+    stream: bool = False
+    usage: bool = False
+
+
+class Players(Protocol):
+    """The roles of a team, as a `PolicySet` has them."""
+
+    chat: Chat
+    roles_to_policies: dict[str, str]
+    context: int
+
+    def policy_for(self, role: str) -> str:
+        """The policy that plays a role."""
+
+    def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
+        """The tokens of an observation."""
+
+
+class RequestReader:
+    """Reads the bodies of requests for roles of one team.
+
+    Args:
+        players: the roles, their tokenizer and context.
+        prompts: role -> its prompt for a question, for those that have one.
+        max_tokens: length of a completion if the request does not set it.
+    """
+
+    def __init__(
+        self, players: Players, prompts: Mapping[str, RolePrompt], max_tokens: int
+    ) -> None:
+        self.players, self._max_tokens = players, max_tokens
+        self.prompts = dict(prompts)
+        self.roles = tuple(players.roles_to_policies)
+
+    @property
+    def models(self) -> tuple[str, ...]:
+        """The names that `model` may have."""
+        own = TEAM if self.prompts and TEAM not in self.roles else None
+        return self.roles if own is None else (*self.roles, own)
+
+    def for_team(self, body: Mapping[str, Any]) -> bool:
+        """Whether a body asks for the whole team; a role of that name goes before it."""
+        return body.get("model") == TEAM and TEAM not in self.roles
+
+    def role(self, body: Mapping[str, Any]) -> str:
+        """The role that a body asks.
+
+        Raises:
+            UnknownNameError: there is none of that name.
+        """
+        role = body.get("model")
+        if not isinstance(role, str) or role not in self.roles:
+            raise UnknownNameError(f"no model {role!r}; {did_you_mean(str(role), self.models)}")
+        return role
+
+    def read(self, body: Mapping[str, Any], form: str) -> CompletionRequest:
+        """Checks a body for a role; `form` is `MESSAGES` or `PROMPT`.
+
+        Raises:
+            UnknownNameError: no such role.
+            ConfigError: a parameter that is missing, unsupported or out of range.
+        """
+        check_names(body, form)
+        role = self.role(body)
+        if form not in body:
+            raise ConfigError(f"{form} is missing")
+        prompts = self._prompts(role, body, form)
+        n = number(body, "n", 1, 1, MOST_CHOICES, int)
+        if n * len(prompts) > MOST_CHOICES:
+            raise ConfigError(
+                f"{len(prompts)} prompts with n={n} are more than {MOST_CHOICES} completions; "
+                "send fewer at once"
+            )
+        echo = flag(body, "echo")
+        stream = flag(body, "stream")
+        if echo and stream:
+            raise ConfigError("echo is not supported in a stream; leave out one of the two")
+        return CompletionRequest(
+            role,
+            form,
+            prompts,
+            n,
+            self._params(body, max(map(len, prompts)), fewest=0 if echo else 1),
+            seed_of(body),
+            stop=_stop(body.get("stop")),
+            likeliest=_likeliest(body, form),
+            echo=echo,
+            stream=stream,
+            usage=_usage(body),
+        )
+
+    def read_team(self, body: Mapping[str, Any], form: str) -> TeamRequest:
+        """Checks a body for the whole team.
+
+        Raises:
+            ConfigError: as in `read`, or what asks for something that is not one question.
+        """
+        check_names(body, form)
+        if form != MESSAGES:
+            raise ConfigError("the team plays on a question; send messages to /v1/chat/completions")
+        if not self.prompts:
+            raise ConfigError(
+                "this team's environment takes no free question, so that the team cannot play one; "
+                f"ask one of {', '.join(self.roles)}"
+            )
+        for name in ("stop", "logprobs", "top_logprobs", "role_prompt"):
+            if body.get(name):
+                raise ConfigError(f"{name} is for a single role; the team plays by its own rules")
+        number(body, "n", 1, 1, 1, int)
+        turns = turns_of(body.get(MESSAGES))
+        if [turn["role"] for turn in turns] != ["user"]:
+            raise ConfigError(
+                "the team plays on one question: send a single user message, without a system "
+                f"prompt or earlier turns; got {', '.join(turn['role'] for turn in turns)}"
+            )
+        question = turns[0]["content"]
+        if not question.strip():
+            raise ConfigError("the question is empty")
+        longest = max(
+            len(self.players.prompt_ids(role, prompt.of(question)))
+            for role, prompt in self.prompts.items()
+        )
+        return TeamRequest(
+            question,
+            self._params(body, longest, fewest=1),
+            seed_of(body),
+            stream=flag(body, "stream"),
+            usage=_usage(body),
+        )
+
+    def _params(self, body: Mapping[str, Any], prompt: int, *, fewest: int) -> SamplingParams:
+        room = self.players.context - prompt
+        limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
+        if limit is None:
+            limit = number(body, "max_tokens", None, fewest, 1 << 30, int)
+        if limit is None:
+            limit = max(1, min(self._max_tokens, room))
+        if limit > room:
+            raise ConfigError(
+                f"{prompt} tokens of prompt and {limit} of completion exceed the context of "
+                f"{self.players.context}; shorten the prompt or lower max_tokens"
+            )
+        temperature = number(body, "temperature", 1.0, 0.0, 10.0, float)
+        return SamplingParams(
+            limit,
+            # Below this a logit divided by the temperature may overflow.
+            float(temperature) if temperature >= 1e-4 else 1.0,
+            greedy=temperature < 1e-4,
+            top_p=float(number(body, "top_p", 1.0, 1e-6, 1.0, float)),
+        )
+
+    def _prompts(
+        self, role: str, body: Mapping[str, Any], form: str
+    ) -> tuple[tuple[int, ...], ...]:
+        if form == MESSAGES:
+            turns = turns_of(body[MESSAGES])
+            if flag(body, "role_prompt", default=True):
+                turns = asked(turns, self.prompts.get(role))
+            try:
+                return (self.players.chat.conversation_ids(turns),)
+            except TemplateError as error:
+                raise ConfigError(
+                    f"the chat template refuses this conversation: {error}"
+                ) from error
+        given = body[PROMPT]
+        several = isinstance(given, list) and given and not isinstance(given[0], int)
+        return tuple(self._raw(prompt) for prompt in (given if several else [given]))
+
+    def _raw(self, prompt: Any) -> tuple[int, ...]:
+        tokenizer = self.players.chat.tokenizer
+        if isinstance(prompt, str):
+            prompt = tokenizer.encode(plain(prompt), add_special_tokens=False)
+        size = len(tokenizer)
+        if not (
+            isinstance(prompt, list)
+            and prompt
+            and all(type(each) is int and 0 <= each < size for each in prompt)
+        ):
+            raise ConfigError(
+                "prompt must be text, a list of token ids, or a list of such prompts, none of them "
+                f"empty and no id above {size - 1}"
+            )
+        return tuple(prompt)
+
+
+def check_names(body: Mapping[str, Any], form: str) -> None:
+    """Refuses parameters that are unknown, or known and asked for something that is not there.
+
+    Raises:
+        ConfigError: names the parameter.
+    """
+    for name, value in body.items():
+        if name in _KNOWN[form] or name in _NOTED or value is None:
+            continue
+        if name not in _NEUTRAL:
+            hint = did_you_mean(name, _KNOWN[form])
+            raise ConfigError(f"parameter {name!r} is not supported; {hint}")
+        if not any(
+            (type(value) is not bool and value == each) or value is each for each in _NEUTRAL[name]
+        ):
+            only = " or ".join(map(repr, _NEUTRAL[name]))
+            raise ConfigError(
+                f"parameter {name!r} is supported as {only} only, got {str(value)[:40]!r}"
+            )
+
+
+def asked(turns: Sequence[Mapping[str, str]], prompt: RolePrompt | None) -> list[Mapping[str, str]]:
+    """The conversation with its first user turn in the role's prompt of training."""
+    found = list(turns)
+    first = next((k for k, turn in enumerate(found) if turn["role"] == "user"), None)
+    if prompt is not None and first is not None:
+        found[first] = {**found[first], "content": prompt.of(found[first]["content"])}
+    return found
+
+
+def turns_of(messages: Any) -> list[Mapping[str, str]]:
+    """Checks a conversation; joins the text parts of each message.
+
+    Raises:
+        ConfigError: no conversation of texts.
+    """
+    if not isinstance(messages, list) or not messages:
+        raise ConfigError("messages must be a list of messages, and not empty")
+    turns: list[Mapping[str, str]] = []
+    for message in messages:
+        content = message.get("content") if isinstance(message, dict) else None
+        if isinstance(content, list):
+            texts: list[Any] = [
+                part.get("text") if isinstance(part, dict) else None for part in content
+            ]
+            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
+        if not isinstance(content, str) or message.get("role") not in _ROLES:
+            raise ConfigError(
+                f"a message needs a role ({', '.join(_ROLES)}) and a text, got {str(message)[:80]}"
+            )
+        # OpenAI's newer name, which chat templates do not know.
+        role = "system" if message["role"] == "developer" else message["role"]
+        turns.append({"role": role, "content": plain(content)})
+    return turns
+
+
+def plain(text: str) -> str:
+    """The text with lone surrogates, which no tokenizer takes, as question marks."""
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def flag(body: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    """A parameter that is true or false."""
+    value = body.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise ConfigError(f"{name} must be true or false, got {str(value)[:40]!r}")
+    return value
+
+
+def number(
+    body: Mapping[str, Any], name: str, default: Any, low: Any, high: Any, kind: type
+) -> Any:
+    """A parameter that is a number between two others."""
+    value = body.get(name)
+    if value is None:
+        return default
+    whole = isinstance(value, int) and not isinstance(value, bool)
+    if not (whole or (kind is float and isinstance(value, float))) or not low <= value <= high:
+        raise ConfigError(f"{name} must be a number from {low} to {high}, got {str(value)[:40]!r}")
+    return value
+
+
+def seed_of(body: Mapping[str, Any]) -> int:
+    """The request's seed, or a random one."""
+    return int(number(body, "seed", secrets.randbits(62), -(1 << 63), (1 << 63) - 1, int))
+
+
+def _usage(body: Mapping[str, Any]) -> bool:
+    options = body.get("stream_options") or {}
+    if not isinstance(options, dict) or not options.keys() <= {"include_usage"}:
+        raise ConfigError(
+            f"stream_options may hold include_usage only, got {str(body['stream_options'])[:80]}"
+        )
+    return flag(options, "include_usage")
+
+
+def _stop(given: Any) -> tuple[str, ...]:
+    stops = [given] if isinstance(given, str) else given or []
+    if (
+        not isinstance(stops, list)
+        or len(stops) > MOST_STOPS
+        or not all(isinstance(stop, str) and stop for stop in stops)
+    ):
+        raise ConfigError(f"stop must be a text or a list of at most {MOST_STOPS}, none empty")
+    return tuple(stops)
+
+
+def _likeliest(body: Mapping[str, Any], form: str) -> int | None:
+    if form == PROMPT:
+        found = number(body, "logprobs", None, 0, MOST_LIKELIEST, int)
+        return None if found is None else int(found)
+    wanted = flag(body, "logprobs")
+    count = number(body, "top_logprobs", 0, 0, MOST_LIKELIEST, int)
+    if count and not wanted:
+        raise ConfigError("top_logprobs needs logprobs: true")
+    return int(count) if wanted else None

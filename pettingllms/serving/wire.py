@@ -1,0 +1,191 @@
+"""Answers in the form of OpenAI's API: whole, or in the chunks of a stream."""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pettingllms.policies.chat import Chat
+from pettingllms.samplers.continuous import Token
+from pettingllms.serving.choices import Choice
+from pettingllms.serving.completing import Piece
+from pettingllms.serving.requests import MESSAGES, CompletionRequest
+
+DONE = b"data: [DONE]\n\n"
+_LEAST = -9999.0
+"""Stands for a log-probability of minus infinity, which JSON does not know."""
+
+
+def event(content: Mapping[str, Any]) -> bytes:
+    """A server-sent event."""
+    return b"data: " + json.dumps(content, ensure_ascii=False).encode() + b"\n\n"
+
+
+def error(message: str, status: int) -> dict[str, Any]:
+    """The body of an error."""
+    kind = {
+        401: "authentication_error",
+        404: "not_found_error",
+        429: "rate_limit_error",
+        500: "server_error",
+        503: "server_error",
+    }.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+
+
+def usage(prompt: int, new: int) -> dict[str, int]:
+    """Numbers of tokens."""
+    return {"prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new}
+
+
+class Header:
+    """What all parts of one answer have in common.
+
+    Args:
+        model: the model's name in the request.
+        form: `MESSAGES` or `PROMPT`.
+        stream: whether the answer comes in chunks.
+    """
+
+    def __init__(self, model: str, form: str, *, stream: bool) -> None:
+        chat = form == MESSAGES
+        kind = (
+            ("chat.completion.chunk" if stream else "chat.completion")
+            if chat
+            else "text_completion"
+        )
+        self._fields = {
+            "id": f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}",
+            "object": kind,
+            "created": int(time.time()),
+            "model": model,
+        }
+
+    def body(self, choices: Sequence[Mapping[str, Any]], **more: Any) -> dict[str, Any]:
+        """An answer or a chunk."""
+        return {**self._fields, "choices": list(choices), **more}
+
+
+class Writer:
+    """Writes the answer to one request for completions.
+
+    Args:
+        wanted: the request.
+        chat: its tokenizer names tokens.
+    """
+
+    def __init__(self, wanted: CompletionRequest, chat: Chat) -> None:
+        self._wanted, self._chat = wanted, chat
+        self._header = Header(wanted.role, wanted.form, stream=wanted.stream)
+        self._messages = wanted.form == MESSAGES
+        self._offsets: dict[int, int] = {}
+        """Number of a choice -> characters of its tokens so far."""
+
+    def whole(
+        self, choices: Sequence[Choice], scores: Mapping[int, Sequence[Token]]
+    ) -> dict[str, Any]:
+        """The answer at once."""
+        written = [self._choice(k, choice, scores) for k, choice in enumerate(choices)]
+        return self._header.body(written, usage=self._usage(choices))
+
+    def opening(self) -> list[bytes]:
+        """The first events of a stream."""
+        if not self._messages:
+            return []
+        opened = {"role": "assistant", "content": ""}
+        count = self._wanted.n * len(self._wanted.prompts)
+        return [
+            event(self._header.body([{"index": k, "delta": opened, "finish_reason": None}]))
+            for k in range(count)
+        ]
+
+    def pieces(self, pieces: Sequence[Piece]) -> bytes:
+        """The events of new pieces; those that bring nothing to see are left out."""
+        found = b""
+        for piece in pieces:
+            if not piece.text and piece.finish is None and self._wanted.likeliest is None:
+                continue
+            choice: dict[str, Any] = {"index": piece.number}
+            if self._messages:
+                choice["delta"] = {"content": piece.text} if piece.text else {}
+            else:
+                choice["text"] = piece.text
+            choice["logprobs"] = self._logprobs(piece.number, [piece.token])
+            choice["finish_reason"] = piece.finish
+            found += event(self._header.body([choice]))
+        return found
+
+    def closing(self, choices: Sequence[Choice]) -> bytes:
+        """The last events of a stream."""
+        last = DONE
+        if self._wanted.usage:
+            last = event(self._header.body([], usage=self._usage(choices))) + last
+        return last
+
+    def _usage(self, choices: Sequence[Choice]) -> dict[str, int]:
+        return usage(
+            sum(map(len, self._wanted.prompts)), sum(len(choice.tokens) for choice in choices)
+        )
+
+    def _choice(
+        self, number: int, choice: Choice, scores: Mapping[int, Sequence[Token]]
+    ) -> dict[str, Any]:
+        prompt = number // self._wanted.n
+        finish = choice.finish or "length"
+        if self._messages:
+            said: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text}}
+            logprobs = self._logprobs(number, choice.tokens)
+        else:
+            ids = self._wanted.prompts[prompt] if self._wanted.echo else ()
+            said = {"text": self._text(ids) + choice.text}
+            logprobs = self._logprobs(number, choice.tokens, ids, scores.get(prompt, ()))
+        return {"index": number, **said, "logprobs": logprobs, "finish_reason": finish}
+
+    # ------------------------------------------------------------------------ log-probabilities
+
+    def _logprobs(
+        self,
+        number: int,
+        tokens: Sequence[Token],
+        prompt: Sequence[int] = (),
+        scores: Sequence[Token] = (),
+    ) -> dict[str, Any] | None:
+        if self._wanted.likeliest is None:
+            return None
+        if self._messages:
+            return {"content": [self._of_chat(token) for token in tokens], "refusal": None}
+        texts = [self._text([token]) for token in prompt[:1]]
+        known = [*scores, *tokens]
+        texts += [self._text([token.id]) for token in known]
+        nothing = [None] * len(prompt[:1])  # of the first token there is no distribution
+        offsets = []
+        for text in texts:
+            offsets.append(self._offsets.setdefault(number, 0))
+            self._offsets[number] += len(text)
+        return {
+            "tokens": texts,
+            "token_logprobs": [*nothing, *(max(token.logprob, _LEAST) for token in known)],
+            "top_logprobs": [*nothing, *map(self._table, known)],
+            "text_offset": offsets,
+        }
+
+    def _of_chat(self, token: Token) -> dict[str, Any]:
+        likeliest = [self._named(*each) for each in token.likeliest]
+        return {**self._named(token.id, token.logprob), "top_logprobs": likeliest}
+
+    def _named(self, token: int, logprob: float) -> dict[str, Any]:
+        text = self._text([token])
+        return {"token": text, "logprob": max(logprob, _LEAST), "bytes": list(text.encode())}
+
+    def _table(self, token: Token) -> dict[str, float]:
+        """The likeliest tokens and the chosen one; the first of those that look alike counts."""
+        found: dict[str, float] = {}
+        for each, logprob in (*token.likeliest, (token.id, token.logprob)):
+            found.setdefault(self._text([each]), max(logprob, _LEAST))
+        return found
+
+    def _text(self, ids: Sequence[int]) -> str:
+        return str(self._chat.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))
