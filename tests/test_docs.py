@@ -51,7 +51,7 @@ def _commands() -> Iterator[tuple[str, list[str]]]:
     for block in BLOCKS:
         if block.language not in ("bash", "console"):
             continue
-        for line in block.code.splitlines():
+        for line in block.code.replace("\\\n", " ").splitlines():
             words = shlex.split(line.removeprefix("$ "), comments=True)
             if words and words[0].startswith("pettingllms-"):
                 yield block.page, words
