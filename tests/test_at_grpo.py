@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from pettingllms.envs.base import Outcome
-from pettingllms.errors import NonFiniteError, SandboxUnavailable, StaleSamplerError
+from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable, StaleSamplerError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import in_order
@@ -578,3 +578,21 @@ def test_an_environment_in_wrappers_is_trained_on(model_dir):
     assert len(groups) == 3 * 4
     # A random model never says the word: no variance, no update, and it is counted.
     assert metrics["speaker/frac_reward_zero_std"] == 1
+
+
+def test_an_episode_ends_where_a_prompt_leaves_no_room_and_the_log_says_so(model_dir):
+    """A prompt beyond the context would be trained on at positions that mean something else."""
+    trainer = a_trainer(model_dir)
+    lengths = [len(group.prompt_ids) for group in stepped(a_trainer(model_dir))[0]]
+    room = sorted(lengths)[len(lengths) // 2]
+    trainer.policies.context = room + trainer.config.max_completion_length
+    groups, metrics = stepped(trainer)
+    assert groups
+    assert max(len(group.prompt_ids) for group in groups) <= room < max(lengths)
+    assert 0 < metrics["overlong"] <= 1
+    trainer.policies.context = min(lengths)
+    with pytest.raises(ConfigError, match=r"nothing to score.*context"):
+        trainer.train_step()
+    trainer.policies.context = trainer.config.max_completion_length
+    with pytest.raises(ConfigError, match="no room for a prompt"):
+        trainer.train_step()

@@ -29,6 +29,7 @@ from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.engine import RolloutEngine, RolloutShape
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.room import check_room, longest_prompt
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.types import Task
@@ -141,15 +142,6 @@ def play_chunk(
     Raises:
         ConfigError: the context of the model has no room for any prompt.
     """
-    longest: int | None = None
-    if isinstance(policies, PolicySet):
-        longest = policies.context - sampling.max_new_tokens
-        if longest < 1:
-            raise ConfigError(
-                f"completions of {sampling.max_new_tokens} tokens leave no room for a prompt in the "
-                f"model's context of {policies.context}; lower --max-completion-length to "
-                f"{policies.context // 2} or less"
-            )
     engine = RolloutEngine(
         env,
         policies,
@@ -163,7 +155,7 @@ def play_chunk(
         },
         seed=(sampling.seed, "evaluation"),
         policies=players,
-        longest=longest,
+        longest=longest_prompt(policies, sampling.max_new_tokens),
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
@@ -181,35 +173,6 @@ def chunks(tasks: Sequence[Task], sampling: Sampling) -> list[Chunk]:
         for sample in range(sampling.samples)
         for start in starts
     ]
-
-
-def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:
-    """Refuses to score episodes of which none could begin.
-
-    Raises:
-        ConfigError: every first prompt leaves too little room in the model's context.
-    """
-    if episodes and all(each.overlong is not None and not each.groups for each in episodes):
-        raise ConfigError(f"there is nothing to score: {overlong_note(episodes, max_new_tokens)}")
-
-
-def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
-    """States which episodes a prompt without room ended, and what to do; empty where there are none."""
-    found = [each for each in episodes if each.overlong is not None]
-    prompts = [each.overlong for each in found if each.overlong is not None]
-    if not prompts:
-        return ""
-    agent, tokens, longest = prompts[0]
-    context = longest + max_new_tokens
-    room = context - max(each.prompt_tokens for each in prompts)
-    lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
-    return (
-        f"{len(found)} of {len(episodes)} episodes ended early, as no success, because a prompt and "
-        f"a completion of up to {max_new_tokens} tokens exceed the model's context of {context}: "
-        f"the first is task {found[0].task.id}, where {agent} is asked with {tokens} tokens; "
-        f"{lower}choose a --model with a longer context, or arguments of the environment with which "
-        "its prompts are shorter"
-    )
 
 
 def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:

@@ -39,7 +39,6 @@ from pettingllms.evaluation.play import (
     evaluate_lineups,
     held_out,
     lineups_of,
-    overlong_note,
     roles_of,
 )
 from pettingllms.evaluation.plots import bars
@@ -54,6 +53,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
 from pettingllms.sandbox import SandboxSettings

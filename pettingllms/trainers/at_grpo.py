@@ -31,6 +31,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
+from pettingllms.rollout.room import check_room, longest_prompt
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
@@ -83,6 +84,7 @@ class ATGRPOTrainer:
         Raises:
             NonFiniteError: a loss or gradient is not finite.
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
+            ConfigError: no prompt of the step leaves room for a completion in the context.
         """
         trajectories, metrics = self.take_step()
         self.publish()
@@ -123,7 +125,7 @@ class ATGRPOTrainer:
         config, length = self.config, self.config.max_completion_length
         sampling = {"temperature": config.temperature, "max_new_tokens": length}
         with ThreadPoolExecutor(config.scoring_threads) as pool:
-            return RolloutEngine(
+            found = RolloutEngine(
                 self.env,
                 self.policies,
                 pool,
@@ -131,8 +133,11 @@ class ATGRPOTrainer:
                 settings=sampling,
                 seed=(config.seed, self.step),
                 wide=self.trained,
+                longest=longest_prompt(self.policies, length),
                 timed=clock.time,
             ).run(tasks)
+        check_room(found, length)
+        return found
 
     # ---------------------------------------------------------------------- 2. advantages
     def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

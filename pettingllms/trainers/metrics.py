@@ -4,7 +4,8 @@ Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `tea
 `local_reward/<role>`, `return` (what an episode earned the team) or, without a team reward,
 `return/<agent>`, `success/<role>` (share of replies after which the team has succeeded),
 `parse_error/<role>` (share), `completions/mean_length`, `completions/clipped_ratio` (share cut at
-the limit), `num_tokens` (generated), `turns` (mean decisions of an episode).
+the limit), `num_tokens` (generated), `turns` (mean decisions of an episode),
+`overlong` (share of episodes that a prompt without room in the model's context ended; absent if none).
 
 Of each policy's update, as `<policy>/<name>`: `loss`, `grad_norm` (before clipping), `learning_rate`,
 `entropy` (nats a token), `kl` (to base, where beta > 0), `clip_ratio/low_mean`, `.../high_mean`,
@@ -80,6 +81,8 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "num_tokens": float(generated_tokens(groups)),
         "turns": len(groups) / len(trajectories),
     }
+    if any(each.overlong is not None for each in trajectories):
+        metrics["overlong"] = mean([each.overlong is not None for each in trajectories])
     returns: dict[str, list[float]] = defaultdict(list)
     for each in trajectories:
         if each.cooperative:
