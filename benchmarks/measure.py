@@ -12,7 +12,7 @@ import importlib.metadata
 import json
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +117,19 @@ def random_texts(
     ]
 
 
-def saved_bytes(forward: Callable[[], torch.Tensor], *, backward: bool = True) -> int:
-    """Bytes of the distinct tensors that a forward pass keeps for its backward pass."""
+def saved_bytes(
+    forward: Callable[[], torch.Tensor],
+    *,
+    backward: bool = True,
+    without: Collection[int] = (),
+) -> int:
+    """Bytes of the distinct tensors that a forward pass keeps for its backward pass.
+
+    Args:
+        forward: computes the loss.
+        backward: also take the backward pass, which frees what is kept.
+        without: addresses of storages that do not count, such as the model's own weights.
+    """
     storages: dict[int, int] = {}
     kept: list[torch.Tensor] = []  # or a freed one's address could be taken for a kept one's
 
@@ -133,7 +144,7 @@ def saved_bytes(forward: Callable[[], torch.Tensor], *, backward: bool = True) -
         loss = forward()
     if backward:
         loss.backward()
-    return sum(storages.values())
+    return sum(size for address, size in storages.items() if address not in without)
 
 
 def alternate(

@@ -79,6 +79,7 @@ def build_policies(
         dtype=None if config.dtype == "auto" else config.dtype,
         device=None if config.device == "auto" else config.device,
         seed=config.seed,
+        gradient_checkpointing=bool(config.gradient_checkpointing),
         chat_template_kwargs=config.mapping("chat_template_kwargs"),
         adapters=adapters,
         sampler=sampler_settings(config, run),

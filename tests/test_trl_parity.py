@@ -246,10 +246,10 @@ def as_groups(samples):
 def test_groups_without_variance_and_cut_completions_count_as_in_trl(
     loss_type, terms, full, model_dir, tmp_path
 ):
-    """From groups to the gradient, with `silent_groups=keep`."""
+    """From groups to the gradient, with `silent_groups=count`."""
     config = ATGRPOConfig(
         loss_type=loss_type,
-        silent_groups="keep",
+        silent_groups="count",
         mask_truncated_completions=True,
         max_completion_length=LIMIT,
         **terms,

@@ -50,13 +50,13 @@ def policy_batches(
     """Sorts completions with advantages by policy.
 
     A group whose advantages are all 0 moves nothing by itself. With `silent_groups="drop"` it is
-    left out, also of what the loss is divided by. With "keep" it counts as it does in TRL: in the
+    left out, also of what the loss is divided by. With "count" it counts as it does in TRL: in the
     means, and in the KL and entropy terms if there are any; only then is it computed.
 
     A completion left out because it was cut at the limit has no tokens in the means over tokens; in
-    means over completions it counts with "keep", as in TRL, and not with "drop".
+    means over completions it counts with "count", as in TRL, and not with "drop".
     """
-    keep = config.silent_groups == "keep"
+    keep = config.silent_groups == "count"
     needed = keep and (config.beta != 0 or config.entropy_coef != 0)
     return {policy: _batch(config, policy, groups, keep, needed) for policy in policies}
 
