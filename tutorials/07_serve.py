@@ -53,7 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
             print("models:", roles)
 
             # A question takes its place in the prompt that the role was trained on.
-            question = "Read integers on one line. Print the largest."
+            question = "Read integers on one line. Keep the positive numbers, double each, and print the first."
             messages = [{"role": "user", "content": question}]
             print("prompt:", repr(client.models.retrieve("coder").role_prompt))
             answer = client.chat.completions.create(
