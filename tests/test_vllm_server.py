@@ -153,7 +153,7 @@ def test_an_adapter_that_the_server_lost_is_published_again(policies, caplog):
     content = {"lora_name": engine._held["coder"].name}
     engine._process.endpoint.post("/v1/unload_lora_adapter", content, 60)
     assert agree(policies)
-    assert "trying once more" in caplog.text
+    assert "trying again" in caplog.text
     assert engine._process.pid == pid
 
 
@@ -170,7 +170,7 @@ def test_a_server_killed_in_the_middle_of_a_batch_is_started_again(policies, cap
     before = policies.versions
     assert agree(policies)
     assert policies.versions == before
-    assert "trying once more" in caplog.text
+    assert "trying again" in caplog.text
     assert engine._process.pid != first
     assert not alive(first)
     stir(policies, "tester", seed=50)
