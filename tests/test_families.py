@@ -23,6 +23,7 @@ from transformers import (
     SmolLM3Config,
 )
 
+from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import context_of
 from pettingllms.trainers.at_grpo import ATGRPOTrainer
@@ -78,10 +79,12 @@ def folder(request, tmp_path_factory):
     return directory
 
 
-# PEFT renames the experts of a mixture and then misses the names that it has itself put in.
-@pytest.mark.filterwarnings("ignore:The following rank_pattern keys:RuntimeWarning")
 def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
-    policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8)
+    # The experts of a mixture are tensors, not linear layers.
+    targets = (
+        "all-linear" if folder.name != "qwen3-moe" else ["q_proj", "k_proj", "v_proj", "o_proj"]
+    )
+    policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8, lora_target_modules=targets)
     config = ATGRPOConfig(
         env="graded",
         num_generations=4,
@@ -112,6 +115,16 @@ def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
     after = {name: policies.state(name) for name in policies.names}
     for name in ROLES:
         assert any(not torch.equal(each, after[name][key]) for key, each in before[name].items())
+
+
+# PEFT renames the experts of a mixture and then misses the names that it has itself put in.
+@pytest.mark.filterwarnings(r"ignore:The following \w+_pattern keys did not match:RuntimeWarning")
+def test_a_mixture_of_experts_is_refused_with_the_targets_that_fit(tmp_path):
+    kind, changes = FAMILIES["qwen3-moe"]
+    AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes})).save_pretrained(tmp_path)
+    tiny_tokenizer().save_pretrained(tmp_path)
+    with pytest.raises(ConfigError, match=r"--lora-target-modules q_proj,k_proj,v_proj,o_proj$"):
+        load_policies(tmp_path, ROLES)
 
 
 @pytest.mark.parametrize(

@@ -157,6 +157,16 @@ class LoraWeights:
             pairs.append((layer, merged))
         return pairs
 
+    def _linear_names(self) -> list[str]:
+        """Last names of all linear layers but the output layer, as targets are given."""
+        head = self._model.get_output_embeddings()
+        names = [
+            path.removesuffix(".base_layer").rpartition(".")[2]
+            for path, layer in self._model.named_modules()
+            if type(layer) is nn.Linear and layer is not head and ".lora_" not in path
+        ]
+        return list(dict.fromkeys(names))
+
     def _layers(self, policy: str) -> list[tuple[str, Linear]]:
         """The layers that this policy adapts, with their paths.
 
@@ -169,7 +179,8 @@ class LoraWeights:
                 if not isinstance(layer, Linear):
                     raise ConfigError(
                         f"target module {path} is of type {type(layer.get_base_layer()).__name__}; "
-                        "adapters are for linear layers only, choose others"
+                        "adapters are for linear layers only, use --lora-target-modules "
+                        f"{','.join(self._linear_names())}"
                     )
                 found.append((path, layer))
         return found
