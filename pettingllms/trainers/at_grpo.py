@@ -121,7 +121,7 @@ class ATGRPOTrainer:
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
-        """Plays all tasks; `pettingllms.rollout.engine` has the loop."""
+        """Rolls out all tasks; `pettingllms.rollout.engine` has the loop."""
         config, length = self.config, self.config.max_completion_length
         sampling = {"temperature": config.temperature, "max_new_tokens": length}
         with ThreadPoolExecutor(config.scoring_threads) as pool:
