@@ -143,8 +143,8 @@ def _evaluated(options: EvalConfig) -> EvalResult:
 def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     from pettingllms.cli.display import best_display
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.folder import RESULTS
     from pettingllms.evaluation.run import run_each
+    from pettingllms.rollout.files import RESULTS
 
     with terminable(), best_display() as display:
         results = run_each(options, envs, display)
@@ -160,7 +160,7 @@ def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
 
 def _evaluate(options: EvalConfig) -> int:
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.folder import RESULTS
+    from pettingllms.rollout.files import RESULTS
 
     result = _evaluated(options)
     gains = result.gains()

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn, Protocol
 
-from pettingllms.errors import PettingLLMsError
+from pettingllms.errors import ConfigError, PettingLLMsError
 
 EXTRA_MODULES = (
     "torch",
@@ -161,6 +161,22 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+@contextlib.contextmanager
+def needing_serve() -> Iterator[None]:
+    """Says which extra is missing where an import fails.
+
+    Raises:
+        ConfigError: a library of the `serve` extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in ("h11", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(f"{name} is not installed; pip install 'pettingllms[serve]'") from error
 
 
 def typed(command: str) -> str:
