@@ -56,10 +56,18 @@ function number(value, digits = 3) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (typeof value !== "number") return String(value);
   if (!Number.isFinite(value)) return String(value);
-  if (Number.isInteger(value) && Math.abs(value) < 1e6) return value.toLocaleString("en-US");
   const size = Math.abs(value);
-  if (size >= 1e5 || (size > 0 && size < 1e-3)) return value.toExponential(2).replace("-", "−");
-  return value.toPrecision(Math.max(digits, Math.ceil(Math.log10(size + 1)))).replace("-", "−");
+  const text =
+    Number.isInteger(value) && size < 1e6 ? size.toLocaleString("en-US")
+    : size >= 1e5 || size < 1e-3 ? size.toExponential(2)
+    : String(Number(size.toPrecision(Math.max(digits, Math.ceil(Math.log10(size + 1))))));
+  return (value < 0 ? "−" : "") + text.replace("e-", "e−");
+}
+
+// A reward, in columns that line up.
+function reward(value) {
+  if (typeof value !== "number" || Math.abs(value) >= 1e4) return number(value, 2);
+  return (value < 0 ? "−" : "") + Math.abs(value).toFixed(2);
 }
 
 function signed(value) {

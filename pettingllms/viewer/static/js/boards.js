@@ -101,7 +101,8 @@ function boardOf(prompt) {
 
 // The cells that the player passes with the last list of moves in a reply, up to a refused one.
 function wayOf(board, reply) {
-  const lists = [...reply.slice(-4000).matchAll(/\[([UDLR, ]*)\]/g)];
+  // Moves alone, or each with the cell that it leads to.
+  const lists = [...reply.slice(-4000).matchAll(/\[([UDLRa-z\d, ]*)\]/g)];
   if (board.kind === "sudoku" || !lists.length) return [];
   const has = (row, column, mark) => (board.cells[row]?.[column] ?? "wall").split(" ").includes(mark);
   const boxes = new Set();
@@ -114,7 +115,7 @@ function wayOf(board, reply) {
   );
   if (!at) return [];
   const way = [at];
-  for (const move of lists.at(-1)[1].match(/[UDLR]/g) || []) {
+  for (const move of lists.at(-1)[1].match(/\b[UDLR]\b/g) || []) {
     const [down, right] = MOVES[move];
     const [row, column] = [at[0] + down, at[1] + right];
     if (has(row, column, "wall")) break;
@@ -129,9 +130,22 @@ function wayOf(board, reply) {
   return way;
 }
 
+// What the last list of fills in a reply writes into blank cells, as a3=2 or as [row, column, number].
+function filled(board, reply) {
+  const tail = reply.slice(-4000);
+  const fills = [...tail.matchAll(/\b([a-z]{1,2}\d{1,2})=(\d{1,2})\b/g)].map(([, name, value]) => [cellOf(name), value]);
+  const triples = [...tail.matchAll(/\[(\d{1,2}), *(\d{1,2}), *(\d{1,2})\]/g)].map(([, row, column, value]) => [[row - 1, column - 1], value]);
+  const cells = board.cells.map((row) => [...row]);
+  for (const [[row, column], value] of [...fills, ...triples]) {
+    if (cells[row] && cells[row][column] === "") cells[row][column] = `fill ${value}`;
+  }
+  return { ...board, cells };
+}
+
 function Board({ prompt, reply }) {
-  const board = useMemo(() => boardOf(prompt), [prompt]);
-  if (!board) return null;
+  const dealt = useMemo(() => boardOf(prompt), [prompt]);
+  if (!dealt) return null;
+  const board = dealt.kind === "sudoku" ? filled(dealt, reply) : dealt;
   const way = wayOf(board, reply);
   const drawn = board.cells.flatMap((cells, row) => cells.map((cell, column) => Cell({ cell, row, column })));
   const [high, wide] = BOXES[board.rows] || [0, 0];
@@ -151,7 +165,7 @@ function Board({ prompt, reply }) {
       ${way.length > 1 && html`<polyline class="way" points=${points} />
         <circle class="way-end" cx=${lastColumn + 0.5} cy=${lastRow + 0.5} r="0.14" />`}
     </svg>
-    <figcaption>The board of the prompt${way.length > 1 ? ", and the way of this reply's moves" : ""}.</figcaption>
+    <figcaption>The board of the prompt${way.length > 1 ? ", and the way of this reply's moves" : ""}${board.kind === "sudoku" ? ", and in color what this reply writes" : ""}.</figcaption>
   </figure>`;
 }
 
@@ -164,6 +178,6 @@ function Cell({ cell, row, column }) {
     ${has("goal") && html`<circle class="goal" cx=${x} cy=${y} r="0.3" />`}
     ${has("box") && html`<rect class=${has("goal") ? "box home" : "box"} x=${column + 0.2} y=${row + 0.2} width="0.6" height="0.6" rx="0.08" />`}
     ${has("player") && html`<circle class="player" cx=${x} cy=${y} r="0.24" />`}
-    ${(has("clue") || has("own")) && html`<text class=${marks[0]} x=${x} y=${y}>${marks[1]}</text>`}
+    ${["clue", "own", "fill"].includes(marks[0]) && html`<text class=${marks[0]} x=${x} y=${y}>${marks[1]}</text>`}
   </g>`;
 }

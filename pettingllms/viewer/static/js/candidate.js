@@ -2,7 +2,7 @@
 // One completion with all that is known of it, and two of them side by side.
 
 const MOST_DIFFERENT = 3000; // lines of a text that is compared
-const FIELDS = new Set(["success", "parse_error", "statuses", "difficulty", "failing"]);
+const FIELDS = new Set(["success", "parse_error", "statuses", "verdicts", "difficulty", "failing"]);
 
 // The parts of a reward with their numbers: alpha * team + local.
 function Formula({ candidate, alpha }) {
@@ -19,7 +19,8 @@ function Formula({ candidate, alpha }) {
 function Compared({ group, current, onPick, what }) {
   const values = group.map((each) => each.value);
   const [low, high, middle] = [Math.min(...values), Math.max(...values), mean(values)];
-  const spread = Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
+  const same = high - low <= 1e-9;
+  const spread = same ? 0 : Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
   const room = high - low || 1;
   const x = (value) => 12 + (276 * (value - low + (high === low ? 0.5 : 0))) / room;
   const seen = new Map();
@@ -29,38 +30,44 @@ function Compared({ group, current, onPick, what }) {
     seen.set(column, level + 1);
     return { ...each, place, x: x(each.value), y: 34 - 8 * Math.min(level, 3) };
   });
+  const many = [...seen].filter(([, count]) => count > 4);
   return html`<figure class="compared">
     <svg viewBox="0 0 300 52" role="img" aria-label="${what}: ${group.length} values from ${number(low)} to ${number(high)}, mean ${number(middle)}">
       <line class="axis" x1="6" x2="294" y1="40" y2="40" />
       <line class="mean" x1=${x(middle)} x2=${x(middle)} y1="4" y2="44" />
       ${dots.map((dot) => html`<circle key=${dot.place} cx=${dot.x} cy=${dot.y} r=${dot.id === current ? 5 : 3.5}
         class=${dot.id === current ? "current" : ""} onClick=${() => onPick(dot.id)} />`)}
+      ${many.map(([column, count]) => html`<text key=${column} x=${9 * column + 8} y="16">× ${count}</text>`)}
       <text x="8" y="50">${number(low)}</text><text x="292" y="50" text-anchor="end">${number(high)}</text>
     </svg>
-    <figcaption>Compared with ${what}: mean ${number(middle)}, deviation ${number(spread)}${high - low <= 1e-9 ? html` – <b>no signal</b>` : ""}</figcaption>
+    <figcaption>Compared with ${what}: mean ${number(middle)}, deviation ${number(spread)}${same ? html` – <b>no signal</b>` : ""}</figcaption>
   </figure>`;
 }
 
 function Verdicts({ info }) {
   const statuses = Array.isArray(info.statuses) ? info.statuses.map(String) : null;
+  const passed = Array.isArray(info.verdicts) ? info.verdicts : [];
   const failing = info.failing && typeof info.failing === "object" ? info.failing : null;
+  const run = (status, place) => {
+    if (status !== "ok" || passed[place] === undefined) return status;
+    return passed[place] ? "passed" : "wrong answer";
+  };
   return html`
     ${statuses && html`<p class="verdicts"><span class="label">Program runs</span>
-      ${statuses.map((status, place) => html`<span class=${status === "ok" ? "run ok" : "run"} title="run ${place + 1}">${visible(status)}</span>`)}</p>`}
-    ${failing && html`<section class="failing"><h3>The first test that it fails</h3>
+      ${statuses.map((status, place) => html`<span class=${status === "ok" && passed[place] !== false ? "run ok" : "run"} title="run ${place + 1}">${visible(run(status, place))}</span>`)}</p>`}
+    ${failing && html`<section class="failing"><h3>What failed</h3>
       <dl class="pairs">
         ${Object.entries(failing).map(([name, value]) => html`<dt>${visible(name)}</dt>
           <dd><${Text} text=${settingText(value)} label=${name} programs=${false} /></dd>`)}
       </dl></section>`}`;
 }
 
-function Facts({ decision, candidate, prompt }) {
+function Facts({ decision, candidate }) {
   const each = candidate.tokens && candidate.logprob !== null ? candidate.logprob / candidate.tokens : null;
   const facts = [
     ["Tokens", `${number(candidate.tokens)}${candidate.truncated ? ", cut at the limit" : ""}`],
     ["Log-probability", candidate.logprob === null ? "not recorded" : `${number(candidate.logprob)} nats, ${number(each)} a token`],
     ["Policy", `${decision.policy}, version ${decision.version}`],
-    ["Prompt", `${number(prompt)} tokens`],
     decision.late_reward ? ["Late reward", signed(decision.late_reward)] : null,
     candidate.info.success !== undefined ? ["Team solved it", candidate.info.success ? "yes" : "not yet"] : null,
     ...Object.entries(candidate.info)
@@ -90,12 +97,19 @@ function Candidate({ episode, node, alpha, group, what, onPick, onCompare, compa
     <${Verdicts} info=${candidate.info} />
     <h3>Reply</h3>
     <${Text} key=${`r${node.id}`} text=${candidate.completion} label="Reply" />
-    <${Board} prompt=${decision.prompt} reply=${candidate.completion} />
-    <details open><summary>Prompt</summary>
-      <${Text} key=${`p${node.id}`} text=${decision.prompt} label="Prompt" programs=${decision.prompt.includes("\`\`\`")} /></details>
     <details open><summary>Details</summary>
-      <${Facts} decision=${decision} candidate=${candidate} prompt=${decision.prompt_tokens} /></details>
+      <${Facts} decision=${decision} candidate=${candidate} /></details>
   </article>`;
+}
+
+// What all candidates of a decision answer: the prompt, and its board if it has one.
+function Asked({ node }) {
+  const { decision, candidate } = node;
+  return html`<section class="asked" aria-label="Prompt">
+    <h3>Prompt <small>${number(decision.prompt_tokens)} tokens, to ${visible(decision.agent)}</small></h3>
+    <${Text} key=${decision.state_hash} text=${decision.prompt} label="Prompt" programs=${decision.prompt.includes("\`\`\`")} />
+    <${Board} prompt=${decision.prompt} reply=${candidate.completion} />
+  </section>`;
 }
 
 // --------------------------------------------------------------------------- side by side

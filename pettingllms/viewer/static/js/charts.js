@@ -2,7 +2,7 @@
 // Curves. A chart's lines share the horizontal axis and the cursor with all others on the page.
 
 const CHARTS = [
-  { title: "Success", unit: "share", lines: [[/^success$/, "training rollouts"], [/^eval\/success$/, "held out"]] },
+  { title: "Success", lines: [[/^success$/, "training rollouts"], [/^eval\/success$/, "held out"]] },
   { title: "Reward by role", lines: [[/^reward\/(.+)$/, "$1"]] },
   { title: "Team part of the reward", lines: [[/^team_reward\/(.+)$/, "$1"]] },
   { title: "Local part of the reward", lines: [[/^local_reward\/(.+)$/, "$1"]] },
@@ -21,6 +21,7 @@ const CHARTS = [
   { title: "Gradient norm", lines: [[/^(.+)\/grad_norm$/, "$1"]] },
   { title: "Learning rate", lines: [[/^(.+)\/learning_rate$/, "$1"]] },
 ];
+const HELD = ["validation", "test"]; // after the others, and as dots
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
 
 // The lines of a chart: label, x -> y. Of several runs, a run has a color and a line a dash.
@@ -34,19 +35,21 @@ function linesOf(chart, runs) {
         if (typeof given !== "number") continue;
         const form = chart.lines.find(([pattern]) => pattern.test(key));
         if (!form) continue;
-        const label = key.replace(form[0], form[1]) || "team";
+        const held = row.when === "validation" ? "validation" : "test";
+        const label = row.kind === "eval" ? held : key.replace(form[0], form[1]) || "team";
         const value = chart.of ? given / row[chart.of] : given;
         if (!lines.has(label)) lines.set(label, new Map());
         lines.get(label).set(row.step, value);
       }
     }
-    [...lines].forEach(([label, points], order) => {
+    const inOrder = [...lines].sort(([a], [b]) => HELD.indexOf(a) - HELD.indexOf(b));
+    inOrder.forEach(([label, points], order) => {
       const several = runs.length > 1;
       found.push({
-        label: several ? (lines.size > 1 ? `${shortName(name)}: ${label}` : shortName(name)) : label,
+        label: several ? (lines.size > 1 ? `${shorterName(name)}: ${label}` : shorterName(name)) : label,
         color: (several ? place : order) % 8,
         dash: several ? DASHES[order % DASHES.length] : [],
-        dots: label === "held out",
+        dots: HELD.includes(label),
         points,
       });
     });
@@ -56,6 +59,11 @@ function linesOf(chart, runs) {
 
 function shortName(name) {
   return name.split("/").at(-1);
+}
+
+function shorterName(name) {
+  const short = shortName(name);
+  return short.length > 20 ? `${short.slice(0, 8)}…${short.slice(-8)}` : short;
 }
 
 function styleOf(name) {
@@ -93,7 +101,7 @@ function Plot({ title, lines, data, theme, onPick, sync, xName = "step", xTime =
         scales: { x: { time: false }, y: { range: (_, low, high) => rangeOf(low, high) } },
         axes: [
           { ...axis, size: 26, space: 60, incrs: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000] },
-          { ...axis, size: 52, space: 28, values: (_, ticks) => ticks.map((tick) => number(tick, 2)) },
+          { ...axis, size: 52, space: 28, values: (_, ticks, __, ___, apart) => ticks.map((tick) => tickText(tick, apart)) },
         ],
         series: [
           {},
@@ -135,10 +143,10 @@ function Plot({ title, lines, data, theme, onPick, sync, xName = "step", xTime =
   return html`<figure class="chart">
     <figcaption>
       <strong>${title}</strong>
-      <span class="at">${at === null ? "last" : `${xName} ${number(data[0][at])}`}</span>
+      <span class="at">${at === null ? "" : `${xName} ${number(data[0][at])}`}</span>
       <ul class="legend">
         ${lines.map((line, place) => html`<li key=${line.label}>
-          <i class="swatch line-${line.color}"></i>${visible(line.label)} <b>${shown(place)}</b>
+          <i class="swatch line-${line.color} ${line.dash.length ? `dash-${line.dash.length}${line.dash[0]}` : ""}"></i>${visible(line.label)} <b>${shown(place)}</b>
         </li>`)}
       </ul>
     </figcaption>
@@ -146,8 +154,15 @@ function Plot({ title, lines, data, theme, onPick, sync, xName = "step", xTime =
   </figure>`;
 }
 
+// As many decimals as neighbors need to differ.
+function tickText(tick, apart) {
+  if (tick === 0) return "0";
+  if (Math.abs(tick) >= 1e5 || apart < 1e-4) return tick.toExponential(apart < 1e-4 ? 1 : 0).replace(/-/g, "−");
+  return tick.toFixed(Math.max(0, Math.min(4, -Math.floor(Math.log10(apart) + 1e-9)))).replace("-", "−");
+}
+
 function rangeOf(low, high) {
-  if (low === null || high === null) return [0, 1];
+  if (low === null || high === null || (low === 0 && high === 0)) return [0, 1];
   if (low >= 0 && high <= 1 && high > 0.3) return [0, 1.02];
   const room = (high - low || Math.abs(high) || 1) * 0.08;
   return [low >= 0 && low < high / 2 ? 0 : low - room, high + room];

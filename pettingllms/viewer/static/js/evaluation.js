@@ -66,7 +66,7 @@ function EvalView({ place, tick, theme }) {
 }
 
 function Teams({ labels, source }) {
-  return html`<div class="scroll" tabindex="0" role="region" aria-label="Teams"><table class="rows">
+  return html`<div class="scroll narrow" tabindex="0" role="region" aria-label="Teams"><table class="rows">
     <thead><tr><th scope="col">Team</th><th scope="col" class="num">Episodes</th><th scope="col" class="num">Solved</th><th scope="col" class="num">Success</th></tr></thead>
     <tbody>${labels.map(([label, episodes, solved, unsaid]) => html`<tr key=${label}>
       <td><a data-row href=${href("step", { s: source, l: label })}>${visible(label)}</a></td>

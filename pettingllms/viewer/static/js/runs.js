@@ -15,7 +15,7 @@ function State({ state }) {
 
 // Settings that are not the same in all sources, by name.
 function differing(sources) {
-  const hidden = new Set(["output_dir", "seed"]);
+  const hidden = new Set(["output_dir", "seed", "env", "estimator", "policies", "model"]); // shown anyway
   const names = new Set(sources.flatMap((source) => Object.keys(source.settings)));
   const texts = (name) => new Set(sources.map((source) => JSON.stringify(source.settings[name] ?? null)));
   const found = [...names].filter((name) => !hidden.has(name) && texts(name).size > 1);
@@ -152,7 +152,7 @@ function Steps({ source, rows, tick }) {
         const share = said ? solved / said : 0;
         const title = `step ${label}: ${said ? `${solved} of ${said} solved` : `${episodes} episodes`}`;
         return html`<a key=${label} data-row href=${href("step", { s: source.name, l: label })} title=${title} aria-label=${title}>
-          <i style=${{ height: `${Math.max(4, 100 * share)}%` }}></i><span>${visible(label)}</span>
+          <b><i style=${{ height: `${Math.max(3, 100 * share)}%` }}></i></b><span>${visible(label)}</span>
         </a>`;
       })}
     </nav>`;

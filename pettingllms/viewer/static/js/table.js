@@ -211,5 +211,5 @@ function RoleReward({ row, role }) {
   if (!own.length) return "–";
   const [low, high] = [Math.min(...own.map((g) => g.low)), Math.max(...own.map((g) => g.high))];
   const wide = own.some((group) => group.width > 1);
-  return html`${number(rewardOf(row, role))}${wide && html`<div class="sub">${number(low, 2)} … ${number(high, 2)}</div>`}`;
+  return html`${reward(rewardOf(row, role))}${wide && html`<div class="sub">${reward(low)} … ${reward(high)}</div>`}`;
 }

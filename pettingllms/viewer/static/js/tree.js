@@ -2,9 +2,10 @@
 // An episode as a tree: a column for each decision, its candidates below each other, the executed
 // one joined to the next decision. Where whole episodes are compared, each is a row of its own.
 
-const COLUMN = 128;
+const COLUMN = 142;
 const ROW = 34;
-const HEAD = 40;
+const HEAD = 42;
+const DOT = 30; // from the middle of a column to the dot of its nodes
 const MOST_LANES = 32;
 
 // Nodes by id "line.decision.candidate", in columns, and what joins them.
@@ -54,8 +55,10 @@ function Tree({ tree, selected, other, onPick }) {
     <svg width=${tree.width} height=${tree.height} viewBox="0 0 ${tree.width} ${tree.height}" role="group" aria-label="Decisions from left to right">
       ${tree.links.map(([from, to]) => {
         const executed = to.candidate.chosen || !tree.wide;
-        const middle = (from.x + to.x) / 2;
-        return html`<path class=${executed ? "link executed" : "link"} d="M${from.x} ${from.y}C${middle} ${from.y} ${middle} ${to.y} ${to.x} ${to.y}" />`;
+        const flagged = from.candidate.info.success === true || from.candidate.truncated || from.candidate.info.parse_error != null;
+        const [start, end] = [from.x + (flagged ? 44 : 27), to.x - DOT];
+        const middle = (start + end) / 2;
+        return html`<path class=${executed ? "link executed" : "link"} d="M${start} ${from.y}C${middle} ${from.y} ${middle} ${to.y} ${end} ${to.y}" />`;
       })}
       ${tree.columns.map((column, d) => column.length > 0 && html`<g class="column-head">
         <text x=${COLUMN * d + COLUMN / 2} y="14">${visibleText(column[0].decision.role)}</text>
@@ -71,15 +74,15 @@ function Tree({ tree, selected, other, onPick }) {
           candidate.truncated && "truncated", candidate.info.success === true && "solved",
         ].filter(Boolean);
         const name = `${node.decision.role}, turn ${node.decision.turn}, ${node.title}: reward ${number(candidate.reward)}, advantage ${advantage === null ? "none" : signed(advantage)}${remarks.length ? `, ${remarks.join(", ")}` : ""}`;
-        const classes = ["node", candidate.chosen && "chosen", node.id === selected && "selected", node.id === other && "other"];
+        const classes = ["node", candidate.chosen && node.wide && "chosen", node.id === selected && "selected", node.id === other && "other"];
         return html`<g key=${node.id} ref=${node.id === selected ? current : null} class=${classes.filter(Boolean).join(" ")}
           role="button" tabindex=${node.id === selected ? 0 : -1} aria-label=${visibleText(name)} aria-pressed=${node.id === selected} data-node=${node.id}
           onClick=${(event) => onPick(node, event.shiftKey || event.ctrlKey || event.metaKey)}>
           <title>${visibleText(name)}</title>
           <rect class="hit" x=${node.x - COLUMN / 2 + 4} y=${node.y - ROW / 2 + 2} width=${COLUMN - 8} height=${ROW - 4} rx="7" />
-          <circle cx=${node.x - 22} cy=${node.y} r=${radius} style=${{ fill: `color-mix(in oklab, ${color} ${strength}%, var(--node))` }} />
-          <text x=${node.x - 4} y=${node.y + 4}>${number(candidate.reward, 2)}</text>
-          <text class="flags" x=${node.x + 38} y=${node.y + 4}>${candidate.info.parse_error != null ? "?" : ""}${candidate.truncated ? "✂" : ""}${candidate.info.success === true ? "✓" : ""}</text>
+          <circle cx=${node.x - DOT} cy=${node.y} r=${radius} style=${{ fill: `color-mix(in oklab, ${color} ${strength}%, var(--node))` }} />
+          <text x=${node.x + 20} y=${node.y + 4} text-anchor="end">${reward(candidate.reward)}</text>
+          <text class="flags" x=${node.x + 27} y=${node.y + 4}>${candidate.info.parse_error != null ? "?" : ""}${candidate.truncated ? "✂" : ""}${candidate.info.success === true ? "✓" : ""}</text>
         </g>`;
       })}
     </svg>
@@ -189,7 +192,10 @@ function TreeView({ place, tick }) {
       ${" "}<span class="key"><i class="down"></i>advantage<i class="up"></i> · size: tokens · ring: executed</span></p>
     ${nodes.length === 0 && html`<p class="none">No decision was taken in this episode.</p>`}
     ${nodes.length > 0 && html`<div class="tree-and-reply">
-      <${Tree} tree=${tree} selected=${selected.id} other=${other && other.id} onPick=${pick} />
+      <div class="panel">
+        <${Tree} tree=${tree} selected=${selected.id} other=${other && other.id} onPick=${pick} />
+        ${!other && html`<${Asked} node=${selected} />`}
+      </div>
       <div class="panel">
         ${other
           ? html`<${Two} nodes=${[selected, other]} alpha=${alpha} onClose=${() => go(hrefWith(place, { vs: null }), true)}
