@@ -73,16 +73,15 @@ function Tree({ tree, selected, other, onPick }) {
           candidate.chosen && node.wide && "executed", candidate.info.parse_error != null && "unreadable",
           candidate.truncated && "truncated", candidate.info.success === true && "solved",
         ].filter(Boolean);
-        const name = `${node.decision.role}, turn ${node.decision.turn}, ${node.title}: reward ${number(candidate.reward)}, advantage ${advantage === null ? "none" : signed(advantage)}${remarks.length ? `, ${remarks.join(", ")}` : ""}`;
+        const name = `${node.decision.role}, turn ${node.decision.turn}, ${node.title}: reward ${reward(candidate.reward)}, advantage ${advantage === null ? "none" : signed(advantage)}${remarks.length ? `, ${remarks.join(", ")}` : ""}`;
         const classes = ["node", candidate.chosen && node.wide && "chosen", node.id === selected && "selected", node.id === other && "other"];
         return html`<g key=${node.id} ref=${node.id === selected ? current : null} class=${classes.filter(Boolean).join(" ")}
           role="button" tabindex=${node.id === selected ? 0 : -1} aria-label=${visibleText(name)} aria-pressed=${node.id === selected} data-node=${node.id}
           onClick=${(event) => onPick(node, event.shiftKey || event.ctrlKey || event.metaKey)}>
-          <title>${visibleText(name)}</title>
           <rect class="hit" x=${node.x - COLUMN / 2 + 4} y=${node.y - ROW / 2 + 2} width=${COLUMN - 8} height=${ROW - 4} rx="7" />
           <circle cx=${node.x - DOT} cy=${node.y} r=${radius} style=${{ fill: `color-mix(in oklab, ${color} ${strength}%, var(--node))` }} />
           <text x=${node.x + 20} y=${node.y + 4} text-anchor="end">${reward(candidate.reward)}</text>
-          <text class="flags" x=${node.x + 27} y=${node.y + 4}>${candidate.info.parse_error != null ? "?" : ""}${candidate.truncated ? "✂" : ""}${candidate.info.success === true ? "✓" : ""}</text>
+          <text class="flags" aria-hidden="true" x=${node.x + 27} y=${node.y + 4}>${candidate.info.parse_error != null ? "?" : ""}${candidate.truncated ? "✂" : ""}${candidate.info.success === true ? "✓" : ""}</text>
         </g>`;
       })}
     </svg>
