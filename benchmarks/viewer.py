@@ -36,6 +36,7 @@ from pettingllms.viewer.page import assets
 
 EPISODES = 64
 """Of a step."""
+SENTENCE = "the program reads a list of numbers and prints the sum of all that are even"
 Ask = Callable[..., Any]
 
 
@@ -132,7 +133,7 @@ def generate(run: Path, size: int) -> int:
 
 def episode(draw: random.Random, number: int) -> Trajectory:
     """An episode of four decisions with eight candidates each."""
-    words = "the program reads a list of numbers and prints the sum of all that are even".split()
+    words = SENTENCE.split()
     groups = []
     for depth in range(4):
         role = ("coder", "tester")[depth % 2]

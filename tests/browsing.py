@@ -93,7 +93,9 @@ class Browser:
 
     def requests(self) -> list[str]:
         """The addresses that were asked for since the last time."""
-        messages = [json.loads(each["message"])["message"] for each in self.driver.get_log("performance")]
+        messages = [
+            json.loads(each["message"])["message"] for each in self.driver.get_log("performance")
+        ]
         return [
             each["params"]["request"]["url"]
             for each in messages

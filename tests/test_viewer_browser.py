@@ -39,11 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Path:
 
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("viewed")
-    common = {"env": "coding", "policies": "per-role", "num_generations": 4, "tasks_per_step": 6}
     for name, steps, estimator in (("coding", 2, "at_grpo"), ("episodes", 1, "grpo")):
         train(
             ATGRPOConfig(
-                **common,
+                env="coding",
+                policies="per-role",
+                num_generations=4,
+                tasks_per_step=6,
                 estimator=estimator,
                 max_steps=steps,
                 eval_tasks=2,
@@ -325,8 +327,7 @@ def test_hostile_texts_do_nothing(
 
     run = run_folder(tmp_path / "runs" / "hostile", steps=0)
     rows = [
-        episode(text[:300] or "empty", [[text, HOSTILE[0]], ["x"]], prompt=text)
-        for text in HOSTILE
+        episode(text[:300] or "empty", [[text, HOSTILE[0]], ["x"]], prompt=text) for text in HOSTILE
     ]
     (run / "trajectories.jsonl").write_bytes(lines(rows, step=1))
     (run / "metrics.jsonl").write_bytes(b"")

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pettingllms.cli.guard import guarded, terminable
+from pettingllms.cli.guard import guarded, terminable, viewing
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
             print(f"warning: {env}: {warning}")
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}, and a folder for each environment")
+        print(f"see every episode: {viewing(options.out)}")
     return max(_verdict(options, result, f"{env}: ") for env, result in results.items())
 
 
@@ -175,6 +176,7 @@ def _evaluate(options: EvalConfig) -> int:
         print(f"\nwarning: {warning}")
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}")
+        print(f"see every episode: {viewing(options.out)}")
     return _verdict(options, result)
 
 

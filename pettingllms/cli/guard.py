@@ -193,3 +193,8 @@ def typed(command: str) -> str:
         return shlex.join([str(beside), *words])
     module = {"pettingllms-eval": "evaluate"}.get(program, program.removeprefix("pettingllms-"))
     return shlex.join([sys.executable, "-m", f"pettingllms.cli.{module}", *words])
+
+
+def viewing(folder: str | Path) -> str:
+    """The command that shows a run or an evaluation in the browser, as it has to be typed here."""
+    return typed(shlex.join(["pettingllms-view", str(folder)]))

@@ -97,8 +97,8 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _export(library: Library, options: argparse.Namespace) -> int:
-    from pettingllms.viewer.export import exported
     from pettingllms.runs.folder import replace_file
+    from pettingllms.viewer.export import exported
 
     bar = sys.stderr.isatty()
 

@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -167,9 +167,13 @@ class Library:
 
     # ---------------------------------------------------------------------------------- index
 
-    def _part(self, source: Source, label: str, after: int, made_of: Any) -> Answer:
+    def _part(
+        self, source: Source, label: str, after: int, made_of: Callable[[int, EpisodeRow], Any]
+    ) -> Answer:
         index = self._index(source)
-        found, broken, read, last = [], [], 0, after
+        found: list[Any] = []
+        broken: list[list[Any]] = []
+        read, last = 0, after
         for entry in index.entries(label, after):
             if read and read + entry.end - entry.start > PART:
                 return {"rows": found, "next": last, "broken": broken}
