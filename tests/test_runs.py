@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.errors import ConfigError, RunFolderError
-from pettingllms.rollout.files import plain
+from pettingllms.rollout.episode import plain
 from pettingllms.runs import (
     METRICS,
     RunFolder,

@@ -28,7 +28,6 @@ from pettingllms.envs.aec import (
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.files import plain
 from pettingllms.rollout.trajectory import Overlong, Trajectory
 from pettingllms.types import Completion, Group, GroupKey, Task
 
@@ -174,6 +173,17 @@ def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in info.items() if name not in _RECORDED}
     found: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
     return found
+
+
+def plain(value: Any) -> Any:
+    """Replaces numbers that JSON does not know (NaN, infinity) in `value` by None."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): plain(each) for key, each in value.items()}
+    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
+        return [plain(each) for each in value]
+    return value
 
 
 def _as_json(value: Any) -> Any:

@@ -44,8 +44,7 @@ they would be most of the file.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
 FORMAT = 1
@@ -113,14 +112,3 @@ class EpisodeRow(TypedDict):
     early: NotRequired[dict[str, float]]
     overlong: NotRequired[OverlongRow]
     decisions: list[DecisionRow]
-
-
-def plain(value: Any) -> Any:
-    """Replaces numbers that JSON does not know (NaN, infinity) in `value` by None."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(key): plain(each) for key, each in value.items()}
-    if isinstance(value, Sequence) and not isinstance(value, str | bytes):
-        return [plain(each) for each in value]
-    return value

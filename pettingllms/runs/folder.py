@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, RunFolderError, did_you_mean
+from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
     FORMAT,
@@ -33,7 +34,6 @@ from pettingllms.rollout.files import (
     RUN_LOCK,
     STARTS,
     TRAJECTORIES,
-    plain,
 )
 from pettingllms.trainers.config import ATGRPOConfig
 

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow, plain
+from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow
 
 FLAT = 1e-9
 """Rewards of a group within this range tell nothing apart."""
@@ -72,6 +72,9 @@ def encoded(value: Any) -> bytes:
     try:
         return json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
     except ValueError:
+        # Only here, because it brings the environments' libraries with it.
+        from pettingllms.rollout.episode import plain
+
         return json.dumps(plain(value), allow_nan=False, separators=(",", ":")).encode()
 
 
