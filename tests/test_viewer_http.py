@@ -212,6 +212,8 @@ def test_an_exported_file_is_the_same_twice_and_runs_only_its_own_scripts(tmp_pa
     assert set(policy.partition("script-src ")[2].partition(";")[0].split()) == allowed
     assert "connect-src" not in policy  # default-src 'none': no network at all
     assert "pwned" not in page
+    for library in ("preact", "htm", "uplot", "prismjs", "diff"):
+        assert (STATIC / "vendor" / f"{library}.LICENSE.txt").read_text() in page
     assert not re.search(r'(?:src|href)="(?!data:)', page.partition("<style>")[0])
 
 

@@ -58,7 +58,11 @@ def application(library: Library) -> _App:
 def serve(library: Library, listening: socket.socket) -> None:
     """Serves until SIGINT or SIGTERM."""
     config = uvicorn.Config(
-        application(library), log_level="warning", access_log=False, lifespan="off"
+        application(library),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
     )
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])

@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -85,8 +86,7 @@ class Source:
         """The settings; empty where they cannot be read."""
         found: Any = None
         if self.kind == "run":
-            with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, RecursionError):
-                found = yaml.safe_load((self.read(CONFIG) or b"").decode())
+            found = _yaml(self.read(CONFIG) or b"")
         else:
             head = self.json(SETTINGS)
             found = head.get("settings") if isinstance(head, dict) else None
@@ -148,6 +148,14 @@ class Source:
             locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
             return any("FLOCK" in line and f"{held} " in line for line in locks)
         return False
+
+
+@lru_cache(maxsize=1024)
+def _yaml(text: bytes) -> Any:
+    """The value; None where it cannot be read. Kept, because the list of runs is asked for again and again."""
+    with contextlib.suppress(yaml.YAMLError, UnicodeDecodeError, RecursionError):
+        return yaml.safe_load(text.decode())
+    return None
 
 
 def sources_in(roots: Iterable[Path]) -> list[Source]:

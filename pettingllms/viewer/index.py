@@ -40,6 +40,8 @@ LEAST_CACHED = 4 << 20
 """A smaller file is indexed sooner than a cache is read."""
 BLOCK = 64 << 20
 """Bytes of the file in a block of the cache: what an interruption loses at most."""
+MOST_BROKEN = 10_000
+"""Broken lines of which the reason is kept."""
 _DECISIONS = b'"decisions": ['
 _SUCCESS = {None: 2, False: 0, True: 1}
 
@@ -172,7 +174,8 @@ class EpisodeIndex:
                 about = _about(file, line_start, line_end, head)
                 self._add(line_start, line_end, *about)
             except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-                self.broken[self.lines] = _reason(error)
+                if len(self.broken) < MOST_BROKEN:
+                    self.broken[self.lines] = _reason(error)
             self.upto = line_end
         if self.upto > start:
             self._prints = _prints(file, self.upto)

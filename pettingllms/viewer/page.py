@@ -69,6 +69,7 @@ def single_file(blocks: dict[str, str]) -> str:
         f'<script type="application/octet-stream" id="{name}">{block}</script>'
         for name, block in blocks.items()
     )
+    licenses = "\n\n".join(f"{name}\n\n{text}" for name, text in sorted(_licenses().items()))
     run = "\n".join(f"<script>{script}</script>" for script in scripts)
     head, _, body = text.partition("</head>")
     head = _ICON.sub(f'href="data:image/svg+xml;base64,{icon}"', head)
@@ -79,7 +80,17 @@ def single_file(blocks: dict[str, str]) -> str:
         f'<meta charset="utf-8">\n<meta http-equiv="Content-Security-Policy" content="{policy}">',
     )
     end, _, rest = body.partition("</body>")
-    return f"{head.rstrip()}\n<style>{style}</style>\n</head>{end}{data}\n{run}\n</body>{rest}"
+    return (
+        f"{head.rstrip()}\n<style>{style}</style>\n</head>{end}{data}\n"
+        f'<script type="text/plain" id="licenses">{licenses}</script>\n{run}\n</body>{rest}'
+    )
+
+
+def _licenses() -> dict[str, str]:
+    """Of the libraries, whose terms ask that each copy has them."""
+    folder = files("pettingllms.viewer") / "static" / "vendor"
+    found = [each for each in folder.iterdir() if each.name.endswith(".LICENSE.txt")]
+    return {each.name.removesuffix(".LICENSE.txt"): each.read_text("utf-8") for each in found}
 
 
 def _inline(name: str) -> str:

@@ -20,7 +20,9 @@ function Compared({ group, current, onPick, what }) {
   const values = group.map((each) => each.value);
   const [low, high, middle] = [Math.min(...values), Math.max(...values), mean(values)];
   const same = high - low <= 1e-9;
-  const spread = same ? 0 : Math.sqrt(mean(values.map((value) => (value - middle) ** 2)));
+  // As the estimators compute it, with one degree of freedom less.
+  const squares = values.reduce((sum, value) => sum + (value - middle) ** 2, 0);
+  const spread = same ? 0 : Math.sqrt(squares / (values.length - 1));
   const room = high - low || 1;
   const x = (value) => 12 + (276 * (value - low + (high === low ? 0.5 : 0))) / room;
   const seen = new Map();

@@ -35,6 +35,10 @@ function whatOf(source) {
 
 function ListView({ place, tick }) {
   const { value, error } = useSources(tick);
+  const only = value && value.sources.length === 1 && location.hash.length < 2 ? value.sources[0] : null;
+  useEffect(() => {
+    if (only) go(href(only.kind, { s: only.name }), true); // nothing to choose from
+  }, [only && only.name]);
   if (error) return html`<${Failure} error=${error} />`;
   if (!value) return html`<${Waiting} />`;
   const runs = value.sources.filter((source) => source.kind === "run");

@@ -77,6 +77,7 @@ function Tree({ tree, selected, other, onPick }) {
         const classes = ["node", candidate.chosen && node.wide && "chosen", node.id === selected && "selected", node.id === other && "other"];
         return html`<g key=${node.id} ref=${node.id === selected ? current : null} class=${classes.filter(Boolean).join(" ")}
           role="button" tabindex=${node.id === selected ? 0 : -1} aria-label=${visibleText(name)} aria-pressed=${node.id === selected} data-node=${node.id}
+          onKeyDown=${(event) => (event.key === "Enter" || event.key === " ") && (event.preventDefault(), onPick(node, event.shiftKey))}
           onClick=${(event) => onPick(node, event.shiftKey || event.ctrlKey || event.metaKey)}>
           <rect class="hit" x=${node.x - COLUMN / 2 + 4} y=${node.y - ROW / 2 + 2} width=${COLUMN - 8} height=${ROW - 4} rx="7" />
           <circle cx=${node.x - DOT} cy=${node.y} r=${radius} style=${{ fill: `color-mix(in oklab, ${color} ${strength}%, var(--node))` }} />
