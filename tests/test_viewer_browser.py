@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -241,9 +242,42 @@ def test_an_evaluation_has_pass_at_k_a_matrix_and_both_sides(page: Browser, serv
     page.one(".tabs", "became right")
     page.click("table.rows td a")
     page.one(".pair", "B: ")
-    assert len(page.all(".pair article, .pair .decision")) >= 4
+    page.until(lambda: len(page.all(".pair .decision")) >= 4)
     page.press("j")
     page.until(lambda: "task=test%3A1" in hash_of(page))
+
+
+def test_pass_at_k_is_the_one_of_the_evaluation(page: Browser) -> None:
+    from pettingllms.evaluation.scores import pass_at_k
+
+    cases = [(n, c, k) for n in range(1, 7) for c in range(n + 1) for k in range(1, n + 1)]
+    found = page.run("return arguments[0].map((each) => passAtK(...each))", cases)
+    assert found == pytest.approx([pass_at_k(n, c, k) for n, c, k in cases])
+
+
+@pytest.mark.parametrize("name", ["sokoban", "sudoku", "plan_path"])
+def test_boards_are_drawn_as_they_are(page: Browser, name: str) -> None:
+    """A full prompt shows the board in characters, a compact one its cells: the same drawing."""
+    from pettingllms.envs import make
+
+    def board(**arguments: Any) -> Any:
+        env = make(name, **arguments)
+        env.reset(seed=5)
+        agent = env.possible_agents[0]
+        found = page.run("return boardOf(arguments[0])", env.observe(agent)["text"])
+        found["cells"] = [[sorted(cell.split()) for cell in row] for row in found["cells"]]
+        return found
+
+    full = board(prompt="full")
+    assert full == board(prompt="compact")
+    assert any(cell for row in full["cells"] for cell in row)
+    if name == "sokoban":
+        assert full == board(prompt="full", symbols="ragen")
+    way = page.run(
+        "return wayOf({kind: 'plan', cells: [['player', '', 'wall'], ['', 'goal', '']]}, arguments[0])",
+        "First [U]. #### [R, D, R, U, R]",
+    )
+    assert way == [[0, 0], [0, 1], [1, 1], [1, 2]]
 
 
 def test_several_runs_lie_over_each_other(page: Browser) -> None:

@@ -25,7 +25,7 @@ HOSTILE = [
     "lone \ud800 and \udc00 surrogates",
     "\ufeffzero\u200bwidth\u2060\u00ad",
     "tags \U000e0041\U000e007f",
-    "a" * 300_000,
+    "a" * 5_000_000,
     "\n" * 5_000,
     "```python\n" + "(" * 5_000 + "\n```",
     "```" * 2_000,

@@ -5,6 +5,7 @@
 const MOVES = { U: [-1, 0], D: [1, 0], L: [0, -1], R: [0, 1] };
 const BOXES = { 4: [2, 2], 6: [2, 3], 9: [3, 3], 16: [4, 4] };
 const SIGNS = { "#": "wall", " ": "", "-": "", "_": "", ".": "goal", $: "box", "*": "box goal", "@": "player", "+": "player goal" };
+const LETTERS = { "#": "wall", _: "", O: "goal", X: "box", "√": "box goal", P: "player", S: "player goal" };
 const LARGEST_BOARD = 40;
 
 function cellOf(name) {
@@ -88,9 +89,10 @@ function fullBoard(text) {
   }
   const columns = Math.max(...lines.map((line) => line.length));
   const plan = lines.some((line) => line.includes("G"));
-  const signs = plan ? { ...SIGNS, ".": "", G: "goal" } : SIGNS;
+  const kinds = plan ? [{ ...SIGNS, ".": "", G: "goal" }] : [SIGNS, LETTERS];
+  const signs = kinds.find((each) => lines.every((line) => [...line].every((sign) => sign in each)));
   const board = emptyBoard(plan ? "plan" : "sokoban", lines.length, columns);
-  if (!board || !lines.every((line) => [...line].every((sign) => sign in signs))) return null;
+  if (!board || !signs) return null;
   board.cells = lines.map((line) => Array.from({ length: columns }, (_, column) => signs[line[column] || " "]));
   return board;
 }

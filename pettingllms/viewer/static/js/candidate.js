@@ -140,6 +140,11 @@ function linePairs(left, right) {
   return pairs;
 }
 
+function shortened(line) {
+  const left = line === null ? 0 : line.length - FIRST_SHOWN;
+  return left > 0 ? `${line.slice(0, FIRST_SHOWN)} … and ${left.toLocaleString("en-US")} characters more` : line;
+}
+
 function words(left, right) {
   if (left === null || right === null || left.length > LONGEST_LINE || right.length > LONGEST_LINE) {
     return [left === null ? null : visible(left), right === null ? null : visible(right)];
@@ -162,7 +167,7 @@ function Difference({ left, right, titles }) {
     ${same && html`<p class="none">The texts are the same.</p>`}
     <table class="difference"><thead><tr><th scope="col">${titles[0]}</th><th scope="col">${titles[1]}</th></tr></thead>
     <tbody>${pairs.slice(0, MOST_DIFFERENT).map(([kind, one, two]) => {
-      const [a, b] = kind === "same" ? [visible(one.slice(0, FIRST_SHOWN)), visible(two.slice(0, FIRST_SHOWN))] : words(one && one.slice(0, FIRST_SHOWN), two && two.slice(0, FIRST_SHOWN));
+      const [a, b] = kind === "same" ? [visible(shortened(one)), visible(shortened(two))] : words(shortened(one), shortened(two));
       return html`<tr>${cell(a, kind, "gone")}${cell(b, kind, "come")}</tr>`;
     })}</tbody></table></div>`;
 }
