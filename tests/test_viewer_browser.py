@@ -239,7 +239,7 @@ def test_an_evaluation_has_pass_at_k_a_matrix_and_both_sides(page: Browser, serv
     page.one(".chart", "pass@k")
     assert len(page.all(".heat td")) == 4
     page.click("a", "A against B")
-    page.one(".tabs", "became right")
+    page.one(".tabs", "right more often")
     page.click("table.rows td a")
     page.one(".pair", "B: ")
     page.until(lambda: len(page.all(".pair .decision")) >= 4)

@@ -134,9 +134,9 @@ function Scores({ scores }) {
 // -------------------------------------------------------------------------- A against B
 
 const CHANGES = {
-  right: ["became right", (a, b) => b > a],
-  wrong: ["became wrong", (a, b) => b < a],
-  same: ["the same", (a, b) => b === a],
+  right: ["became right", "right more often", (a, b) => b > a],
+  wrong: ["became wrong", "right less often", (a, b) => b < a],
+  same: ["the same", "the same", (a, b) => b === a],
 };
 
 function CompareView({ place, tick }) {
@@ -159,7 +159,7 @@ function CompareView({ place, tick }) {
     });
   }, [first.value, second.value]);
   const only = place.params.get("only");
-  const shown = rows ? rows.filter((row) => !only || CHANGES[only][1](row.a, row.b)) : [];
+  const shown = rows ? rows.filter((row) => !CHANGES[only] || CHANGES[only][2](row.a, row.b)) : [];
   const task = place.params.get("task");
   const chosen = rows && rows.find((row) => row.task === task);
   const step = (by) => {
@@ -172,7 +172,8 @@ function CompareView({ place, tick }) {
       ${evals.map((each) => html`<option key=${each.name} value=${each.name}>${visibleText(each.name)}</option>`)}</select>
     <select aria-label="team ${name}" value=${team} onChange=${(event) => go(hrefWith(place, { [label]: event.target.value, task: null }), true)}>
       ${(known?.labels || []).map(([each]) => html`<option key=${each} value=${each}>${visibleText(each)}</option>`)}</select></fieldset>`;
-  const count = (name) => rows.filter((row) => CHANGES[name][1](row.a, row.b)).length;
+  const several = rows && rows.some((row) => Math.max(...row.n) > 1);
+  const count = (name) => rows.filter((row) => CHANGES[name][2](row.a, row.b)).length;
   if (!value) return html`<${Waiting} />`;
   if (!evals.length) return html`<${Failure} error=${new Error("there is no evaluation here")} />`;
   return html`
@@ -182,7 +183,7 @@ function CompareView({ place, tick }) {
     ${rows && html`
       <nav class="tabs" aria-label="Which tasks">
         <a class=${only ? "" : "on"} aria-current=${only ? null : "true"} href=${hrefWith(place, { only: null })}>all ${rows.length}</a>
-        ${Object.entries(CHANGES).map(([name, [title]]) => html`<a key=${name} class="${name} ${only === name ? "on" : ""}" aria-current=${only === name ? "true" : null} href=${hrefWith(place, { only: name })}>${title} ${count(name)}</a>`)}
+        ${Object.entries(CHANGES).map(([name, titles]) => html`<a key=${name} class="${name} ${only === name ? "on" : ""}" aria-current=${only === name ? "true" : null} href=${hrefWith(place, { only: name })}>${titles[several ? 1 : 0]} ${count(name)}</a>`)}
       </nav>
       ${chosen && html`<${Pair} key=${chosen.task} chosen=${chosen} sides=${[[a, al], [b, bl]]} close=${hrefWith(place, { task: null })} />`}
       <div class="scroll" tabindex="0" role="region" aria-label="Tasks"><table class="rows">

@@ -50,7 +50,8 @@ function highlighted(code) {
   return Prism.tokenize(code, Prism.languages.python).map(shown);
 }
 
-const FENCE = /^(```+)[ \t]*(python|py|)[^\n`]*\n([\s\S]*?)(?:^\1[ \t]*$|(?![\s\S]))/gm;
+const FENCE = /^(```+)[ \t]*([^\n`]*)\n[\s\S]*?(?:^\1[ \t]*$|(?![\s\S]))/gm;
+const PYTHON = /^(?:python\d?|py|)\s*$/i;
 const PROGRAM = /^(?:import \w|from \w+ import |def \w+\(|class \w+|print\(|for \w+ in |while |if .+:|[a-z_]\w* = )/;
 
 // Prose and programs of a reply, in order; a text that begins like a program is one as a whole.
@@ -60,7 +61,7 @@ function pieces(text) {
   let end = 0;
   for (const fence of text.matchAll(FENCE)) {
     if (fence.index > end) found.push({ code: false, text: text.slice(end, fence.index) });
-    found.push({ code: true, text: fence[0] });
+    found.push({ code: PYTHON.test(fence[2]), text: fence[0] });
     end = fence.index + fence[0].length;
   }
   if (end < text.length) found.push({ code: false, text: text.slice(end) });

@@ -194,7 +194,7 @@ function TreeView({ place, tick }) {
     ${nodes.length > 0 && html`<div class="tree-and-reply">
       <div class="panel">
         <${Tree} tree=${tree} selected=${selected.id} other=${other && other.id} onPick=${pick} />
-        ${!other && html`<${Asked} node=${selected} />`}
+        ${(!other || other.decision.prompt === selected.decision.prompt) && html`<${Asked} node=${selected} />`}
       </div>
       <div class="panel">
         ${other
