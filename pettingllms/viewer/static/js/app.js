@@ -72,7 +72,7 @@ function App() {
   const tick = useTick();
   const [theme, toggleTheme] = useTheme();
   const [help, setHelp] = useState(false);
-  const View = VIEWS[place.view] || ListView;
+  const View = Object.hasOwn(VIEWS, place.view) ? VIEWS[place.view] : ListView;
   const rows = () => [...document.querySelectorAll("main [data-row]")];
   const move = (by) => {
     const all = rows();

@@ -158,8 +158,8 @@ function CompareView({ place, tick }) {
       return { task, a: share(own), b: share(theirs), lines: [own.lines[0], theirs.lines[0]], n: [own.lines.length, theirs.lines.length] };
     });
   }, [first.value, second.value]);
-  const only = place.params.get("only");
-  const shown = rows ? rows.filter((row) => !CHANGES[only] || CHANGES[only][2](row.a, row.b)) : [];
+  const only = Object.hasOwn(CHANGES, place.params.get("only") || "") ? place.params.get("only") : null;
+  const shown = rows ? rows.filter((row) => !only || CHANGES[only][2](row.a, row.b)) : [];
   const task = place.params.get("task");
   const chosen = rows && rows.find((row) => row.task === task);
   const step = (by) => {

@@ -37,7 +37,7 @@ function passes(row, filters, found, flat) {
       (!filters.unread || group.unread > 0) &&
       (!filters.cut || group.cut > 0) &&
       (!filters.flat || group.flat || flat.has(row.task)) &&
-      (!filters.status || filters.status in group.statuses),
+      (!filters.status || Object.hasOwn(group.statuses, filters.status)),
   ) || (!row.groups.length && !["role", "turn", "low", "high", "unread", "cut", "flat", "status"].some((name) => filters[name]));
 }
 
@@ -56,7 +56,7 @@ const SORTS = {
 
 function sorted(rows, filters) {
   const by = filters.by || "line";
-  const value = SORTS[by] || ((row) => rewardOf(row, by.replace(/^r\./, "")) ?? -Infinity);
+  const value = Object.hasOwn(SORTS, by) ? SORTS[by] : ((row) => rewardOf(row, by.replace(/^r\./, "")) ?? -Infinity);
   const order = filters.down ? -1 : 1;
   return [...rows].sort((a, b) => {
     const [one, two] = [value(a), value(b)];
@@ -179,7 +179,7 @@ function EpisodeTable({ place, rows, all, filters }) {
 
 function EpisodeRow({ row, roles, place, flat }) {
   const sum = (name) => row.groups.reduce((total, group) => total + group[name], 0);
-  const statuses = {};
+  const statuses = Object.create(null);
   for (const group of row.groups) {
     for (const [status, count] of Object.entries(group.statuses)) statuses[status] = (statuses[status] || 0) + count;
   }
