@@ -201,6 +201,8 @@ def test_an_exported_file_is_the_same_twice_and_runs_only_its_own_scripts(tmp_pa
     (run / "metrics.jsonl").write_bytes(b"")
     page = exported(Library([tmp_path / "runs"]))
     assert page == exported(Library([tmp_path / "runs"]))
+    packed = re.findall(r'id="data-[^"]+">([^<]+)<', page)
+    assert {base64.b64decode(block)[4:8] for block in packed} == {bytes(4)}  # no time stamp
     found = re.search(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
     assert found is not None
     policy = found[1]
