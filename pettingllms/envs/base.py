@@ -39,8 +39,9 @@ from pettingzoo import AECEnv
 from pettingllms.envs import arguments
 from pettingllms.envs.records import SNAPSHOT_VERSION, Record, Snapshot
 from pettingllms.envs.records import Outcome as Outcome
+from pettingllms.envs.reward_funcs import RewardFunction, paid
 from pettingllms.envs.spaces import FreeText
-from pettingllms.envs.thinking import UNCLOSED, shown_thoughts, without_thought
+from pettingllms.envs.thinking import CLOSE, OPEN, UNCLOSED, shown_thoughts
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 
 SPLITS = ("train", "val", "test")
@@ -97,6 +98,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Arguments that fit the tasks to the embedded model, unless others are given."""
     reset_options: ClassVar[tuple[str, ...]] = ()
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
+    reward_funcs: Sequence[RewardFunction] = ()
+    """Functions that add to local rewards; set after the constructor, shared by copies."""
     state_space: Space[Any] = FreeText(sys.maxsize)
     interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
     """Arguments in which a snapshot and the environment that continues it may differ."""
@@ -315,7 +318,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         read = [text for text in said if text is not None]
         outcomes = iter(self._act_all(self._state, agent, read) if read else ())
         why = "the reply has {} characters; at most {} are allowed"
-        return [
+        found = [
             next(outcomes)
             if text is not None
             else self._unread(
@@ -325,6 +328,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             )
             for reply, text in zip(replies, said, strict=True)
         ]
+        if not self.reward_funcs:
+            return found
+        shown = self._shown_to(agent)
+        return paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
 
     def _record(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
         """Records an outcome, selects the next agent, and ends the episode where due."""
@@ -452,6 +459,12 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
 
 TextEnv.__signature__ = arguments.signature(TextEnv)
+
+
+def without_thought(text: str) -> str | None:
+    """Returns what `text` says after its thought; None where the thought is not closed."""
+    said = text.rpartition(CLOSE)[2]
+    return None if OPEN in said else said
 
 
 def stream_seed(seed: int, episode: int) -> int:
