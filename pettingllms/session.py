@@ -200,7 +200,9 @@ def plan_run(
     tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
-    return TrainPlan(settings, template, players, path, resume is not None, env, isolation, estimator)
+    return TrainPlan(
+        settings, template, players, path, resume is not None, env, isolation, estimator
+    )
 
 
 class _StopAskedError(Exception):

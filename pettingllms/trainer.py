@@ -20,7 +20,7 @@ from pettingllms.evaluation import evaluate as play_held_out
 from pettingllms.evaluation.config import SPLITS
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
-from pettingllms.session import TrainPlan, Summary, plan_run
+from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator, path_of
