@@ -148,7 +148,10 @@ def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen)
     assert number(text, "all 200 steps") == pytest.approx(200 * (sampling + update), rel=0.03)
     assert "nothing was measured on a GPU" in text
     fast = estimate(qwen, "--max-completion-length", "1024", "--sampler", "vllm")
-    assert number(fast, "sampling with vllm") < 0.1 * sampling
+    assert number(fast, "sampling with vllm") < 0.2 * sampling
+    # What is left of vLLM's share holds the caches of so many completions of 2048 tokens.
+    room = (0.4 * 80 * GIB - 2 * PARAMETERS) // (2048 * 2 * 8 * 128 * 28 * 2)
+    assert f"sampling with vllm, {int(room)} completions at a time" in fast
     slower = estimate(qwen, "--max-completion-length", "1024", gpu="a100")
     assert number(slower, "updates") == pytest.approx(update * 989 / 312, rel=0.02)
 
@@ -160,9 +163,17 @@ def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen)
         (["--tokens-per-batch", "131072"], "rtx-4090"),
         (["--full"], "rtx-4090"),
         (["--sampler", "vllm", "--vllm.gpu_memory_utilization", "0.9"], "rtx-4090"),
+        (["--sampler", "vllm", "--vllm.gpu_memory_utilization", "0.04"], "h100"),
         (["--full", "--beta", "0.1", "--no-gradient-checkpointing"], "h100"),
     ],
-    ids=["activations", "large batch", "full", "vllm", "full with reference"],
+    ids=[
+        "activations",
+        "large batch",
+        "full",
+        "vllm too large",
+        "vllm too small",
+        "full with reference",
+    ],
 )
 def test_what_does_not_fit_is_named_with_options_that_make_it_fit(qwen, words, gpu):
     text = estimate(qwen, *words, gpu=gpu)

@@ -127,6 +127,17 @@ class Workload:
         return 4 if self.config.dtype == "float32" else 2
 
     @property
+    def vllm_share(self) -> float:
+        """Share of the GPU that vLLM takes."""
+        return float(self.config.mapping("vllm").get("gpu_memory_utilization", VLLM_SHARE))
+
+    @property
+    def row_bytes(self) -> int:
+        """The cache of a completion of full length with its prompt."""
+        length = PROMPT + self.config.max_completion_length
+        return length * self.shape.cache_per_token * self.width
+
+    @property
     def rows(self) -> int:
         """Completions that are due at the same time."""
         return self.config.tasks_per_step * self.config.num_generations
@@ -175,9 +186,8 @@ def memory(work: Workload) -> Memory:
             positions * shape.cache_per_token * width
         )
     elif config.sampler == "vllm" and work.gpu is not None:
-        share = config.mapping("vllm").get("gpu_memory_utilization", VLLM_SHARE)
-        weights[f"vLLM, a copy of the model and its cache ({share:.0%} of the GPU)"] = (
-            share * work.gpu.gib * GIB
+        weights[f"vLLM, a copy of the model and its cache ({work.vllm_share:.0%} of the GPU)"] = (
+            work.vllm_share * work.gpu.gib * GIB
         )
     batch = config.tokens_per_batch
     update = {
@@ -205,8 +215,11 @@ def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointin
 
 
 def fits(work: Workload) -> bool:
-    """Whether the fullest moment fits into the GPU; a CPU is not asked."""
-    return work.gpu is None or memory(work).peak <= USABLE * work.gpu.gib * GIB
+    """Whether the fullest moment fits into the GPU, and the model into vLLM; a CPU is not asked."""
+    if work.gpu is None:
+        return True
+    whole = memory(work).peak <= USABLE * work.gpu.gib * GIB
+    return whole and (work.config.sampler != "vllm" or vllm_rows(work, work.gpu) >= 1)
 
 
 def cure(work: Workload) -> tuple[list[str], Workload] | None:
@@ -243,7 +256,7 @@ def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]
     if config.full:
         yield "--full", "false", {"full": False}
     if config.sampler == "vllm":
-        for share in (0.3, 0.2):
+        for share in (0.3, 0.2, 0.5, 0.6, 0.7):
             text = f'{{"gpu_memory_utilization": {share}}}'
             yield "--vllm.gpu_memory_utilization", str(share), {"vllm": text}
         yield "--sampler", "transformers", {"sampler": "transformers", "vllm": None}
@@ -259,8 +272,16 @@ def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]
 # ---------------------------------------------------------------------------------------- seconds
 
 
+def vllm_rows(work: Workload, gpu: Gpu) -> int:
+    """Completions whose cache fits into vLLM's share beside its copy of the model."""
+    room = work.vllm_share * gpu.gib * GIB - work.shape.parameters * work.width
+    return max(0, int(room / work.row_bytes))
+
+
 def rows_at_once(work: Workload) -> int:
     """Completions that the sampler decodes at the same time."""
+    if work.config.sampler == "vllm" and work.gpu is not None:
+        return max(1, min(work.rows, VLLM_ROWS, vllm_rows(work, work.gpu)))
     if work.config.sampler.startswith("vllm"):
         return min(work.rows, VLLM_ROWS)
     length = PROMPT + work.config.max_completion_length
