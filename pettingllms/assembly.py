@@ -187,8 +187,10 @@ def make_env(
     # Most environments say what they take. One that hides it behind `**kwargs` is made first, and
     # its class is asked.
     probe = _probe(config.env, maker, given) if takes_anything(maker) else None
-    kind = maker if probe is None else type(probe.unwrapped)
-    known = inspect.signature(kind).parameters
+    made_of = maker if probe is None else type(probe.unwrapped)
+    known = inspect.signature(made_of).parameters
+    # A functools.partial of a class has its arguments, but not its attributes.
+    kind = getattr(made_of, "func", made_of)
     wanted: dict[str, Any] = {
         "alpha": config.alpha,
         "dataset": config.dataset,

@@ -393,7 +393,7 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment; see `resolve`."""
     if config.embedded:
         maker = creator_of(config.env) if env is None else env
-        kind = maker if callable(maker) else maker.unwrapped
+        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
         own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
         for name in own:
             if name not in EMBEDDED:
