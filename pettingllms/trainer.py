@@ -69,7 +69,7 @@ class ATGRPOTrainer:
         estimator: str | type[Estimator] | Estimator | None = None,
         peft_config: LoraConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
-        callbacks: Sequence[Callback | TrainerCallback | type] = (),
+        callbacks: Sequence[Callback | TrainerCallback | type] | Callback | TrainerCallback = (),
         reward_funcs: str | RewardFunction | Sequence[RewardFunction | str] | None = None,
         display: Display | None = None,
         **unknown: Any,

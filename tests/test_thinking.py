@@ -97,7 +97,7 @@ def test_an_unclosed_thought_costs_what_any_unreadable_reply_costs(name):
 @given(st.text(max_size=30), DRAFTS)
 @example("", "a </think> b <think> c")
 def test_no_text_crashes_and_what_is_said_and_shown_holds_no_tag(before, drafts):
-    for text in (before + drafts, f"<thi<think>nk>{drafts}</thi</think>nk>{before}"):
+    for text in (before + drafts, f"<t<think>hink>{drafts}</t</think>hink>{before}"):
         for part in (without_thought(text) or "", thought_in(text)):
             assert "<think>" not in part
             assert "</think>" not in part

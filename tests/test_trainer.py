@@ -231,7 +231,7 @@ def test_a_callback_of_transformers_is_told_what_happens_and_ends_training(
 ) -> None:
     counting = Counting()
     trainer = pl.ATGRPOTrainer(
-        folder, LETTERS, settings(tmp_path / "run", max_steps=5), callbacks=[counting]
+        folder, LETTERS, settings(tmp_path / "run", max_steps=5), callbacks=counting
     )
     assert trainer.train().step == 2
     trainer.close()

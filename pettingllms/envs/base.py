@@ -314,24 +314,27 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
-        said = [without_thought(reply) if len(reply) <= limit else None for reply in replies]
+        said: Sequence[str | None] = replies
+        for reply in replies:
+            if "think>" in reply or len(reply) > limit:
+                said = [without_thought(each) if len(each) <= limit else None for each in replies]
+                break
         read = [text for text in said if text is not None]
-        outcomes = iter(self._act_all(self._state, agent, read) if read else ())
-        why = "the reply has {} characters; at most {} are allowed"
-        found = [
-            next(outcomes)
-            if text is not None
-            else self._unread(
-                self._state,
-                agent,
-                UNCLOSED if len(reply) <= limit else why.format(len(reply), limit),
-            )
-            for reply, text in zip(replies, said, strict=True)
-        ]
-        if not self.reward_funcs:
-            return found
-        shown = self._shown_to(agent)
-        return paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
+        found = self._act_all(self._state, agent, read) if read else []
+        if len(read) < len(said):
+            outcomes = iter(found)
+            found = [
+                next(outcomes) if text is not None else self._not_read(agent, len(reply), limit)
+                for reply, text in zip(replies, said, strict=True)
+            ]
+        if self.reward_funcs:
+            shown = self._shown_to(agent)
+            found = paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
+        return found
+
+    def _not_read(self, agent: str, length: int, limit: int) -> Outcome:
+        long = f"the reply has {length} characters; at most {limit} are allowed"
+        return self._unread(self._state, agent, UNCLOSED if length <= limit else long)
 
     def _record(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
         """Records an outcome, selects the next agent, and ends the episode where due."""

@@ -35,7 +35,7 @@ def thought_in(text: str) -> str:
     if len(thought) > SHOWN_CHARS:
         half = SHOWN_CHARS // 2
         thought = f"{thought[:half]}\n[...]\n{thought[-half:]}"
-    # A space in place of nothing: without the tag in its middle, `<thi<think>nk>` would be one.
+    # A space in place of nothing: without the tag in its middle, `<t<think>hink>` would be one.
     return thought.replace(OPEN, "< think>").replace(CLOSE, "< /think>")
 
 

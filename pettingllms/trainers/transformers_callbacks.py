@@ -17,7 +17,7 @@ its own and data has no epochs, so that the other events and `model` and `optimi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,18 +89,18 @@ class TransformersCallback(Callback):
         return bool(self.control.should_training_stop)
 
 
-def as_callbacks(given: Iterable[Any], folder: Path) -> list[Callback]:
-    """Callbacks of this package, of those and of transformers' ones; classes are instantiated.
+def as_callbacks(given: Any, folder: Path) -> list[Callback]:
+    """Callbacks of this package, of its own ones and of transformers'; classes are instantiated.
 
     Args:
-        given: callbacks or their classes.
+        given: a callback or its class, or several.
         folder: of the run.
 
     Raises:
         ConfigError: something else.
     """
     found: list[Callback] = []
-    for each in given:
+    for each in given if isinstance(given, Sequence) else [given]:
         made = each() if isinstance(each, type) else each
         if isinstance(made, TrainerCallback):
             made = TransformersCallback(made, folder)
