@@ -48,7 +48,7 @@ from pettingllms.models import EMBEDDED
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
 OURS = "pettingllms"
@@ -142,7 +142,7 @@ def prompt_texts(options: argparse.Namespace, model: Path) -> list[str]:
 
 def ours(
     options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int
-) -> ATGRPOTrainer:
+) -> ATGRPO:
     """This package's trainer; no token ends a reply."""
     config = ATGRPOConfig(
         env="one_turn",
@@ -160,7 +160,7 @@ def ours(
     policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
     policies._engine = TransformersEngine(policies._weights, BatchGenerator((), 0))
     policies.publish(ROLE, version=0)
-    return ATGRPOTrainer(config, OneTurn(texts), policies)
+    return ATGRPO(config, OneTurn(texts), policies)
 
 
 def theirs(
@@ -210,7 +210,7 @@ def theirs(
 
 def compare(
     options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int, out: str
-) -> tuple[dict[str, Any], ATGRPOTrainer]:
+) -> tuple[dict[str, Any], ATGRPO]:
     """One row of the table, and our trainer."""
     clock, trainer = Clock(options.device), ours(options, model, texts, k, length)
     tokens, parts = len(texts) * k * length, list[dict[str, float]]()

@@ -91,7 +91,7 @@ def test_the_engine_has_room_for_every_adapter_and_its_next_version(rank):
     [
         ({"sampler": "vllm-server"}, "needs either a server's URL"),
         ({"sampler": "vllm-server", "server": "http://x", "serve": True}, "needs either"),
-        ({"server": "http://x"}, "for sampler vllm-server, not for transformers"),
+        ({"server": "http://x"}, "for sampler vllm-server, not for auto"),
         ({"sampler": "vllm", "serve": True}, "for sampler vllm-server, not for vllm"),
         ({"sampler": "vllm-server", "serve": True, "server_key": "f"}, "server_key is for"),
         ({"vllm": '{"max_num_seqs": 2}'}, r"settings of vLLM \(max_num_seqs\) are for sampler"),
@@ -151,7 +151,7 @@ def test_the_servers_key_is_read_from_its_file(tmp_path):
     assert found.key == "secret"
     with pytest.raises(ConfigError, match=r"server_key .*none cannot be read"):
         sampler_settings(ATGRPOConfig(**settings, server_key=str(tmp_path / "none")), tmp_path)
-    assert sampler_settings(ATGRPOConfig(), tmp_path).name == "transformers"
+    assert sampler_settings(resolve(ATGRPOConfig()), tmp_path).name == "transformers"
 
 
 def test_every_sampler_opens_and_a_misspelt_one_is_refused_with_what_was_meant():

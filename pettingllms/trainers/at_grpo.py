@@ -36,21 +36,20 @@ from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Task
 
 
-class ATGRPOTrainer:
+class ATGRPO:
     """Trains the policies of a team on copies of one environment.
 
     Args:
         config: settings; those that follow from the model and the environment may be open.
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
-        estimator: a class, in place of the one that `config` names.
+        estimator: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`.
     """
 
@@ -59,12 +58,12 @@ class ATGRPOTrainer:
         config: ATGRPOConfig,
         env: AnyEnv,
         policies: PolicySet,
-        estimator: type[Estimator] | None = None,
+        estimator: type[Estimator] | Estimator | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator: Estimator = (estimator or ESTIMATORS.load(config.estimator))(config)
+        self.estimator = estimator_of(config, estimator)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True

@@ -12,23 +12,21 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
-from pettingllms.samplers.vllm_args import check_sampler
+from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.settings import as_text, check_names, check_values, json_object, setting
 
 EMBEDDED: dict[str, Any] = {
     "learning_rate": 5e-3,
@@ -63,63 +61,6 @@ TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
-def setting(group: str, default: Any, text: str, **more: Any) -> Any:
-    """A dataclass field that is a command-line option.
-
-    Args:
-        group: its heading in the help.
-        default: its value where none is given.
-        text: its help.
-        more: `choices`; `at_least`, `at_most` and `positive` limit a number; `why` explains a limit;
-            `aliases` are other spellings of the option; `shared` makes it an option of
-            `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
-    """
-    return field(default=default, metadata={"group": group, "help": text, **more})
-
-
-def check_values(settings: Any) -> None:
-    """Compares every value of a settings dataclass with what its field takes.
-
-    Raises:
-        ConfigError: names the field, the value and what it takes.
-    """
-    hints = typing.get_type_hints(type(settings))
-    for each in dataclasses.fields(settings):
-        name, value, limits = each.name, getattr(settings, each.name), each.metadata
-        if not limits:
-            continue
-        _check_kind(name, value, hints[name])
-        if value is None:
-            continue
-        if (known := limits.get("choices")) and value not in known:
-            hint = did_you_mean(str(value), known)
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}")
-        low, high, why = limits.get("at_least"), limits.get("at_most"), limits.get("why", "")
-        # `not >=` instead of `<`, so that NaN is refused too.
-        if high is not None and not low <= value <= high:
-            raise ConfigError(f"{name} must be from {low} to {high}, got {value}{why}")
-        if low is not None and not value >= low:
-            raise ConfigError(f"{name} must be at least {low}, got {value}{why}")
-        if limits.get("positive") and not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value}{why}")
-
-
-def _check_kind(name: str, value: Any, hint: Any) -> None:
-    """Compares a value with the type of its field; a whole number is a number, too.
-
-    Raises:
-        ConfigError: it has another type, or is infinite or not a number.
-    """
-    kinds = typing.get_args(hint) or (hint,)
-    if float in kinds and isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value}")
-    fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-    if not fits or (isinstance(value, bool) and bool not in kinds):
-        kind = next(each for each in kinds if each is not type(None))
-        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
-
-
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 _task = partial(setting, "Task")
 _policies = partial(setting, "Policies")
 _sampling = partial(setting, "Sampling")
@@ -163,6 +104,21 @@ class ATGRPOConfig:
         "tiny model",
         shared="run",
     )
+    revision: str | None = _policies(
+        None, "Branch, tag or commit of a model on the hub", shared="run"
+    )
+    load_in_4bit: bool = _policies(
+        False,
+        "Quantize the base to 4 bits (NF4) when it is loaded, under adapters as in QLoRA; needs "
+        "bitsandbytes",
+        shared="run",
+    )
+    attn_implementation: str = _policies(
+        "auto",
+        "auto: ours, which computes a prompt once for all its completions, where the model allows "
+        "it; or one of transformers': sdpa, eager, flash_attention_2, ...",
+        shared="default",
+    )
     policies: str = _policies(
         "per-role",
         "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
@@ -186,6 +142,12 @@ class ATGRPOConfig:
     )
     lora_target_modules: str = _policies(
         "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
+    )
+    adapter_dtype: str = _policies(
+        "float32",
+        "Adapters: float32, also over a base of 16 bits, where small updates would be rounded "
+        "away; or base: that of the base",
+        choices=("float32", "base"),
     )
     chat_template_kwargs: str | None = _policies(
         None,
@@ -212,8 +174,9 @@ class ATGRPOConfig:
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
     sampler: str = _sampling(
-        "transformers",
-        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP)",
+        AUTO,
+        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP); auto: vllm where "
+        "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
     )
     server: str | None = _sampling(
@@ -242,6 +205,11 @@ class ATGRPOConfig:
         "at_grpo",
         "Which completions are compared: at_grpo, grpo, agent, turn, or your own, "
         "my_package.my_module:MyEstimator",
+    )
+    reward_funcs: str | None = _algorithm(
+        None,
+        "Functions that add to the local reward of a completion, as TRL's: "
+        "my_package.my_module:brevity, comma-separated",
     )
     num_generations: int | None = _algorithm(
         None,
@@ -345,7 +313,14 @@ class ATGRPOConfig:
         None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
+        """Checks the names of settings before `__init__` sees them."""
+        check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
+        for each in dataclasses.fields(self):
+            setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
         if self.epsilon_high is None:
             self.epsilon_high = self.epsilon
@@ -353,6 +328,8 @@ class ATGRPOConfig:
         for name in ("env_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
+        if self.load_in_4bit and self.full:
+            raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
 
     @property
@@ -393,33 +370,6 @@ else:
     ResolvedConfig = ATGRPOConfig
 
 
-def json_object(name: str, text: str | None) -> dict[str, Any]:
-    """The JSON object that the setting `name` holds; empty for None.
-
-    Raises:
-        ConfigError: it is not a JSON object.
-    """
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
-    return value
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is beyond the numbers of this machine")
-    return value
-
-
 def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     """`config` with every open value filled in by model and environment; explicit values stay.
 
@@ -431,6 +381,8 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
         UnknownNameError: no environment of that name.
         ConfigError: `embedded_training` of the environment names something else than an open value.
     """
+    if config.sampler == AUTO:
+        config = dataclasses.replace(config, sampler=default_sampler(config))
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
     filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})

@@ -6,8 +6,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.types import Advantage, Group
 
 
@@ -56,3 +58,39 @@ class Estimator(ABC):
         """Continues from what `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+
+def estimator_of(
+    config: ResolvedConfig, given: type[Estimator] | Estimator | None = None
+) -> Estimator:
+    """The estimator that the settings name, or `given`: a class, or an instance, which gets them.
+
+    Raises:
+        ConfigError: it is no `Estimator`.
+        UnknownNameError: no estimator of that name.
+    """
+    made = ESTIMATORS.load(config.estimator) if given is None else given
+    if isinstance(made, Estimator):
+        made.config = config
+        return made
+    found = made(config) if callable(made) else made
+    if not isinstance(found, Estimator):
+        raise ConfigError(
+            f"estimator {config.estimator!r} is a {type(found).__name__}; it must be a subclass of "
+            "Estimator"
+        )
+    return found
+
+
+def path_of(estimator: str | type[Estimator] | Estimator) -> str:
+    """What settings call an estimator.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(estimator, str):
+        return estimator
+    kind = estimator if isinstance(estimator, type) else type(estimator)
+    if not issubclass(kind, Estimator):
+        raise ConfigError(f"estimator must be an Estimator or its name, got {estimator!r}")
+    return f"{kind.__module__}:{kind.__qualname__}"
