@@ -57,6 +57,8 @@ LARGE: dict[str, Any] = {
     "scoring_threads": 16,
 }
 LARGE_FULL = {"learning_rate": 5e-6}
+CISPO_BOUND = 5.0
+"""`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
@@ -240,8 +242,14 @@ class ATGRPOConfig:
     )
     loss_type: str = _algorithm(
         "dapo",
-        "grpo, bnpo, dr_grpo or dapo, as in TRL",
-        choices=("grpo", "bnpo", "dr_grpo", "dapo"),
+        "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",
+        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"),
+    )
+    importance_sampling_level: str = _algorithm(
+        "token",
+        "Ratio of new to old probabilities: of each token, or one for a whole sequence (GSPO; with "
+        "loss_type grpo or sapo)",
+        choices=("token", "sequence"),
     )
     scale_rewards: str = _algorithm(
         "group",
@@ -250,7 +258,10 @@ class ATGRPOConfig:
     )
     epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
     epsilon_high: float | None = _algorithm(
-        None, "Clip range above 1; equal to epsilon unless given", at_least=0.0
+        None,
+        "Clip range above 1; equal to epsilon unless given. With cispo the largest ratio itself, 5 "
+        "unless given",
+        at_least=0.0,
     )
     delta: float | None = _algorithm(
         None, "Upper bound of the ratio where the advantage is negative (dual clip)", positive=True
@@ -323,14 +334,28 @@ class ATGRPOConfig:
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
         if self.epsilon_high is None:
-            self.epsilon_high = self.epsilon
+            self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
+        self._check_loss()
         for name in ("env_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    def _check_loss(self) -> None:
+        if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
+            # One ratio for a completion, counted once a token: long completions would weigh more.
+            raise ConfigError(
+                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got "
+                f"{self.loss_type}, which averages over tokens"
+            )
+        if self.loss_type == "cispo" and cast("float", self.epsilon_high) < 1:
+            raise ConfigError(
+                f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got "
+                f"{self.epsilon_high}"
+            )
 
     @property
     def embedded(self) -> bool:
