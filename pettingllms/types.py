@@ -108,6 +108,8 @@ class Group:
     """Paid to this agent at other agents' steps, after this decision and before its next."""
     episode_return: float = 0.0
     """Sum of the agent's rewards in the episode, once it is over; of the team's where it is shared."""
+    cooperative: bool = False
+    """Whether the agents of the episode share one return."""
 
     @property
     def chosen(self) -> Candidate:

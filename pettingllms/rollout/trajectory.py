@@ -89,7 +89,11 @@ class Trajectory:
         own = _returns(drafts, early)
         shared = sum(own.values()) if cooperative else 0.0
         done = tuple(
-            replace(group, episode_return=shared if cooperative else own[group.key.agent])
+            replace(
+                group,
+                episode_return=shared if cooperative else own[group.key.agent],
+                cooperative=cooperative,
+            )
             for group in drafts
         )
         return cls(task, episode, done, cooperative, dict(early), overlong)

@@ -205,8 +205,12 @@ class ATGRPOConfig:
 
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, grpo, agent, turn, or your own, "
-        "my_package.my_module:MyEstimator",
+        "Which completions are compared: at_grpo, gdpo (trees); grpo, decision, agent, turn, "
+        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+    )
+    estimator_args: str | None = _algorithm(
+        None,
+        "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
     )
     reward_funcs: str | None = _algorithm(
         None,
@@ -216,8 +220,7 @@ class ATGRPOConfig:
     num_generations: int | None = _algorithm(
         None,
         "K: completions of one prompt (tree), or episodes of one task",
-        at_least=2,
-        why=" (a group of one has no advantage)",
+        at_least=1,
     )
     tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
     max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
@@ -337,7 +340,7 @@ class ATGRPOConfig:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
         self._check_loss()
-        for name in ("env_args", "chat_template_kwargs", "vllm"):
+        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:

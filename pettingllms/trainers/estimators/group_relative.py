@@ -1,4 +1,7 @@
-"""Group-relative advantages: a reward is compared with the others of its comparison group."""
+"""Group-relative advantages: a reward is compared with the others of its comparison group.
+
+Every decision is a member of its group. `grpo` compares episodes, each of which counts once.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +40,9 @@ class GroupRelative(Estimator):
         rewards: list[float] = []
         keys: list[Hashable] = []
         policies: list[str] = []
+        if self.tree:
+            check_tree(groups)
         for group in groups:
-            if self.tree and len(group.candidates) < 2:
-                raise GroupError(
-                    f"group {group.key} has one candidate, so its advantage is always zero; "
-                    "sample at least 2 (num_generations)"
-                )
             key = tuple(getattr(group.key, field) for field in self.key)
             for candidate in group.candidates:
                 rewards.append(candidate.reward if self.tree else group.episode_return)
@@ -52,6 +52,20 @@ class GroupRelative(Estimator):
         return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
 
 
+def check_tree(groups: Sequence[Group]) -> None:
+    """Checks that every prompt has candidates to compare.
+
+    Raises:
+        GroupError: a prompt has one.
+    """
+    for group in groups:
+        if len(group.candidates) < 2:
+            raise GroupError(
+                f"group {group.key} has one candidate, so its advantage is always zero; "
+                "sample at least 2 (num_generations)"
+            )
+
+
 class AtGrpo(GroupRelative):
     """AT-GRPO: the candidates of one prompt share a baseline."""
 
@@ -59,14 +73,14 @@ class AtGrpo(GroupRelative):
     tree = True
 
 
-class Grpo(GroupRelative):
-    """All decisions of a task's episodes share a baseline."""
+class PerDecision(GroupRelative):
+    """All decisions of a task's episodes share a baseline, so that long episodes weigh more in it."""
 
     key = ("task",)
 
 
 class PerAgent(GroupRelative):
-    """An agent's decisions in a task's episodes share a baseline (Dr. MAS)."""
+    """An agent's decisions in a task's episodes share a baseline: Dr. MAS, arXiv 2602.08847."""
 
     key = ("task", "agent")
 
@@ -75,6 +89,12 @@ class PerTurn(GroupRelative):
     """The decisions of one turn in a task's episodes share a baseline."""
 
     key = ("task", "turn")
+
+
+class PerAgentTurn(GroupRelative):
+    """An agent's decisions of one turn in a task's episodes share a baseline."""
+
+    key = ("task", "agent", "turn")
 
 
 def centered(
