@@ -47,7 +47,8 @@ def decision(
         Candidate(
             Completion(prompt, (3 + k,), (-0.5,), "", truncated=False, version=0),
             reward,
-            *(parts[k] if parts else (reward, 0.0)),
+            team_reward=parts[k][0] if parts else reward,
+            local_reward=parts[k][1] if parts else 0.0,
             chosen=k == 0,
         )
         for k, reward in enumerate(rewards)

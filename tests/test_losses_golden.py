@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from pettingllms.policies.packing import microbatches
 from pettingllms.trainers.batch import PolicyBatch
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 
 torch.set_num_threads(1)
 CASES = json.loads((Path(__file__).parent / "golden" / "losses.json").read_text())["cases"]
-SETTINGS = {
+SETTINGS: dict[str, dict[str, Any]] = {
     "grpo": {"loss_type": "grpo"},
     "bnpo = dapo on one process": {"loss_type": "dapo"},
     "dr_grpo": {"loss_type": "dr_grpo"},
@@ -34,7 +35,11 @@ SETTINGS = {
 def test_a_loss_and_its_gradient_are_those_of_the_table(name):
     (case,) = (case for case in CASES if case["name"] == name)
     given, expected = case["inputs"], case["expected"]
-    options = {"epsilon": 0.2, "epsilon_high": 0.28, "max_completion_length": 4} | SETTINGS[name]
+    options: dict[str, Any] = {
+        "epsilon": 0.2,
+        "epsilon_high": 0.28,
+        "max_completion_length": 4,
+    } | SETTINGS[name]
     samples = [
         Sample((5,), tuple(range(7, 7 + len(old))), tuple(old), advantage)
         for old, advantage in zip(given["old logprobs"], given["advantages"], strict=True)
@@ -42,9 +47,9 @@ def test_a_loss_and_its_gradient_are_those_of_the_table(name):
     (batch,) = microbatches(samples, 1 << 20, packed=False)
     leaves = [torch.tensor(given["logprobs"][i], requires_grad=True) for i in batch.index]
     logp_BT = torch.nn.utils.rnn.pad_sequence(leaves, batch_first=True)
-    config = ATGRPOConfig(**options)
+    config = resolve(ATGRPOConfig(**options))
     own = PolicyBatch.of(samples)
-    loss = policy_loss(config, own, batch, logp_BT, None, None, LossMeter("p"))  # type: ignore[arg-type]
+    loss = policy_loss(config, own, batch, logp_BT, None, None, LossMeter("p"))
     assert loss.item() == pytest.approx(expected["loss"], abs=1e-6)
     gradients = dict(zip(batch.index, torch.autograd.grad(loss, leaves), strict=True))
     for i, gradient in enumerate(expected["gradient"]):

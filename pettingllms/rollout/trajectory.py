@@ -192,6 +192,17 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
+    """Whether nothing but the last decisions of episodes earned anything.
+
+    A comparison of what candidates earn right away then says nothing about earlier decisions.
+    """
+    early = [g for each in trajectories for g in each.groups[:-1]]
+    last = [g for each in trajectories for g in each.groups[-1:]]
+    paid = [any(c.reward > 0 for c in group.candidates) for group in early]
+    return bool(early) and not any(paid) and any(c.reward > 0 for g in last for c in g.candidates)
+
+
 def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
     returns: dict[str, float] = defaultdict(float, early)
     # Only the chosen candidates happened; the others were played on copies.

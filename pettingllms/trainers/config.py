@@ -26,6 +26,7 @@ from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.methods import METHODS
 from pettingllms.trainers.settings import as_text, check_names, check_values, json_object, setting
 
 EMBEDDED: dict[str, Any] = {
@@ -59,6 +60,8 @@ LARGE: dict[str, Any] = {
 LARGE_FULL = {"learning_rate": 5e-6}
 CISPO_BOUND = 5.0
 """`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
+_GIVEN = "_given"
+"""Where the names of explicit settings are between `__new__` and `__post_init__`."""
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
@@ -203,6 +206,12 @@ class ATGRPOConfig:
         shared="default",
     )
 
+    method: str | None = _algorithm(
+        None,
+        "A method of the literature, which sets what is not given of the options below: "
+        f"{', '.join(METHODS)}",
+        choices=tuple(METHODS),
+    )
     estimator: str = _algorithm(
         "at_grpo",
         "Which completions are compared: at_grpo, gdpo (trees); grpo, decision, agent, turn, "
@@ -228,6 +237,10 @@ class ATGRPOConfig:
         None,
         "Generated tokens after which training ends; the learning rate then follows them",
         at_least=1,
+    )
+    train_turns: str | None = _algorithm(
+        None,
+        "An agent's own turns to train on, comma-separated and counted from 0, e.g. 1. Default: all",
     )
     branch: str = _algorithm(
         "best",
@@ -330,9 +343,16 @@ class ATGRPOConfig:
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
         check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.__dict__[_GIVEN] = frozenset(settings)
+        return made
 
     def __post_init__(self) -> None:
+        given = self.__dict__.pop(_GIVEN, frozenset())
+        if self.method is not None and self.method in METHODS:
+            for name, value in METHODS[self.method].settings.items():
+                if name not in given:
+                    setattr(self, name, value)
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
@@ -340,12 +360,29 @@ class ATGRPOConfig:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
         self._check_loss()
+        _ = self.turns  # raises where they cannot be read
         for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    @property
+    def turns(self) -> frozenset[int] | None:
+        """The turns to train on; None for all.
+
+        Raises:
+            ConfigError: they are not whole numbers from 0.
+        """
+        if self.train_turns is None:
+            return None
+        words = [word.strip() for word in self.train_turns.split(",")]
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ConfigError(
+                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
+            )
+        return frozenset(map(int, words))
 
     def _check_loss(self) -> None:
         if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
