@@ -60,7 +60,7 @@ from pettingllms.trainers.schedule import last_step
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
     "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
-    "Estimators of whole episodes fit: --estimator grpo, agent or gigpo"
+    "--estimator grpo, agent or gigpo compare whole episodes, look_ahead what candidates lead to"
 )
 
 
@@ -307,7 +307,8 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
-        if trainer.step == 1 and trainer.estimator.tree and outcome_is_late(trajectories):
+        at_once = trainer.estimator.tree and not trainer.estimator.shape().probes
+        if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)

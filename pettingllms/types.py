@@ -72,6 +72,16 @@ class Completion:
     """Version of the policy's weights that sampled it."""
 
 
+class Later(NamedTuple):
+    """What followed a candidate, in a look-ahead tree."""
+
+    reward: float
+    """Paid to the team after the candidate's own reward, or to the agent where returns are its own:
+    along the episode the mean over the candidates of each node, else what one episode earned."""
+    tokens: int
+    """Generated to find out, beside those of the record."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A completion and its rewards on its own copy of the environment."""
@@ -87,6 +97,8 @@ class Candidate:
     """The environment's info of this step (success, parse_error, ...), as JSON has it."""
     advantage: Advantage | None = None
     """The estimator's value; None where it compared nothing."""
+    later: Later | None = None
+    """None but in a look-ahead tree."""
 
 
 @dataclass(frozen=True, slots=True)

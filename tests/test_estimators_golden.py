@@ -275,6 +275,7 @@ def test_baselines_of_roles_are_kept_apart_and_in_the_checkpoint() -> None:
         ({"estimator": "gigpo", "estimator_args": {"gama": 0.9}}, "did you mean 'gamma'"),
         ({"estimator": "at_grpo", "estimator_args": {"gamma": 0.9}}, "it takes none"),
         ({"estimator": "gigpo", "estimator_args": {"gamma": 1.5}}, "at most 1, got 1.5"),
+        ({"estimator": "look_ahead", "estimator_args": {"gamma": 0}}, "at most 1, got 0"),
         ({"estimator": "rae", "estimator_args": {"decay": 1.0}}, "below 1, got 1.0"),
         ({"estimator": "grpo", "num_generations": 1}, "at least 2 for estimator grpo, got 1"),
     ],

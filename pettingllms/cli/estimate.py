@@ -60,7 +60,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
     policies, n = len(set(players.values())), len(trained)
-    tree = estimator_of(resolved).tree
+    estimator = estimator_of(resolved)
     work = Workload(
         resolved,
         shape,
@@ -68,8 +68,9 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
         n,
         len(env.possible_agents),
         turns or 1,
-        tree,
+        estimator.tree,
         gpu_of(resolved, gpu),
+        estimator.shape().probes,
     )
     return "\n".join(
         [

@@ -31,6 +31,7 @@ Training and evaluation write the same lines, `FORMAT` 1; keys that only one of 
             advantage       training: a number, or one for each token; null where not compared
             chosen          whether the episode continued from it
             info            what else the environment said: success, parse_error, statuses, ...
+            later           look-ahead trees: what followed, as reward and tokens generated to find out
 
 Scores of an evaluation are computed from these records alone, so a file that is read back has the
 scores that it had when it was played. Log-probabilities token by token are not written: they
@@ -44,7 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Task
+from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Later, Task
 
 FORMAT = 1
 
@@ -241,7 +242,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "advantage": candidate.advantage,
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
-    }
+    } | ({} if candidate.later is None else {"later": candidate.later._asdict()})
 
 
 def _group(task: Task, episode: int, row: Mapping[str, Any]) -> Group:
@@ -271,6 +272,7 @@ def _group(task: Task, episode: int, row: Mapping[str, Any]) -> Group:
             chosen=each["chosen"],
             info=each["info"],
             advantage=_advantage(each["advantage"]),
+            later=Later(**each["later"]) if "later" in each else None,
         )
         for each in row["candidates"]
     )

@@ -214,7 +214,7 @@ class ATGRPOConfig:
     )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, gdpo (trees); grpo, decision, agent, turn, "
+        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
         "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
     )
     estimator_args: str | None = _algorithm(

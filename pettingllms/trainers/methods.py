@@ -31,6 +31,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "arXiv 2510.11062",
             estimator="at_grpo",
         ),
+        "look_ahead": _method(
+            "AT-GRPO with candidates compared by what they lead to, for outcomes paid at the end",
+            "arXiv 2410.01679, 2412.01928",
+            estimator="look_ahead",
+            branch="sample",
+        ),
         "grpo": _method(
             "K episodes of a task are compared by return", "arXiv 2402.03300", estimator="grpo"
         ),

@@ -59,10 +59,10 @@ class Clock:
 
 
 def generated_tokens(groups: Sequence[Group]) -> int:
-    """Tokens sampled for all candidates of all groups."""
-    return sum(
-        len(candidate.completion.token_ids) for group in groups for candidate in group.candidates
-    )
+    """Tokens sampled for all candidates of all groups, and for looking ahead from them."""
+    candidates = [candidate for group in groups for candidate in group.candidates]
+    ahead = sum(candidate.later.tokens for candidate in candidates if candidate.later)
+    return ahead + sum(len(candidate.completion.token_ids) for candidate in candidates)
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:

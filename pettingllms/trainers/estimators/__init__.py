@@ -3,6 +3,7 @@
 | name | compared within | compared by | rollout |
 |---|---|---|---|
 | `at_grpo` | task, episode, role, turn, parent | reward of the decision | tree: K candidates of one prompt, one is played on |
+| `look_ahead` | as `at_grpo` | reward of the decision and what followed it | tree in which every candidate is played to the end |
 | `gdpo` | as `at_grpo` | each part of the reward, scaled by itself | tree (arXiv 2601.05242) |
 | `grpo` | task; an episode counts once | return of the episode | K episodes a task (arXiv 2402.03300) |
 | `decision` | task; an episode counts once a decision | return of the episode | K episodes a task |
@@ -37,6 +38,7 @@ ESTIMATORS = Registry(
         "turn": "pettingllms.trainers.estimators.group_relative:PerTurn",
         "agent_turn": "pettingllms.trainers.estimators.group_relative:PerAgentTurn",
         "gigpo": "pettingllms.trainers.estimators.gigpo:Gigpo",
+        "look_ahead": "pettingllms.trainers.estimators.look_ahead:LookAhead",
         "gdpo": "pettingllms.trainers.estimators.gdpo:Gdpo",
         "rae": "pettingllms.trainers.estimators.rae:Rae",
     },

@@ -13,7 +13,7 @@ import torch
 
 from pettingllms.errors import GroupError
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.types import Advantage, Group
+from pettingllms.types import Advantage, Candidate, Group
 
 EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
@@ -45,11 +45,15 @@ class GroupRelative(Estimator):
         for group in groups:
             key = tuple(getattr(group.key, field) for field in self.key)
             for candidate in group.candidates:
-                rewards.append(candidate.reward if self.tree else group.episode_return)
+                rewards.append(self.value(group, candidate))
                 keys.append(key)
                 policies.append(group.policy)
         rewards_C = torch.tensor(rewards, dtype=torch.float64)
         return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
+
+    def value(self, group: Group, candidate: Candidate) -> float:
+        """What is compared: the reward of the decision in a tree, else the episode's return."""
+        return candidate.reward if self.tree else group.episode_return
 
 
 def check_tree(groups: Sequence[Group]) -> None:
