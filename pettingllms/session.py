@@ -40,7 +40,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.trajectory import success_rate
+from pettingllms.rollout.trajectory import outcome_is_late, success_rate
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,
@@ -54,8 +54,14 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.schedule import last_step
+
+LATE = (
+    "warning: in the first step nothing was earned before the last decision of an episode; "
+    "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
+    "--estimator grpo, agent or gigpo compare whole episodes, look_ahead what candidates lead to"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +189,8 @@ def plan_run(
         estimator: in place of the one that the settings name.
 
     Raises:
-        ConfigError, UnknownNameError: settings that cannot be used.
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that the
+            estimator does not take.
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
@@ -195,6 +202,7 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
+    estimator_of(settings, estimator)
     players = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, players)
     tracker_names(settings.report_to)
@@ -299,6 +307,9 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
+        at_once = trainer.estimator.tree and not trainer.estimator.shape().probes
+        if trainer.step == 1 and at_once and outcome_is_late(trajectories):
+            self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
         try:

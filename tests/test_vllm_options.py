@@ -298,10 +298,10 @@ def test_an_error_keeps_its_status():
 def test_the_log_has_how_far_the_trainer_is_from_the_sampler():
     samples = [Sample((1, 2), (3, 4), (-1.0, -2.0), 1.0, count=3)]
     [batch] = microbatches(samples, 100, packed=False)
-    meter, config = LossMeter("a"), resolve(ATGRPOConfig())
+    meter, bounds = LossMeter("a"), (0.8, 1.2)
     apart_BT = torch.tensor([[0.5, -0.25]])
     logp_BT = batch.old_logprobs_BT + apart_BT
-    meter.add(config, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))
+    meter.add(bounds, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))
     found = meter.metrics(1.0, 0.0)
     expected = (torch.exp(apart_BT) - apart_BT - 1).mean().item()
     assert found["sampling/kl"] == pytest.approx(expected, rel=1e-5)

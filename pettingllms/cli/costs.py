@@ -118,6 +118,8 @@ class Workload:
     tree: bool
     gpu: Gpu | None
     """None: a CPU."""
+    probes: bool = False
+    """Whether every candidate of a tree is played to the end."""
 
     @property
     def width(self) -> int:
@@ -302,6 +304,10 @@ def sampling_seconds(work: Workload, gpu: Gpu) -> float:
     started = shape.layers * (ASSUMED.vllm_layer_s if fast else ASSUMED.layer_s)
     passes = math.ceil(work.rows / at_once)
     decisions = work.agents * work.turns
+    if work.probes:
+        # At each decision the K - 1 probes of every earlier one are still played.
+        k = work.config.num_generations
+        passes = math.ceil(passes * (1 + (k - 1) / k * (decisions - 1) / 2))
     prompts = work.config.tasks_per_step if work.tree else work.rows
     prefill = 2 * shape.parameters * prompts * PROMPT / rate
     return decisions * (prefill + passes * length * (max(read, computed) + started))

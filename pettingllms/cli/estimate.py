@@ -36,7 +36,7 @@ from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.base import estimator_of
 
 HERE = "here"
 """In place of a GPU's name: this machine's."""
@@ -60,7 +60,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
     policies, n = len(set(players.values())), len(trained)
-    tree = ESTIMATORS.load(resolved.estimator).tree
+    estimator = estimator_of(resolved)
     work = Workload(
         resolved,
         shape,
@@ -68,8 +68,9 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
         n,
         len(env.possible_agents),
         turns or 1,
-        tree,
+        estimator.tree,
         gpu_of(resolved, gpu),
+        estimator.shape().probes,
     )
     return "\n".join(
         [

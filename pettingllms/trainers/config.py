@@ -26,6 +26,7 @@ from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.methods import METHODS
 from pettingllms.trainers.settings import as_text, check_names, check_values, json_object, setting
 
 EMBEDDED: dict[str, Any] = {
@@ -57,6 +58,10 @@ LARGE: dict[str, Any] = {
     "scoring_threads": 16,
 }
 LARGE_FULL = {"learning_rate": 5e-6}
+CISPO_BOUND = 5.0
+"""`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
+_GIVEN = "_given"
+"""Where the names of explicit settings are between `__new__` and `__post_init__`."""
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
@@ -201,10 +206,20 @@ class ATGRPOConfig:
         shared="default",
     )
 
+    method: str | None = _algorithm(
+        None,
+        "A method of the literature, which sets what is not given of the options below: "
+        f"{', '.join(METHODS)}",
+        choices=tuple(METHODS),
+    )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, grpo, agent, turn, or your own, "
-        "my_package.my_module:MyEstimator",
+        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
+        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+    )
+    estimator_args: str | None = _algorithm(
+        None,
+        "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
     )
     reward_funcs: str | None = _algorithm(
         None,
@@ -214,8 +229,7 @@ class ATGRPOConfig:
     num_generations: int | None = _algorithm(
         None,
         "K: completions of one prompt (tree), or episodes of one task",
-        at_least=2,
-        why=" (a group of one has no advantage)",
+        at_least=1,
     )
     tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
     max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
@@ -223,6 +237,10 @@ class ATGRPOConfig:
         None,
         "Generated tokens after which training ends; the learning rate then follows them",
         at_least=1,
+    )
+    train_turns: str | None = _algorithm(
+        None,
+        "An agent's own turns to train on, comma-separated and counted from 0, e.g. 1. Default: all",
     )
     branch: str = _algorithm(
         "best",
@@ -240,8 +258,14 @@ class ATGRPOConfig:
     )
     loss_type: str = _algorithm(
         "dapo",
-        "grpo, bnpo, dr_grpo or dapo, as in TRL",
-        choices=("grpo", "bnpo", "dr_grpo", "dapo"),
+        "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",
+        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"),
+    )
+    importance_sampling_level: str = _algorithm(
+        "token",
+        "Ratio of new to old probabilities: of each token, or one for a whole sequence (GSPO; with "
+        "loss_type grpo or sapo)",
+        choices=("token", "sequence"),
     )
     scale_rewards: str = _algorithm(
         "group",
@@ -250,7 +274,10 @@ class ATGRPOConfig:
     )
     epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
     epsilon_high: float | None = _algorithm(
-        None, "Clip range above 1; equal to epsilon unless given", at_least=0.0
+        None,
+        "Clip range above 1; equal to epsilon unless given. With cispo the largest ratio itself, 5 "
+        "unless given",
+        at_least=0.0,
     )
     delta: float | None = _algorithm(
         None, "Upper bound of the ratio where the advantage is negative (dual clip)", positive=True
@@ -316,21 +343,59 @@ class ATGRPOConfig:
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
         check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
-        return super().__new__(cls)
+        made = super().__new__(cls)
+        made.__dict__[_GIVEN] = frozenset(settings)
+        return made
 
     def __post_init__(self) -> None:
+        given = self.__dict__.pop(_GIVEN, frozenset())
+        if self.method is not None and self.method in METHODS:
+            for name, value in METHODS[self.method].settings.items():
+                if name not in given:
+                    setattr(self, name, value)
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
         if self.epsilon_high is None:
-            self.epsilon_high = self.epsilon
+            self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
-        for name in ("env_args", "chat_template_kwargs", "vllm"):
+        self._check_loss()
+        _ = self.turns  # raises where they cannot be read
+        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    @property
+    def turns(self) -> frozenset[int] | None:
+        """The turns to train on; None for all.
+
+        Raises:
+            ConfigError: they are not whole numbers from 0.
+        """
+        if self.train_turns is None:
+            return None
+        words = [word.strip() for word in self.train_turns.split(",")]
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ConfigError(
+                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
+            )
+        return frozenset(map(int, words))
+
+    def _check_loss(self) -> None:
+        if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
+            # One ratio for a completion, counted once a token: long completions would weigh more.
+            raise ConfigError(
+                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got "
+                f"{self.loss_type}, which averages over tokens"
+            )
+        if self.loss_type == "cispo" and cast("float", self.epsilon_high) < 1:
+            raise ConfigError(
+                f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got "
+                f"{self.epsilon_high}"
+            )
 
     @property
     def embedded(self) -> bool:
