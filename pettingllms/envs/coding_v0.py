@@ -224,7 +224,7 @@ class raw_env(TeamEnv):
         # Another reply's input must not bear on this one's, so that none ends the list.
         within = self._limits_of(task, REFERENCE_SHARE)
         reference = self._outputs(
-            task, task.reference, inputs, runs.within(within, end_at_limit=False)
+            task, task.reference or None, inputs, runs.within(within, end_at_limit=False)
         )
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
         return [
@@ -328,10 +328,11 @@ class raw_env(TeamEnv):
         return disagreements_of(tests, ran, task.function)
 
     def _outputs(
-        self, task: CodingTask, program: str, inputs: list[str], run: Run
+        self, task: CodingTask, program: str | None, inputs: list[str], run: Run
     ) -> dict[str, RunResult]:
         """What a program does with each input; empty if there is none of either."""
-        if not program or not inputs:
+        # An empty program is one, too: a coder may write it.
+        if program is None or not inputs:
             return {}
         (results,) = coding.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))
