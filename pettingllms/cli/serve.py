@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import gc
@@ -13,13 +12,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import guarded, needing_serve
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import check_values, json_object, setting
@@ -238,7 +237,7 @@ def _serve_vllm(
     key: str,
     listening: socket.socket,
 ) -> None:
-    with _needing_serve():
+    with needing_serve():
         from pettingllms.serving.app import application
         from pettingllms.serving.proxy import VllmServer, players_of
         from pettingllms.serving.run import serve
@@ -270,19 +269,6 @@ def _serve_vllm(
         process.stop()
 
 
-@contextlib.contextmanager
-def _needing_serve() -> Iterator[None]:
-    """Says which extra is missing where an import fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("h11", "uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
-        ) from error
-
-
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
     del number, frame
     raise KeyboardInterrupt
@@ -299,7 +285,7 @@ def _serve_here(
     key: str,
     listening: socket.socket,
 ) -> None:
-    with _needing_serve():
+    with needing_serve():
         from pettingllms.serving.app import application
         from pettingllms.serving.role_server import RoleServer
         from pettingllms.serving.run import serve

@@ -19,7 +19,8 @@ around the blocks is free. A reply that cannot be parsed, or is too long, leaves
 
 The episode ends when the program passes all of the tester's tests: agreement, which is not success.
 A coder alone is shown its earlier programs, and the episode ends when it writes the same program again. Success is
-that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known.
+that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known; a coder's
+has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`.
 
 # Rewards
 
@@ -248,11 +249,13 @@ class raw_env(TeamEnv):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
         (results,) = coding.run_tests(state.task, [program], run)
-        passed = sum(
+        verdicts = [
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
-        )
-        share = passed / max(1, len(tests))
-        info = {"passed": share, "statuses": [result.status for result in results]}
+        ]
+        share = sum(verdicts) / max(1, len(tests))
+        # Not what a test asks, nor what the program printed: that could hold a hidden test.
+        statuses = [result.status for result in results]
+        info = {"passed": share, "statuses": statuses, "verdicts": verdicts}
         after = replace(state, program=program, passed=share)
         if self._team:
             return self._outcome(after, "coder_0", share, info=info)

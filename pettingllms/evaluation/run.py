@@ -29,7 +29,7 @@ from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.folder import RESULTS, SETTINGS, EvalFolder, digest, write_file
+from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.play import (
     ADAPTERS,
     EPISODES_AT_ONCE,
@@ -53,6 +53,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
