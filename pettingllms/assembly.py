@@ -52,13 +52,13 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
 
 
 def build_policies(
-    config: ATGRPOConfig, players: Mapping[str, str], run: Path | None = None
+    config: ATGRPOConfig, roles_to_policies: Mapping[str, str], run: Path | None = None
 ) -> PolicySet:
     """The policies that the settings describe; to be closed.
 
     Args:
         config: resolved settings.
-        players: role -> policy.
+        roles_to_policies: role -> policy.
         run: folder of a training run, where vLLM writes its log and adapters; without one, a
             temporary folder.
 
@@ -66,11 +66,11 @@ def build_policies(
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    adapters = check_adapters(config, players)
+    adapters = check_adapters(config, roles_to_policies)
     targets = config.lora_target_modules
     return load_policies(
         EMBEDDED if config.model is None else config.model,
-        players,
+        roles_to_policies,
         lora_r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_target_modules=targets if targets == "all-linear" else targets.split(","),
@@ -86,13 +86,13 @@ def build_policies(
     )
 
 
-def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> dict[str, Path]:
+def check_adapters(config: ATGRPOConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
         ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    found = adapter_folders(config.adapters, players)
+    found = adapter_folders(config.adapters, roles_to_policies)
     if not config.full:
         model = str(EMBEDDED) if config.model is None else config.model
         for folder in dict.fromkeys(found.values()):

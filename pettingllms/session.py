@@ -65,7 +65,7 @@ class Summary:
     before: Sequence[Evaluation] = ()
     after: Sequence[Evaluation] = ()
     next: str = ""
-    """What to type to play held-out tasks with the adapters."""
+    """What to type to evaluate the adapters on held-out tasks."""
 
 
 class _StopAskedError(Exception):
@@ -115,14 +115,14 @@ def train(
     if settings.embedded:
         torch.set_num_threads(1)
     template = make_env(settings, "train", env, divide=True)
-    players = parse_policies(settings.policies, roles_of(template))
-    trained_policies(settings.train_roles, players)
+    roles_to_policies = parse_policies(settings.policies, roles_of(template))
+    trained_policies(settings.train_roles, roles_to_policies)
     trackers = tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     with (
         RunFolder.reopen(path) if resume else RunFolder.create(path) as folder,
-        contextlib.closing(build_policies(settings, players, path)) as policies,
+        contextlib.closing(build_policies(settings, roles_to_policies, path)) as policies,
     ):
         folder.describe(settings, isolation=isolation)
         display = display or Silent()
@@ -185,7 +185,7 @@ class _Session:
         saved = trainer.step
         while True:
             if self._due():
-                self._play("validation", "val", greedy=False)
+                self._evaluate("validation", "val", greedy=False)
             # Asked once: a stop between the two uses of the answer would leave the step unsaved.
             last = trainer.step >= self._last_step() or self._ended or self.stop()
             if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
@@ -264,15 +264,15 @@ class _Session:
         return [Evaluation.from_row(row) for row in found]
 
     def _evaluated(self, when: str) -> list[Evaluation]:
-        """Test tasks, sampled and greedy; what metrics.jsonl has already is not played again."""
+        """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
         known = self._known(when, 0 if when == "before" else self.trainer.step)
         if when == "before" and self.trainer.step:
             return known
         return known + [
-            self._play(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
+            self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
         ]
 
-    def _play(self, when: str, split: str, *, greedy: bool) -> Evaluation:
+    def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config = self.config
         if split not in self._envs:
             self._envs[split] = make_env(config, split, self._source, divide=True)
@@ -280,7 +280,7 @@ class _Session:
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
-            self.display.playing(what, done, total)
+            self.display.evaluating(what, done, total)
             if self.stop():
                 raise _StopAskedError
 

@@ -104,7 +104,7 @@ def test_roles_are_given_adapters_one_by_one_and_the_base_plays_the_others(
     }
     assert played == {("writer", "writer"), ("reader", "base")}
     both = plan([*words, "--adapters", f"writer={adapter},reader={adapter}"])
-    assert both.players == {"writer": "writer", "reader": "reader"}
+    assert both.roles_to_policies == {"writer": "writer", "reader": "reader"}
     assert set(both.adapters.values()) == {adapter.resolve()}
     by_api = evaluate(
         "tests.letters_env:env",

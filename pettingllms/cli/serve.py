@@ -132,13 +132,13 @@ def _run(run: Path, options: ServeOptions) -> int:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with _listening(options.host, options.port) as listening:
             env = make_env(config, "test")
-            players = parse_policies(config.policies, roles_of(env))
+            roles_to_policies = parse_policies(config.policies, roles_of(env))
             key = _key(options)
             if with_vllm:
-                process = vllm_process(config, players, options, run / LOG)
-                _serve_vllm(process, config, players, env, options, key, listening)
+                process = vllm_process(config, roles_to_policies, options, run / LOG)
+                _serve_vllm(process, config, roles_to_policies, env, options, key, listening)
             else:
-                _serve_here(config, players, env, options, key, listening)
+                _serve_here(config, roles_to_policies, env, options, key, listening)
     except KeyboardInterrupt:
         print("stopped", flush=True)
         # The interpreter would look for garbage in all of torch once more, for seconds.
@@ -182,7 +182,7 @@ def _key(options: ServeOptions) -> str:
 
 
 def vllm_process(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, log: Path
+    config: ResolvedConfig, roles_to_policies: Mapping[str, str], options: ServeOptions, log: Path
 ) -> VllmProcess:
     """VLLM's own server for the team, not started yet; it will listen on this machine alone.
 
@@ -210,16 +210,17 @@ def vllm_process(
     on_cpu = not torch.cuda.is_available()
     given = check_options(json_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
-    rank = max(int(read_adapter(folder / policy).r) for policy in players.values())
+    rank = max(int(read_adapter(folder / policy).r) for policy in roles_to_policies.values())
     settings = engine_defaults(on_cpu, engines=1)
     if not on_cpu:
         del settings["gpu_memory_utilization"]  # vLLM's own default: no trainer beside it
     if config.dtype != "auto" or on_cpu:
         settings["dtype"] = "float32" if config.dtype == "auto" else config.dtype
     # A name for each role, also where roles share a policy.
-    words = command_line(settings | given | lora_options(list(players), rank))
+    words = command_line(settings | given | lora_options(list(roles_to_policies), rank))
     modules = [
-        json.dumps({"name": role, "path": str(folder / policy)}) for role, policy in players.items()
+        json.dumps({"name": role, "path": str(folder / policy)})
+        for role, policy in roles_to_policies.items()
     ]
     words += ["--lora-modules", *modules]
     if config.chat_template_kwargs is not None:
@@ -231,7 +232,7 @@ def vllm_process(
 def _serve_vllm(
     process: VllmProcess,
     config: ResolvedConfig,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     env: AnyEnv,
     options: ServeOptions,
     key: str,
@@ -256,7 +257,7 @@ def _serve_vllm(
         threading.Thread(target=watch, daemon=True).start()
         model = str(EMBEDDED) if config.model is None else config.model
         template = config.mapping("chat_template_kwargs")
-        served = players_of(model, players, process.endpoint, template)
+        served = players_of(model, roles_to_policies, process.endpoint, template)
         server = VllmServer(served, process.endpoint, config.max_completion_length, env)
         _announce(server.reader.models, options, key)
         serve(application(server, key), listening, server.close)
@@ -292,7 +293,7 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def _serve_here(
     config: ResolvedConfig,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     env: AnyEnv,
     options: ServeOptions,
     key: str,
@@ -306,7 +307,7 @@ def _serve_here(
     from pettingllms.cli.display import without_bars
 
     without_bars()
-    policies = build_policies(config, players)
+    policies = build_policies(config, roles_to_policies)
     server = RoleServer(
         policies, config.max_completion_length, env, most_waiting=options.max_waiting
     )
