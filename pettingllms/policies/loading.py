@@ -18,9 +18,10 @@ from transformers import (
 from trl.trainer.utils import disable_dropout_in_model
 
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.prefix_trial import check_head, share_prompts
+from pettingllms.policies.prefix_trial import check_cache, check_head, share_prompts
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
@@ -85,6 +86,8 @@ def load_policies(
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
     tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts)
+    if sampler.name == "transformers" and not enabled(base):
+        check_cache(base)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     rank: int | None = None
