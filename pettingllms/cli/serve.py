@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import errno
 import gc
@@ -13,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -26,7 +25,10 @@ from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object,
 if TYPE_CHECKING:
     from pettingllms.rollout.episode import AnyEnv
     from pettingllms.samplers.vllm_process import VllmProcess
+    from pettingllms.serving.app import TeamServer
     from pettingllms.trainers.config import ResolvedConfig
+
+    Answer = Callable[[TeamServer], None]
 
 LOG = "serve.log"
 
@@ -133,12 +135,12 @@ def _run(run: Path, options: ServeOptions) -> int:
         with _listening(options.host, options.port) as listening:
             env = make_env(config, "test")
             roles_to_policies = parse_policies(config.policies, roles_of(env))
-            key = _key(options)
+            answer = _front(options, listening)
             if with_vllm:
                 process = vllm_process(config, roles_to_policies, options, run / LOG)
-                _serve_vllm(process, config, roles_to_policies, env, options, key, listening)
+                _serve_vllm(process, config, roles_to_policies, env, answer)
             else:
-                _serve_here(config, roles_to_policies, env, options, key, listening)
+                _serve_here(config, roles_to_policies, env, answer, options.max_waiting)
     except KeyboardInterrupt:
         print("stopped", flush=True)
         # The interpreter would look for garbage in all of torch once more, for seconds.
@@ -176,6 +178,33 @@ def _key(options: ServeOptions) -> str:
     if not key:
         raise ConfigError(f"key_file {options.key_file} is empty; write a key into it")
     return key
+
+
+def _front(options: ServeOptions, listening: socket.socket) -> Answer:
+    """What answers for a team, whichever engine samples: prints where, and serves until stopped.
+
+    Raises:
+        ConfigError: a package for serving is missing, or the key cannot be read.
+    """
+    try:
+        from pettingllms.serving.app import application
+        from pettingllms.serving.run import serve
+    except ModuleNotFoundError as error:
+        if error.name not in ("h11", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(
+            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
+        ) from error
+    key = _key(options)
+
+    def answer(server: TeamServer) -> None:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        models = ", ".join(server.reader.models)
+        print(f"serving {models} at http://{host}:{options.port}/v1", flush=True)
+        print(f"key: {key if options.key_file is None else 'in ' + options.key_file}", flush=True)
+        serve(application(server, key), listening, server.close)
+
+    return answer
 
 
 # ------------------------------------------------------------------------------------------ vLLM
@@ -234,15 +263,10 @@ def _serve_vllm(
     config: ResolvedConfig,
     roles_to_policies: Mapping[str, str],
     env: AnyEnv,
-    options: ServeOptions,
-    key: str,
-    listening: socket.socket,
+    answer: Answer,
 ) -> None:
-    with _needing_serve():
-        from pettingllms.serving.app import application
-        from pettingllms.serving.proxy import VllmServer, players_of
-        from pettingllms.serving.run import serve
     from pettingllms.models import EMBEDDED
+    from pettingllms.serving.proxy import VllmServer, players_of
 
     print(f"starting vLLM; it logs to {process.log}", flush=True)
     stopping = threading.Event()
@@ -258,9 +282,7 @@ def _serve_vllm(
         model = str(EMBEDDED) if config.model is None else config.model
         template = config.mapping("chat_template_kwargs")
         served = players_of(model, roles_to_policies, process.endpoint, template)
-        server = VllmServer(served, process.endpoint, config.max_completion_length, env)
-        _announce(server.reader.models, options, key)
-        serve(application(server, key), listening, server.close)
+        answer(VllmServer(served, process.endpoint, config.max_completion_length, env))
     except KeyboardInterrupt:
         if process.running:
             raise
@@ -268,19 +290,6 @@ def _serve_vllm(
     finally:
         stopping.set()
         process.stop()
-
-
-@contextlib.contextmanager
-def _needing_serve() -> Iterator[None]:
-    """Says which extra is missing where an import fails."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        if error.name not in ("h11", "uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
-        ) from error
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
@@ -295,30 +304,18 @@ def _serve_here(
     config: ResolvedConfig,
     roles_to_policies: Mapping[str, str],
     env: AnyEnv,
-    options: ServeOptions,
-    key: str,
-    listening: socket.socket,
+    answer: Answer,
+    most_waiting: int,
 ) -> None:
-    with _needing_serve():
-        from pettingllms.serving.app import application
-        from pettingllms.serving.role_server import RoleServer
-        from pettingllms.serving.run import serve
     from pettingllms.assembly import build_policies
     from pettingllms.cli.display import without_bars
+    from pettingllms.serving.role_server import RoleServer
 
     without_bars()
-    policies = build_policies(config, roles_to_policies)
-    server = RoleServer(
-        policies, config.max_completion_length, env, most_waiting=options.max_waiting
-    )
-    _announce(server.reader.models, options, key)
-    serve(application(server, key), listening, server.close)
-
-
-def _announce(roles: Sequence[str], options: ServeOptions, key: str) -> None:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"serving {', '.join(roles)} at http://{host}:{options.port}/v1", flush=True)
-    print(f"key: {key if options.key_file is None else 'in ' + options.key_file}", flush=True)
+    # Whatever engine sampled in training: `PolicySet` is asked for its models alone.
+    here = dataclasses.replace(config, sampler="transformers", server=None, vllm=None)
+    policies = build_policies(here, roles_to_policies)
+    answer(RoleServer(policies, config.max_completion_length, env, most_waiting=most_waiting))
 
 
 if __name__ == "__main__":
