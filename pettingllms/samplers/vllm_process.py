@@ -114,9 +114,13 @@ class VllmEndpoint:
                 data = line.removeprefix(b"data:").strip()
                 if data == line.strip() or data == b"[DONE]":  # no data, or the last
                     continue
-                event = json.loads(data)
-                if "error" in event:
-                    raise ServerError(500, _message(data.decode("utf-8", "replace")))
+                text = data.decode("utf-8", "replace")
+                try:
+                    event = json.loads(text)
+                except ValueError as error:
+                    raise ServerError(502, f"an event is not JSON: {text[:60]!r}") from error
+                if not isinstance(event, dict) or "error" in event:
+                    raise ServerError(500, _message(text))
                 yield event
         finally:
             connection.close()

@@ -129,18 +129,20 @@ class VllmServer:
         chat = self.reader.players.chat
         content = completion_body(role, request.prompt_ids, 1, params, request.seed, chat.end_ids)
         text, ids, logprobs = TextStream(chat.decode), list[int](), list[float]()
+        finished = False
         events = self._endpoint.stream("/v1/completions", content | {"stream": True}, EVENT_SECONDS)
         try:
             with contextlib.closing(events):
-                for choice in (choice for event in events for choice in event["choices"]):
+                for choice in (each for event in events for each in event.get("choices", ())):
                     new = choice.get("token_ids") or []
                     ids += new
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                    finished = choice.get("finish_reason") is not None
                     heard("".join(text.push(token) for token in new if token not in chat.end_ids))
         except (OSError, HTTPException, ServerError) as error:
             raise Stopped(f"vLLM's server failed: {error}") from error
-        if not ids:
-            raise Stopped("vLLM's server broke off before the first token; its log says why")
+        if not (finished and ids):
+            raise Stopped("vLLM's server broke off in the middle of a turn; its log says why")
         heard(text.rest())
         truncated = ids[-1] not in chat.end_ids
         return Completion(
