@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.data.hub import divided
-from pettingllms.envs.aec import creator_of, made_by, takes_anything
-from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
+from pettingllms.envs.aec import creator_of, made_with, takes_anything
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
@@ -181,7 +181,7 @@ def make_env(
     )
     if divide and ours and arguments.get("dataset") is not None:
         arguments["dataset"] = divided(arguments["dataset"])
-    return _load(config.env, maker, arguments, given)
+    return made_with(config.env, maker, arguments, given)
 
 
 def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
@@ -191,11 +191,11 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
     """
     without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return _load(name, maker, without, without)
+        return made_with(name, maker, without, without)
     except ConfigError:
         if without == given:
             raise
-        return _load(name, maker, given, given)
+        return made_with(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
@@ -217,29 +217,6 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         if level != "any":
             raise
         return f"unavailable: {error}"
-
-
-def _load(
-    name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any], given: Mapping[str, Any]
-) -> AnyEnv:
-    """Makes an environment; `given` are the arguments that the user has chosen.
-
-    Raises:
-        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
-    """
-    try:
-        return made_by(maker, name, **arguments)
-    except PettingLLMsError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
-        if not given and "argument" not in str(error):
-            raise
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise ConfigError(
-            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
-            f"{type(error).__name__}: {error}; see env_args, and --help-env {name}"
-        ) from error
 
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:

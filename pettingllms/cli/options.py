@@ -88,6 +88,11 @@ class CommandParser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (\S[^\s=]*)", message)
         if unknown is not None and not unknown[1].startswith("-"):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
+        if unknown is not None and (owners := self._commands_with(unknown[1].partition(".")[0])):
+            raise ConfigError(
+                f"option {unknown[1]} is not taken here, but by: {', '.join(owners)}; see "
+                f"{self.prog} {owners[0]} --help"
+            )
         if unknown is not None:
             raise ConfigError(self._unknown("option", unknown[1], set(self._options())))
         message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
@@ -97,6 +102,16 @@ class CommandParser(argparse.ArgumentParser):
         """Why an option or key is refused, and what to write instead."""
         hint = did_you_mean(name, known)
         return f"unknown {what} {name!r}; {hint}"
+
+    def _commands_with(self, option: str) -> list[str]:
+        """The subcommands that have an option."""
+        groups = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        return [
+            name
+            for group in groups
+            for name, parser in group.choices.items()
+            if option in parser._option_string_actions
+        ]
 
     def _options(self) -> Iterator[str]:
         """The option strings of this parser and of its subcommands."""
