@@ -43,6 +43,7 @@ from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.together import SharedRuns
 from pettingllms.sandbox.workers import ProcessChannel
 
 PROGRAM = "print(int(input()) * 2)"
@@ -93,6 +94,10 @@ def contestants(stack: contextlib.ExitStack) -> Iterator[tuple[str, Contestant]]
     yield (
         "embedded, 6 tests",
         (lambda: embedded.run([PROGRAM], TESTS), worker_cpu(embedded), len(TESTS)),
+    )
+    yield (
+        "embedded, 6 tests, shared",
+        (lambda: SharedRuns(embedded)([PROGRAM], TESTS), worker_cpu(embedded), len(TESTS)),
     )
     try:
         from pettingllms.sandbox.docker import DockerSandbox

@@ -60,6 +60,7 @@ WAYS = {
     "python3": "`python3`, no isolation",
     "embedded": "embedded, one run",
     "embedded, 6 tests": "embedded, 6 tests, a process each",
+    "embedded, 6 tests, shared": "embedded, 6 tests of a simple program, one process",
     "docker pool": "docker pool, one run",
     "docker run --rm": "`docker run --rm`, one run",
     "python3 -X dev": "the paper's way: `python3 -X dev`, tracemalloc, in an environment without packages",

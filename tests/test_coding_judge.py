@@ -22,6 +22,7 @@ from pettingllms.envs.coding_v0 import (
 )
 from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.sandbox import RunResult, open_sandbox
+from pettingllms.sandbox.together import _DRIVER, SHARED_CPU_S
 
 
 @pytest.fixture(scope="module")
@@ -313,12 +314,14 @@ def test_where_the_reference_does_not_end_nothing_else_runs(counting):
     ran.clear()
     env.step(checks(*((str(-n), "0") for n in range(1, MAX_TESTS + 1)), ("3", "0")))
     info = env.infos["tester_0"]
-    assert [programs for programs, _, _ in ran] == [[LOOPS["reference"]]]
+    together, *alone = [programs for programs, _, _ in ran]
+    assert together == [_DRIVER]
+    assert alone == [[LOOPS["reference"]]]
     assert info["valid"] == 0.0
     assert env.rewards["tester_0"] == -WRONG_COST
     # Each run is stopped at its limit, give or take what the watcher needs to see it.
     allowed = REFERENCE_SHARE * LIMITS.cpu_s
-    assert sum(cpu for *_, cpu in ran) < MAX_TESTS * (allowed + 0.1)
+    assert sum(cpu for *_, cpu in ran) < SHARED_CPU_S + MAX_TESTS * (allowed + 0.1)
     assert env.observe("coder_0")["text"].count(NOT_RUN) == MAX_TESTS
     assert not any(env.terminations.values())
 
@@ -331,13 +334,14 @@ def test_a_reply_costs_no_more_than_the_manual_says_whatever_it_says(counting):
     ran.clear()
     env.step(checks(*((str(n), "0") for n in (0, -0, 7, 8, 9, 10, 11, 12))))
     bound = MAX_TESTS * LIMITS.cpu_s * (REFERENCE_SHARE + (coding.MUTANTS + 1) * PROGRAM_SHARE)
-    assert sum(cpu for *_, cpu in ran) <= bound == 15 * LIMITS.cpu_s
+    assert bound == 15 * LIMITS.cpu_s
+    assert sum(cpu for *_, cpu in ran) <= bound + SHARED_CPU_S
     # A program is not run on after it has used a limit up.
     assert sum(cpu for *_, cpu in ran) < 0.3 * bound
 
 
 def test_more_known_wrong_programs_than_the_bound_allows_are_not_run(counting):
-    many = [f"print({n})" for n in range(1, 40)]
+    many = [f"import sys\nprint({n})" for n in range(1, 40)]  # each in a process of its own
     env, ran = counting({**LOOPS, "mutants": many})
     env.step("no program")
     ran.clear()

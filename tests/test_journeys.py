@@ -68,14 +68,14 @@ def env(rows: Path) -> coding_v0.raw_env:
     return env
 
 
-def test_a_completion_passes_at_most_11_files_on_its_way_to_its_reward(
+def test_a_completion_passes_at_most_12_files_on_its_way_to_its_reward(
     env: coding_v0.raw_env,
 ) -> None:
     episode = Episode(env, Task("t", 0), 0)
     completion = Completion((), (), (), PROGRAM, truncated=False, version=0)
     passed = files_entered(lambda: score(episode, [completion]))
     assert {"rollout/episode.py", "envs/coding_v0.py", "sandbox/client.py"} <= set(passed)
-    assert len(passed) <= 11, passed
+    assert len(passed) <= 12, passed
 
 
 def test_a_row_passes_at_most_19_files_on_its_way_to_prompt_tokens(

@@ -54,6 +54,7 @@ from pettingllms.data.splits import Split
 from pettingllms.errors import ConfigError, DatasetError
 from pettingllms.grading.outputs import same_output, same_value
 from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, SandboxSettings
+from pettingllms.sandbox.together import SharedRuns
 
 HIDDEN_TESTS = 6
 MUTANTS = 6
@@ -278,7 +279,9 @@ def _tests(row: Row, function: str | None) -> tuple[Test, ...]:
 
 
 def _limits(row: Row) -> tuple[tuple[str, float], ...]:
-    given = row.get("limits") or {}
+    given = row.get("limits")
+    if not given:
+        return ()
     if not isinstance(given, dict):
         raise RowError("limits", f"must be an object, got {shown(given)}")
     try:
@@ -460,9 +463,7 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
     if not task.reference:
         return "has no reference solution"
 
-    def run(programs: list[str], cases: list[Case]) -> list[list[RunResult]]:
-        return sandbox.run(programs, cases, limits=limits)
-
+    run = SharedRuns(sandbox, limits)
     try:
         task = prepared(task, run)
     except DatasetError as error:

@@ -55,8 +55,8 @@ sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the
 
 # Cost and determinism
 
-A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and far less as a rule: it has at most 8
-tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
+A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and a quarter of a second for the
+attempt to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
 end, the test is wrong and nothing else runs. Six mutants and the coder's program have 1/4 of the limit each
 on the other tests, and a program that uses a limit up is not run on the rest.
 
@@ -111,7 +111,8 @@ from pettingllms.envs.coding_text import (
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
-from pettingllms.sandbox import Case, Limits, RunResult
+from pettingllms.sandbox import Limits, RunResult
+from pettingllms.sandbox.together import SharedRuns
 
 LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 REFERENCE_SHARE, PROGRAM_SHARE = 1 / 8, 1 / 4
@@ -214,23 +215,39 @@ class raw_env(TeamEnv):
 
     def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "coder_0":
-            return [self._code(state, text) for text in texts]
-        replies = [parse_tests(text, state.task.function) for text in texts]
+            return self._code_all(state, texts)
+        task = state.task
+        replies = [parse_tests(text, task.function) for text in texts]
         tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
-        reference = self._reference(state.task, list(dict.fromkeys(test.input for test in tests)))
+        inputs = list(dict.fromkeys(test.input for test in tests))
+        runs = self._runs_ahead(state, inputs)
+        # Another reply's input must not bear on this one's, so that none ends the list.
+        within = self._limits_of(task, REFERENCE_SHARE)
+        reference = self._outputs(
+            task, task.reference, inputs, runs.within(within, end_at_limit=False)
+        )
+        runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
         return [
             self._unread(state, agent, reply.why)
             if isinstance(reply, ParseError)
-            else self._test(state, reply, reference)
+            else self._test(state, reply, reference, runs)
             for reply in replies
         ]
 
-    def _code(self, state: State, text: str) -> Outcome:
-        program = parse_program(text)
+    def _code_all(self, state: State, texts: Sequence[str]) -> list[Outcome]:
+        task = state.task
+        runs = SharedRuns(self.sandbox, self._limits_of(task))
+        programs = [parse_program(text) for text in texts]
+        if not task.asserts:
+            cases = coding.cases(task, [test.input for test in task.tests])
+            runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
+        return [self._code(state, program, runs) for program in programs]
+
+    def _code(self, state: State, program: str | ParseError, run: Run) -> Outcome:
         if isinstance(program, ParseError):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
-        (results,) = coding.run_tests(state.task, [program], self._runner(state.task))
+        (results,) = coding.run_tests(state.task, [program], run)
         passed = sum(
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         )
@@ -242,26 +259,32 @@ class raw_env(TeamEnv):
         again = state.program is not None and program.strip() == state.program.strip()
         return self._outcome(after.turned(), "coder_0", share, done=again, info=info)
 
-    def _reference(self, task: CodingTask, inputs: list[str]) -> dict[str, RunResult]:
-        """What the reference does with the inputs of all replies to one prompt; empty if there is none."""
-        if not task.reference or not inputs:
-            return {}
-        # Another reply's input must not bear on this one's, so that none ends the list.
-        (results,) = self._outputs(
-            task, [task.reference], inputs, share=REFERENCE_SHARE, end_at_limit=False
-        )
-        return dict(zip(inputs, results, strict=True))
+    def _runs_ahead(self, state: State, inputs: list[str]) -> SharedRuns:
+        """Tries the runs that the tests of all replies to one prompt may need in one process.
+
+        Most of them are needed, and a small program costs a hundredth of a process.
+        """
+        task = state.task
+        runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
+        if not task.asserts:
+            wanted = [task.reference, *task.mutants, state.program]
+            runs.share([p for p in wanted if p], coding.cases(task, inputs))
+        return runs
 
     def _test(
-        self, state: State, tests: tuple[Test, ...], reference: Mapping[str, RunResult]
+        self,
+        state: State,
+        tests: tuple[Test, ...],
+        reference: Mapping[str, RunResult],
+        run: Run,
     ) -> Outcome:
         task = state.task
         if task.reference:
             verdict = judged(tests, reference, task.question, task.function)
-            power = self._power(task, verdict)
+            power = self._power(task, verdict, run)
         else:  # no test is known to be right
             verdict, power = Verdict((), 0, 0), 0.0
-        disagreements = self._disagreements(state, tests, reference)
+        disagreements = self._disagreements(state, tests, reference, run)
         return self._outcome(
             state.turned(disagreements),
             "tester_0",
@@ -270,13 +293,13 @@ class raw_env(TeamEnv):
             info={"tests": len(tests), "valid": verdict.precision, "caught": power},
         )
 
-    def _power(self, task: CodingTask, verdict: Verdict) -> float:
+    def _power(self, task: CodingTask, verdict: Verdict, run: Run) -> float:
         """The share of mutants that fail one of the tests that tell."""
         tests = verdict.telling
         if not tests or not task.mutants:
             return 0.0
         inputs = [test.input for test in tests]
-        rows = self._outputs(task, list(task.mutants), inputs, share=PROGRAM_SHARE)
+        rows = coding.run_inputs(task, task.mutants, inputs, run)
         caught = sum(
             not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
             for row in rows
@@ -284,7 +307,11 @@ class raw_env(TeamEnv):
         return caught / len(task.mutants)
 
     def _disagreements(
-        self, state: State, tests: tuple[Test, ...], reference: Mapping[str, RunResult]
+        self,
+        state: State,
+        tests: tuple[Test, ...],
+        reference: Mapping[str, RunResult],
+        run: Run,
     ) -> tuple[Disagreement, ...]:
         """The tests that the coder's program fails; it is run on inputs that the reference handles."""
         task = state.task
@@ -294,38 +321,29 @@ class raw_env(TeamEnv):
         if task.reference:
             inputs = [text for text in inputs if reference[text].status == "ok"]
         if task.reference and state.program.strip() == task.reference.strip():
-            results = dict(reference)  # the same program has just run
+            results = reference  # the same program has just run
         else:
-            (row,) = self._outputs(task, [state.program], inputs, share=PROGRAM_SHARE)
-            results = dict(zip(inputs, row, strict=True))
+            results = self._outputs(task, state.program, inputs, run)
         ran = {text: results[text] for text in inputs}
         return disagreements_of(tests, ran, task.function)
 
     def _outputs(
-        self,
-        task: CodingTask,
-        programs: list[str],
-        inputs: list[str],
-        *,
-        share: float = 1.0,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Runs every program on every input, each in a process of its own, with `share` of the CPU limit."""
-        if not inputs:
-            return [[] for _ in programs]
-        run = self._runner(task, share=share, end_at_limit=end_at_limit)
-        return coding.run_inputs(task, programs, inputs, run)
+        self, task: CodingTask, program: str, inputs: list[str], run: Run
+    ) -> dict[str, RunResult]:
+        """What a program does with each input; empty if there is none of either."""
+        if not program or not inputs:
+            return {}
+        (results,) = coding.run_inputs(task, [program], inputs, run)
+        return dict(zip(inputs, results, strict=True))
 
-    def _runner(self, task: CodingTask, *, share: float = 1.0, end_at_limit: bool = True) -> Run:
-        """Returns what runs programs on cases within the task's limits."""
+    def _limits_of(self, task: CodingTask, share: float = 1.0) -> Limits:
         # Not of the clock, which says how busy the machine is: a right test would count as wrong.
         whole = self._limits(LIMITS, task.limits)
-        limits = replace(whole, cpu_s=share * whole.cpu_s)
+        return replace(whole, cpu_s=share * whole.cpu_s)
 
-        def run(programs: list[str], cases: list[Case]) -> list[list[RunResult]]:
-            return self.sandbox.run(programs, cases, limits=limits, end_at_limit=end_at_limit)
-
-        return run
+    def _runner(self, task: CodingTask) -> Run:
+        """Returns what runs programs on cases within the task's limits."""
+        return SharedRuns(self.sandbox, self._limits_of(task))
 
     def _unread(self, state: State, agent: str, why: str) -> Outcome:
         """A reply that cannot be read leaves the program as it is; it may end a turn."""

@@ -1,0 +1,252 @@
+"""Simple programs that share a process: same results as processes of their own, and nothing else is simple."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pettingllms.data import coding
+from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
+from pettingllms.sandbox.together import METHODS, SHARED_CPU_S, SharedRuns, is_simple
+from pettingllms.sandbox.types import OpenSandbox, Sandbox
+from tests import sandbox_idioms, test_sandbox_like_python
+
+LIMITS = Limits(cpu_s=0.5, wall_s=10.0, memory_mib=128, output_kib=64)
+STDINS = ("3 1 2\n", "", "7", "a b\r\nc", "é 🎈\n", "1\n2\n3\n")
+
+
+@pytest.fixture(scope="module")
+def sandbox() -> Iterator[OpenSandbox]:
+    with open_sandbox("embedded", workers=1) as opened:
+        yield opened
+
+
+class Counted:
+    """A sandbox that counts the processes that it is asked for."""
+
+    def __init__(self, sandbox: Sandbox) -> None:
+        self._sandbox, self.runs = sandbox, 0
+
+    def run(
+        self, programs: Sequence[str], cases: Sequence[Case], **options: object
+    ) -> list[list[RunResult]]:
+        self.runs += len(programs) * len(cases)
+        return self._sandbox.run(programs, cases, **options)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._sandbox.close()
+
+
+def verdict(run: RunResult) -> tuple[object, ...]:
+    return run.status, run.stdout_bytes, run.stderr_bytes, run.value_bytes, run.exit_code
+
+
+SIMPLE = {
+    "nothing": "",
+    "no newline at the end": "print(input(), end='')",
+    "sum": "print(sum(map(int, input().split())))",
+    "prompt": "print(input('n? '))",
+    "two lines": "a = input()\nb = input()\nprint(b, a)",
+    "main guard": "def main():\n    print(len(input()))\nif __name__ == '__main__':\n    main()",
+    "error in a function": "def f(x):\n    return 1 / x\nprint('before')\nprint(f(0), f(1))",
+    "error in a comprehension": "print([x[1] for x in ('ab', 'c')])",
+    "error over lines": "print(\n    int(\n        'x'\n    )\n)",
+    "error that suggests": "length = 3\nprint(lenght)",
+    "error without a newline": "[][0]",
+    "failed assertion": "assert input() == 'nothing', 'why'",
+    "syntax error": "def f(:",
+    "warning of the compiler": "print(1 is 1)",
+    "rebound builtins": "print = len\ninput = 3\nlen = sorted\nx = print('abc')",
+    "changed default": "def f(x, seen=[]):\n    seen.append(x)\n    return len(seen)\nprint(f(1), f(1))",
+    "deep recursion": "def f(n):\n    return n if n == 0 else f(n - 1)\nprint(f(900))",
+    "deepest recursion": "def f(n):\n    return n if n == 0 else f(n - 1)\nprint(f(988))",
+    "endless recursion": "def f():\n    return f()\nf()",
+    "endless loop": "while True:\n    pass",
+    "slow": "n = 0\nwhile n < 6_000_000:\n    n += 1\nprint(n)",
+    "memory": "x = [0] * (200 << 17)\nprint(len(x))",
+    "garbage in a circle": "for i in range(8):\n    x = [0] * (60 << 14)\n    x.append(x)\nprint(len(x))",
+    "much output": "print('x' * 100_000)",
+    "output near its limit": "print('x' * ((64 << 10) - 1))",
+    "lone surrogate": "print(chr(0xd800))",
+    "not ASCII": "print(chr(233) * 3)",
+    "long number": "print(int('9' * 5000))",
+    "set of texts": "print({'b', 'a', 'c', *input().split()})",
+    "floats": "print(0.1 + 0.2, 1e300 * 1e10, -0.0, round(2.5))",
+    "carriage return": "print('a\\rb\\r\\n', end='')",
+    "generator": "print(sum(x * x for x in range(10)), max((c for c in 'abc'), default=''))",
+    "format of a number": "x = 3.14159\nprint(f'{x:.2f}', '%05.1f' % x)",
+}
+FUNCTIONS = {
+    "double": "def solve(a):\n    return [x * 2 for x in a]",
+    "tuple": "def solve(a):\n    return (a, None, True, 1.5)",
+    "set": "def solve(a):\n    return {1, 2}",
+    "prints": "def solve(a):\n    print(a)\n    return len(a)",
+    "too few arguments": "def solve():\n    return 1",
+    "no such function": "def resolve(a):\n    return a",
+    "no function": "solve = 3",
+    "name that is only there for calls": "def solve(a):\n    return gcd(a[0], 4)",
+    "error": "def solve(a):\n    return a[5]",
+}
+ARGUMENTS = ("[[1, 2]]", "[[]]", "[1]", "{}", "not JSON", "[[3, 4, 5, 6, 7, 8]]", "[]")
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_a_simple_program_gives_what_it_gives_in_a_process_of_its_own(sandbox, name) -> None:
+    cases = [Case(text) for text in STDINS]
+    [shared] = SharedRuns(sandbox, LIMITS)([SIMPLE[name]], cases)
+    [alone] = sandbox.run([SIMPLE[name]], cases, limits=LIMITS)
+    assert list(map(verdict, shared)) == list(map(verdict, alone))
+
+
+def test_a_simple_function_gives_what_it_gives_in_a_process_of_its_own(sandbox) -> None:
+    cases = [Case(function="solve", args=text) for text in ARGUMENTS]
+    programs = list(FUNCTIONS.values())
+    shared = SharedRuns(sandbox, LIMITS)(programs, cases)
+    alone = sandbox.run(programs, cases, limits=LIMITS)
+    for program, a, b in zip(programs, shared, alone, strict=True):
+        assert list(map(verdict, a)) == list(map(verdict, b)), program
+
+
+def test_idioms_of_honest_programs_give_what_they_give_in_processes_of_their_own(sandbox) -> None:
+    programs = [*sandbox_idioms.READ_WRITE.values(), *test_sandbox_like_python.PROGRAMS.values()]
+    simple = [program for program in programs if is_simple(program)]
+    assert len(simple) > 10
+    cases = [Case(text) for text in STDINS[:2]]
+    for program in simple:
+        [shared] = SharedRuns(sandbox, LIMITS)([program], cases)
+        [alone] = sandbox.run([program], cases, limits=LIMITS)
+        assert list(map(verdict, shared)) == list(map(verdict, alone)), program
+
+
+def test_generated_tasks_are_judged_as_in_processes_of_their_own(sandbox) -> None:
+    for seed in range(8):
+        task = coding.generate(seed, "train")
+        programs = [task.reference, *task.mutants]
+        cases = coding.cases(
+            task, [*(test.input for test in task.tests), "", "x y", "[1]", '["a"]']
+        )
+        shared = SharedRuns(sandbox, LIMITS)(programs, cases)
+        alone = sandbox.run(programs, cases, limits=LIMITS)
+        assert [list(map(verdict, row)) for row in shared] == [
+            list(map(verdict, row)) for row in alone
+        ]
+
+
+def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:
+    counted = Counted(sandbox)
+    task = next(t for t in (coding.generate(seed, "train") for seed in range(9)) if not t.function)
+    programs = [task.reference, *task.mutants]
+    SharedRuns(counted, LIMITS)(programs, coding.cases(task, [test.input for test in task.tests]))
+    assert counted.runs == 1
+
+
+def test_results_tried_ahead_are_not_run_again(sandbox) -> None:
+    counted = Counted(sandbox)
+    runs = SharedRuns(counted, LIMITS)
+    programs, cases = ["print(1)", "print(2)"], [Case("a"), Case("b")]
+    runs.share(programs, cases)
+    [[first], [second]] = runs.within(Limits(cpu_s=1.0))(programs, cases[:1])
+    assert (first.stdout, second.stdout, counted.runs) == ("1\n", "2\n", 1)
+
+
+def test_an_endless_loop_costs_the_shared_process_and_its_own_limit_once(sandbox) -> None:
+    programs = ["print(1)", "while True:\n    pass", "print(3)"]
+    cases = [Case(str(n)) for n in range(4)]
+    runs = SharedRuns(sandbox, LIMITS)
+    rows = runs(programs, cases)
+    assert [row[0].status for row in rows] == ["ok", "cpu_limit", "ok"]
+    assert {run.status for run in rows[1]} == {"cpu_limit"}
+    spent = sum(run.cpu_s for row in rows for run in row)
+    assert spent < LIMITS.cpu_s + SHARED_CPU_S + 0.25
+
+
+def test_a_loop_on_one_case_ends_the_list_as_in_processes_of_their_own(sandbox) -> None:
+    program = "n = int(input())\nwhile n < 0:\n    pass\nprint(n)"
+    cases = [Case(text) for text in ("1", "-1", "2")]
+    [shared] = SharedRuns(sandbox, LIMITS)([program], cases)
+    assert [run.status for run in shared] == ["ok", "cpu_limit", "cpu_limit"]
+    [shared] = SharedRuns(sandbox, LIMITS, end_at_limit=False)([program], cases)
+    assert [run.status for run in shared] == ["ok", "cpu_limit", "ok"]
+
+
+HOSTILE = {
+    "import": "import os",
+    "import in a function": "def f():\n    from os import path",
+    "frame of a generator": "print((x for x in [1]).gi_frame)",
+    "frame behind a blank": "g = (x for x in [1])\nprint(g. gi_frame)",
+    "frame behind a new line": "g = (x for x in [1])\nprint(g.\\\ngi_frame)",
+    "frame behind a comment": "g = (x for x in [1])\nprint((g. # \ngi_frame))",
+    "frame after a blank": "g = (x for x in [1])\nprint(g .gi_frame)",
+    "class of a number": "print(1 .__class__)",
+    "attribute in a format": "print('{0.__class__}'.format(1))",
+    "format of a map": "print('{a.b}'.format_map({}))",
+    "attribute in an f-string": "x = 1\nprint(f'{x.real}')",
+    "attribute in a pattern": "g = (x for x in [1])\nmatch g:\n    case object(gi_frame=f):\n        print(f)",
+    "handler": "try:\n    x\nexcept BaseException:\n    print(1)",
+    "class": "class A:\n    pass",
+    "context": "with open(0) as f:\n    print(f)",
+    "builtins by name": "print(__builtins__)",
+    "loader": "print(__loader__)",
+    "other letters": "print(1).ｇi_frame",
+    "generator function": "def f():\n    x = yield\n    print(x)",
+    "coroutine": "async def f():\n    await f()",
+    "raise": "raise SystemExit(0)",
+    "too long": "x = 1\n" * 5000,
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_what_could_reach_the_interpreter_is_not_simple(name) -> None:
+    assert not is_simple(HOSTILE[name])
+
+
+REACHING = ("eval", "exec", "open", "getattr", "vars", "globals", "object", "breakpoint", "id")
+
+
+@pytest.mark.parametrize("name", REACHING)
+def test_a_builtin_that_reaches_further_is_only_in_a_process_of_its_own(sandbox, name) -> None:
+    counted = Counted(sandbox)
+    program = f"f = {name}\nprint(1)"
+    [row] = SharedRuns(counted, LIMITS)([program], [Case(""), Case("a")])
+    assert [run.stdout for run in row] == ["1\n", "1\n"]
+    assert counted.runs == 1 + 2  # tried together, where the name is unknown, then alone
+
+
+WORDS = [
+    *("x", "f", "print", "input", "g", "_", "__name__", "__class__", "gi_frame", "format", "append"),
+    *(".", ". ", ".\\\n", "(", ")", "[", "]", ":", "=", ",", "1", "1.5", "1.", "'", '"', "f'{", "}'"),
+    *("\n", "\n    ", " ", " # c\n", "def f():\n    ", "lambda: ", "for x in ", "if x:\n    ", "class A: "),
+    *("import os\n", "from os import ", "match x:\n    case ", "try:\n    ", "except: ", "with x: "),
+    *("yield ", "await ", "async ", "global x\n", "raise x\n", "return ", "é", "ｘ", "\t", "\\"),
+]  # fmt: skip
+FORBIDDEN = (
+    *(ast.Import, ast.ImportFrom, ast.ClassDef, ast.Try, ast.With, ast.AsyncWith, ast.Match),
+    *(ast.Yield, ast.YieldFrom, ast.Await, ast.AsyncFunctionDef, ast.AsyncFor, ast.Raise),
+)
+
+
+@given(st.lists(st.sampled_from(WORDS), max_size=12).map("".join))
+def test_the_tree_of_a_simple_program_has_no_way_out(program) -> None:
+    if not is_simple(program):
+        return
+    try:
+        tree = ast.parse(program)
+    except (SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        assert not isinstance(node, FORBIDDEN), program
+        assert not isinstance(node, ast.Attribute) or node.attr in METHODS, program
+        assert (
+            not isinstance(node, ast.Name)
+            or not node.id.startswith("__")
+            or (node.id == "__name__")
+        ), program
+
+
+@given(st.text(max_size=200))
+def test_any_text_is_simple_or_not(program) -> None:
+    assert is_simple(program) in (True, False)
