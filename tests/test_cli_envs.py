@@ -104,7 +104,10 @@ def test_an_environment_of_any_kind_is_played(monkeypatch, capsys):
         (["play", "sokoban", "--env-args.boxxes", "2"], "did you mean 'boxes'"),
         (["play", "sokoban", "--env-args={}", "--env-args.size", "7"], "not both"),
         (["check", "coding", "--env-args.max_turns", '"a"'], "made with max_turns='a': TypeError"),
-        (["play", "plan_path", "--env-args.height", "null"], "made with height=None: .*pettingllms-envs show"),
+        (
+            ["play", "plan_path", "--env-args.height", "null"],
+            "made with height=None: .*pettingllms-envs show",
+        ),
         (["check", "math", "--env-args.dataset", "5"], "made with dataset=5: TypeError"),
         (["show", "sokoban", "--env-args"], "--env-args is not taken here, but by: check, play"),
         (["show", "sokoban", "--env-args.size", "7"], "is not taken here, but by: check, play"),

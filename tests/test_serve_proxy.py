@@ -175,14 +175,14 @@ def test_a_turn_is_heard_piece_by_piece_and_known_whole_at_its_end(inner):
     parts = [event(ids[:2]), b": a comment\n\n", event([])]
     parts += [event([token]) for token in ids[2:-1]]
     parts += [event(ids[-1:], "stop"), b"data: [DONE]\n\n"]
-    pieces = []
+    pieces: list[str] = []
     with scripted(parts) as (endpoint, _):
         said = spoken(inner, endpoint, pieces.append)
     assert said.token_ids == tuple(ids)
     assert said.logprobs == (-0.5,) * len(ids)
     assert not said.truncated
     assert "".join(pieces) == said.text == "größer ☃ than"
-    assert sum(1 for piece in pieces if piece) > 3
+    assert len([piece for piece in pieces if piece]) > 3
 
 
 def test_whoever_leaves_in_the_middle_of_a_turn_ends_it_behind(inner):

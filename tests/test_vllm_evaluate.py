@@ -65,7 +65,7 @@ def test_greedy_episodes_of_the_base_and_of_both_adapters_are_the_same(model, ad
     here = evaluated(model, adapters, greedy=True)
     there = evaluated(model, adapters, greedy=True, **VLLM)
     assert set(here.episodes) == set(there.episodes) == {"base", "adapters"}
-    first = {}
+    first: dict[tuple[str, str], tuple[int, ...]] = {}
     for team, episodes in here.episodes.items():
         ours, theirs = completions(episodes), completions(there.episodes[team])
         assert ours.keys() == theirs.keys()

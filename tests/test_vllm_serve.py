@@ -61,7 +61,7 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
                 max_tokens=12,
                 stream=True,
             )
-            told, longest = {}, 0
+            told, longest = dict[tuple[str, int], list[str]](), 0
             for part in parts[1:]:
                 if turn := getattr(part, "turn", None):
                     piece = part.choices[0].delta.reasoning_content

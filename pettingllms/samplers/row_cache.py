@@ -172,7 +172,7 @@ class RowCache(Cache):
         for theirs in found:
             kind = _MixedLayer if isinstance(theirs, LinearAttentionLayer) else _Layer
             if isinstance(theirs, DynamicLayer) and theirs.is_initialized:
-                pair = (theirs.keys, theirs.values)
+                pair: tuple[Any, Any] = (theirs.keys, theirs.values)
                 self.layers.append(kind(self, *(each[:0, :, :0] for each in pair)))
             else:  # states alone, or a layer that keeps nothing
                 self.layers.append(type(theirs)())

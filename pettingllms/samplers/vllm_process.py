@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -92,7 +92,7 @@ class VllmEndpoint:
 
     def stream(
         self, path: str, content: Mapping[str, Any], timeout: float
-    ) -> Iterator[dict[str, Any]]:
+    ) -> Generator[dict[str, Any]]:
         """The events that answer JSON content; leaving the iterator ends the request.
 
         Args:
