@@ -14,7 +14,9 @@ may have a main key, which its plain form sets: `--sandbox docker --sandbox.pack
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import importlib.util
 import json
 import re
 import shutil
@@ -448,10 +450,23 @@ def _as_typed(value: Any) -> str:
     return str(value)
 
 
+_TRL_SOURCES = (
+    ("trl", "trainer/grpo_config.py"),
+    ("trl", "trainer/base_config.py"),
+    ("transformers", "training_args.py"),
+)
+
+
 def _trl_fields() -> frozenset[str]:
-    # Takes seconds, so only an unknown name waits for it.
-    try:
-        from trl.trainer.grpo_config import GRPOConfig
-    except ImportError:
-        return frozenset()
-    return frozenset(field.name for field in dataclasses.fields(GRPOConfig))
+    """The settings of TRL's GRPOConfig, read from their sources: to import them takes seconds."""
+    found: set[str] = set()
+    for package, file in _TRL_SOURCES:
+        spec = importlib.util.find_spec(package)
+        path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
+        if path is None or not path.is_file():
+            continue
+        for kind in ast.parse(path.read_text(encoding="utf-8")).body:
+            lines = kind.body if isinstance(kind, ast.ClassDef) else ()
+            targets = (line.target for line in lines if isinstance(line, ast.AnnAssign))
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(found)
