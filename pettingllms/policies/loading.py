@@ -85,9 +85,8 @@ def load_policies(
     compute = _dtype(dtype, place := _device(device))
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
-    tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts)
-    if sampler.name == "transformers" and not enabled(base):
-        check_cache(base)
+    here = sampler.name == "transformers"  # others have weights and caches of their own
+    tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts, here)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     rank: int | None = None
@@ -95,7 +94,7 @@ def load_policies(
         weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
     else:
         lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        merged = merge if sampler.name == "transformers" else False  # others copy the adapters
+        merged = merge if here else False
         weights, rank = _adapters(base, str(model), names, saved, lora, seed, merged)
     served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
     policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
@@ -124,7 +123,12 @@ def _adapters(
 
 
 def _load_base(
-    model: str | Path, dtype: torch.dtype, device: torch.device, checkpointing: bool, shared: bool
+    model: str | Path,
+    dtype: torch.dtype,
+    device: torch.device,
+    checkpointing: bool,
+    shared: bool,
+    sampled: bool,
 ) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(model))
@@ -141,6 +145,8 @@ def _load_base(
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if shared:
         share_prompts(base)
+    if sampled and not enabled(base):
+        check_cache(base)
     return tokenizer, base
 
 
