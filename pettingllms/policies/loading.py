@@ -94,8 +94,7 @@ def load_policies(
         weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
     else:
         lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        merged = merge if here else False
-        weights, rank = _adapters(base, str(model), names, saved, lora, seed, merged)
+        weights, rank = _adapters(base, str(model), names, saved, lora, seed, here and merge)
     served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
     policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
     return _with_saved(policies, saved)
