@@ -15,24 +15,20 @@ adapter in training.
 from __future__ import annotations
 
 import re
-import urllib.error
-import urllib.request
 from collections.abc import Mapping, Sequence
-from http.client import HTTPException
 from pathlib import Path
 
-from huggingface_hub import constants, snapshot_download, try_to_load_from_cache
+from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 
+from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _RUN = "config.yaml"
-_HUB_SECONDS = 4.0
-"""Until a hub that does not answer counts as absent."""
 
 
 def check_model(model: str) -> None:
@@ -222,7 +218,7 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
     Raises:
         ConfigError: they cannot be had; `otherwise` says what else the name is not.
     """
-    alone = not _hub_answers(name)
+    alone = not reach.hub_answers()
     try:
         folder = snapshot_download(
             name, revision=revision, allow_patterns=list(patterns), local_files_only=alone
@@ -232,28 +228,8 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
         lines = str(error).strip().splitlines() or [type(error).__name__]
         reason = lines[0].partition(". ")[0].rstrip(".").removeprefix("Got: ")
         if alone:
-            reason = f"{constants.ENDPOINT} did not answer in {_HUB_SECONDS:.0f} s"
+            reason = reach.silence()
         raise ConfigError(
             f"{otherwise}, and the Hugging Face hub did not hand out {name!r} ({reason}); check "
             "the name and the network, or give the path of a downloaded copy"
         ) from error
-
-
-def _hub_answers(name: str) -> bool:
-    """Whether anything answers at the hub's address, or refuses to at once.
-
-    The hub's own client waits without end for a server that takes a request and never answers it,
-    as behind a firewall.
-    """
-    if constants.is_offline_mode():  # then it is not asked at all
-        return True
-    try:
-        url = f"{constants.ENDPOINT}/api/models/{name}"
-        urllib.request.urlopen(url, timeout=_HUB_SECONDS).close()
-    except TimeoutError:
-        return False
-    except urllib.error.URLError as error:
-        return not isinstance(error.reason, TimeoutError)
-    except (OSError, HTTPException, ValueError):
-        pass
-    return True
