@@ -102,6 +102,7 @@ class RoleServer:
             likeliest=wanted.likeliest or 0,
             score_prompts=wanted.echo
             and (wanted.likeliest is not None or not wanted.params.max_new_tokens),
+            pieces=wanted.stream,
         )
         writer = Writer(wanted, self.policies.chat)
         self.worker.submit(job)
