@@ -162,6 +162,18 @@ def test_a_math_team_answers_in_a_box():
     assert "".join(text for _, text in heard) == "".join(said.text for said in played.turns)
 
 
+def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
+    policies = load_policies(EMBEDDED, {"tool": "tool", "reasoner": "reasoner"})
+    policies.chat.tokenizer.chat_template = f"{policies.chat.tokenizer.chat_template}<think>\n"
+    server = RoleServer(policies, 120, make("math", prompt="compact", max_turns=1))
+    assert server.team is not None
+    played = server.team.play(wanted(tokens=8), lambda *news: None, threading.Event())
+    server.close()
+    assert len(played.turns) == 2
+    assert all("thought is not closed" in str(said.parse_error) for said in played.turns)
+    assert not any("<think>" in said.text for said in played.turns), "as it was streamed"
+
+
 def test_a_team_stops_when_nobody_listens(coders):
     gone, heard = threading.Event(), []
 

@@ -29,21 +29,10 @@ from typing import Any, NoReturn
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.trainers.settings import INSTEAD
 
 MAIN_KEYS: Mapping[str, str] = {"--sandbox": "backend"}
 """Option -> the key that its plain form sets."""
-INSTEAD = {
-    "model_name_or_path": "model",
-    "per_device_train_batch_size": "tasks_per_step",
-    "generation_batch_size": "tasks_per_step",
-    "gradient_accumulation_steps": "tokens_per_batch",
-    "num_train_epochs": "max_steps",
-    "resume_from_checkpoint": "resume",
-    "run_name": "output_dir",
-    "lora_modules": "lora_target_modules",
-}
-"""Options of TRL whose purpose has another name here."""
-
 Objects = dict[str, dict[str, Any]]
 
 

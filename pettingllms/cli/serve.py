@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pettingllms.cli.guard import guarded
 from pettingllms.errors import ConfigError
-from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object, setting
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import check_values, json_object, setting
 
 if TYPE_CHECKING:
     from pettingllms.rollout.episode import AnyEnv

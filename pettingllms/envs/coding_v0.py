@@ -352,9 +352,6 @@ class raw_env(TeamEnv):
         after = state.turned() if ends_turn else state
         return self._outcome(after, agent, -FORMAT_PENALTY, parse_error=why)
 
-    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
-        return self._unread(state, agent, reason)
-
     def _outcome(
         self,
         state: State,

@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any, Self
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import (
-    ATGRPOConfig,
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import (
     check_values,
     policies_setting,
     sampling_setting,

@@ -103,6 +103,8 @@ class EvalPlan:
             "embedded_args": dict(prompts),
             "model": "embedded" if embedded else config.model,
             "model_digest": digest(EMBEDDED) if embedded else None,
+            "revision": config.revision,
+            "load_in_4bit": config.load_in_4bit,
             "full": config.full,
             "dtype": config.dtype,
             "device": config.device,
@@ -217,7 +219,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     """
     config = settings_of(options, source)
     if config.model is not None:
-        check_model(config.model)
+        check_model(config.model, config.revision)
     env = _env(options, config, source)
     roles_to_policies = parse_policies(config.policies, roles_of(env))
     if set(roles_to_policies.values()) == {BASE}:

@@ -31,7 +31,7 @@ _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revi
 _RUN = "config.yaml"
 
 
-def check_model(model: str) -> None:
+def check_model(model: str, revision: str | None = None) -> None:
     """Refuses what is no model, before anything is loaded; asks the hub at most once.
 
     Raises:
@@ -39,6 +39,8 @@ def check_model(model: str) -> None:
             neither in the hub's cache nor on the hub.
     """
     path = Path(model)
+    if revision is not None and path.is_dir():
+        raise ConfigError(f"revision is for models on the hub; {model} is a folder")
     if (path / "config.json").is_file():
         return
     if (path / _RUN).is_file():
@@ -59,11 +61,11 @@ def check_model(model: str) -> None:
             f"model {model} is a file; give the folder of a transformers model, or its hub id"
         )
     try:
-        if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
     except HFValidationError as error:
         raise ConfigError(f"model: there is no folder {model}, and it is no hub id") from error
-    _from_hub(model, None, ["config.json"], f"model: there is no folder {model}")
+    _from_hub(model, revision, ["config.json"], f"model: there is no folder {model}")
 
 
 def adapters_in(folder: Path) -> Path:

@@ -31,6 +31,7 @@ Training and evaluation write the same lines, `FORMAT` 1; keys that only one of 
             advantage       training: a number, or one for each token; null where not compared
             chosen          whether the episode continued from it
             info            what else the environment said: success, parse_error, statuses, ...
+            later           look-ahead trees: what followed, as reward and tokens generated to find out
 
 Scores of an evaluation are computed from these records alone, so a file that is read back has the
 scores that it had when it was played. Log-probabilities token by token are not written: they
@@ -44,7 +45,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
-from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Task
+from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Later, Task
 
 FORMAT = 1
 
@@ -89,7 +90,11 @@ class Trajectory:
         own = _returns(drafts, early)
         shared = sum(own.values()) if cooperative else 0.0
         done = tuple(
-            replace(group, episode_return=shared if cooperative else own[group.key.agent])
+            replace(
+                group,
+                episode_return=shared if cooperative else own[group.key.agent],
+                cooperative=cooperative,
+            )
             for group in drafts
         )
         return cls(task, episode, done, cooperative, dict(early), overlong)
@@ -188,6 +193,17 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
+    """Whether nothing but the last decisions of episodes earned anything.
+
+    A comparison of what candidates earn right away then says nothing about earlier decisions.
+    """
+    early = [g for each in trajectories for g in each.groups[:-1]]
+    last = [g for each in trajectories for g in each.groups[-1:]]
+    paid = [any(c.reward > 0 for c in group.candidates) for group in early]
+    return bool(early) and not any(paid) and any(c.reward > 0 for g in last for c in g.candidates)
+
+
 def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
     returns: dict[str, float] = defaultdict(float, early)
     # Only the chosen candidates happened; the others were played on copies.
@@ -226,7 +242,7 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "advantage": candidate.advantage,
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
-    }
+    } | ({} if candidate.later is None else {"later": candidate.later._asdict()})
 
 
 def _group(task: Task, episode: int, row: Mapping[str, Any]) -> Group:
@@ -256,6 +272,7 @@ def _group(task: Task, episode: int, row: Mapping[str, Any]) -> Group:
             chosen=each["chosen"],
             info=each["info"],
             advantage=_advantage(each["advantage"]),
+            later=Later(**each["later"]) if "later" in each else None,
         )
         for each in row["candidates"]
     )
