@@ -68,8 +68,7 @@ def load_policies(
         SamplerUnavailable: the engine does not start.
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
-    spec = ModelSpec.of(model)
-    compute, place = spec.dtype_and_device(dtype, device)
+    compute, place = (spec := ModelSpec.of(model)).dtype_and_device(dtype, device)
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
     tokenizer, base = load_base(spec, kept, place, gradient_checkpointing)
