@@ -12,10 +12,10 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from pettingllms.data.hub import divided
-from pettingllms.envs.aec import clone_env, creator_of, made_by, takes_anything
+from pettingllms.envs.aec import clone_env, creator_of, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
-from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
@@ -69,7 +69,7 @@ def spec_of(config: ATGRPOConfig) -> ModelSpec:
 
 def build_policies(
     config: ATGRPOConfig,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     run: Path | None = None,
     spec: ModelSpec | None = None,
 ) -> PolicySet:
@@ -77,7 +77,7 @@ def build_policies(
 
     Args:
         config: resolved settings.
-        players: role -> policy.
+        roles_to_policies: role -> policy.
         run: folder of a training run, where vLLM writes its log and adapters; without one, a
             temporary folder.
         spec: the model, in place of the one that the settings name.
@@ -86,11 +86,11 @@ def build_policies(
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    adapters = check_adapters(config, players)
+    adapters = check_adapters(config, roles_to_policies)
     targets = config.lora_target_modules
     return load_policies(
         spec or spec_of(config),
-        players,
+        roles_to_policies,
         lora_r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_target_modules=targets if targets == "all-linear" else targets.split(","),
@@ -106,13 +106,13 @@ def build_policies(
     )
 
 
-def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> dict[str, Path]:
+def check_adapters(config: ATGRPOConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
         ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    found = adapter_folders(config.adapters, players)
+    found = adapter_folders(config.adapters, roles_to_policies)
     if not config.full:
         model = str(EMBEDDED) if config.model is None else config.model
         for folder in dict.fromkeys(found.values()):
@@ -214,7 +214,7 @@ def make_env(
     )
     if divide and ours and arguments.get("dataset") is not None:
         arguments["dataset"] = divided(arguments["dataset"])
-    return _load(config.env, maker, arguments, given)
+    return made_with(config.env, maker, arguments, given)
 
 
 def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
@@ -243,11 +243,11 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
     """
     without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return _load(name, maker, without, without)
+        return made_with(name, maker, without, without)
     except ConfigError:
         if without == given:
             raise
-        return _load(name, maker, given, given)
+        return made_with(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
@@ -269,29 +269,6 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         if level != "any":
             raise
         return f"unavailable: {error}"
-
-
-def _load(
-    name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any], given: Mapping[str, Any]
-) -> AnyEnv:
-    """Makes an environment; `given` are the arguments that the user has chosen.
-
-    Raises:
-        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
-    """
-    try:
-        return made_by(maker, name, **arguments)
-    except PettingLLMsError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
-        if not given and "argument" not in str(error):
-            raise
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise ConfigError(
-            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
-            f"{type(error).__name__}: {error}; see env_args, and --help-env {name}"
-        ) from error
 
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:

@@ -75,7 +75,7 @@ class Summary:
     before: Sequence[Evaluation] = ()
     after: Sequence[Evaluation] = ()
     next: str = ""
-    """What to type to play held-out tasks with the adapters."""
+    """What to type to evaluate the adapters on held-out tasks."""
 
 
 def train(
@@ -116,7 +116,9 @@ def train(
     plan = plan_run(settings, resume=resume, env=env)
     with (
         plan.folder() as folder,
-        contextlib.closing(build_policies(plan.config, plan.players, plan.path)) as policies,
+        contextlib.closing(
+            build_policies(plan.config, plan.roles_to_policies, plan.path)
+        ) as policies,
     ):
         return plan.run(folder, policies, callbacks=callbacks, display=display, stop=stop)
 
@@ -128,7 +130,7 @@ class TrainPlan:
     config: ResolvedConfig
     env: AnyEnv
     """Of training."""
-    players: Mapping[str, str]
+    roles_to_policies: Mapping[str, str]
     """Role -> policy."""
     path: Path
     """The run folder."""
@@ -203,13 +205,13 @@ def plan_run(
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
     estimator_of(settings, estimator)
-    players = parse_policies(settings.policies, roles_of(template))
-    trained_policies(settings.train_roles, players)
+    roles_to_policies = parse_policies(settings.policies, roles_of(template))
+    trained_policies(settings.train_roles, roles_to_policies)
     tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
-        settings, template, players, path, resume is not None, env, isolation, estimator
+        settings, template, roles_to_policies, path, resume is not None, env, isolation, estimator
     )
 
 
@@ -270,7 +272,7 @@ class _Session:
         saved = trainer.step
         while True:
             if self._due():
-                self._play("validation", "val", greedy=False)
+                self._evaluate("validation", "val", greedy=False)
             # Asked once: a stop between the two uses of the answer would leave the step unsaved.
             last = trainer.step >= self._last_step() or self._ended or self.stop()
             if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
@@ -352,15 +354,15 @@ class _Session:
         return [Evaluation.from_row(row) for row in found]
 
     def _evaluated(self, when: str) -> list[Evaluation]:
-        """Test tasks, sampled and greedy; what metrics.jsonl has already is not played again."""
+        """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
         known = self._known(when, 0 if when == "before" else self.trainer.step)
         if when == "before" and self.trainer.step:
             return known
         return known + [
-            self._play(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
+            self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
         ]
 
-    def _play(self, when: str, split: str, *, greedy: bool) -> Evaluation:
+    def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config = self.config
         if split not in self._envs:
             self._envs[split] = make_env(config, split, self._source, divide=True)
@@ -368,7 +370,7 @@ class _Session:
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
-            self.display.playing(what, done, total)
+            self.display.evaluating(what, done, total)
             if self.stop():
                 raise _StopAskedError
 

@@ -128,7 +128,7 @@ class ATGRPOTrainer:
         if self._policies is None:
             plan = self._plan
             run = plan.path if plan.path.is_dir() else None
-            self._policies = build_policies(plan.config, plan.players, run, self._spec)
+            self._policies = build_policies(plan.config, plan.roles_to_policies, run, self._spec)
         return self._policies
 
     def train(self, resume: str | Path | None = None) -> Summary:

@@ -251,9 +251,10 @@ def test_a_question_is_played_by_the_rules_without_rewards(name):
     assert env.answer() == {"coding": "```python\nprint(7)\n```", "math": "\\boxed{7}"}[name]
 
 
-def test_an_empty_program_is_not_taken_for_the_reference_that_is_not_there():
+@pytest.mark.parametrize("options", [{"question": "Print nothing."}, None], ids=["asked", "task"])
+def test_an_empty_program_is_run_and_not_taken_for_the_reference(options):
     env = make("coding")
-    env.reset(seed=0, options={"question": "Print nothing."})
+    env.reset(seed=5, options=options)
     env.step("```python\n```")
     env.step("```input\n1\n```\n```output\n7\n```")
     assert env.infos["tester_0"]["parse_error"] is None

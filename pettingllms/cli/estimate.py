@@ -55,11 +55,11 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     resolved = resolve(config)
     env = make_env(resolved, "train", divide=True)
     roles = roles_of(env)
-    players = parse_policies(resolved.policies, roles)
-    trained = trained_policies(resolved.train_roles, players)
+    roles_to_policies = parse_policies(resolved.policies, roles)
+    trained = trained_policies(resolved.train_roles, roles_to_policies)
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
-    policies, n = len(set(players.values())), len(trained)
+    policies, n = len(set(roles_to_policies.values())), len(trained)
     estimator = estimator_of(resolved)
     work = Workload(
         resolved,

@@ -11,9 +11,11 @@ from peft import LoraConfig
 from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
+from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec, load_base, quantized
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
@@ -66,11 +68,13 @@ def load_policies(
         SamplerUnavailable: the engine does not start.
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
-    spec = ModelSpec.of(model)
-    compute, place = spec.dtype_and_device(dtype, device)
+    compute, place = (spec := ModelSpec.of(model)).dtype_and_device(dtype, device)
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
     tokenizer, base = load_base(spec, kept, place, gradient_checkpointing)
+    here = sampler.name == "transformers"  # other engines copy the adapters
+    if here and not enabled(base):
+        check_cache(base)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     rank: int | None = None
@@ -78,8 +82,7 @@ def load_policies(
         weights = FullWeights(base, spec.name, names, reference=reference, sampling_dtype=compute)
     else:
         lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        merge = merge if sampler.name == "transformers" else False  # others copy the adapters
-        weights, rank = _adapters(base, spec, names, saved, lora, seed, merge)
+        weights, rank = _adapters(base, spec, names, saved, lora, seed, here and merge)
     served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
     policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
     return _with_saved(policies, saved)

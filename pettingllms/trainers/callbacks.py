@@ -59,7 +59,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Shows a message."""
 
-    def playing(self, what: str, done: int, total: int) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Shows how many held-out episodes are finished."""
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
@@ -72,7 +72,7 @@ class Silent:
     def say(self, text: str) -> None:
         """Shows nothing."""
 
-    def playing(self, what: str, done: int, total: int) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Shows nothing."""
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:

@@ -27,7 +27,16 @@ from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
-from pettingllms.trainers.settings import as_text, check_names, check_values, json_object, setting
+from pettingllms.trainers.settings import (
+    as_text,
+    check_names,
+    check_values,
+    json_object,
+    policies_setting,
+    sampling_setting,
+    setting,
+    task_setting,
+)
 
 EMBEDDED: dict[str, Any] = {
     "learning_rate": 5e-3,
@@ -66,9 +75,6 @@ TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
-_task = partial(setting, "Task")
-_policies = partial(setting, "Policies")
-_sampling = partial(setting, "Sampling")
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
@@ -83,123 +89,125 @@ class ATGRPOConfig:
         UnknownNameError: no estimator of that name.
     """
 
-    env: str = _task(
+    env: str = task_setting(
         "coding",
         "Environment: a name (coding), or a path my_package.my_env:env of any PettingZoo AEC "
         "environment with text",
         shared="run",
     )
-    env_args: str | None = _task(
+    env_args: str | None = task_setting(
         None,
         "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
         shared="run",
     )
-    dataset: str | None = _task(
+    dataset: str | None = task_setting(
         None,
         "A data set, or a file of your own tasks, e.g. my.jsonl. Default: the environment's",
         shared="run",
     )
-    alpha: float = _task(
+    alpha: float = task_setting(
         1.0, "Weight of the team reward: alpha * team + local (paper, eq. 3)", shared="run"
     )
 
-    model: str | None = _policies(
+    model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
         "tiny model",
         shared="run",
     )
-    revision: str | None = _policies(
+    revision: str | None = policies_setting(
         None, "Branch, tag or commit of a model on the hub", shared="run"
     )
-    load_in_4bit: bool = _policies(
+    load_in_4bit: bool = policies_setting(
         False,
         "Quantize the base to 4 bits (NF4) when it is loaded, under adapters as in QLoRA; needs "
         "bitsandbytes",
         shared="run",
     )
-    attn_implementation: str = _policies(
+    attn_implementation: str = policies_setting(
         "auto",
         "auto: ours, which computes a prompt once for all its completions, where the model allows "
         "it; or one of transformers': sdpa, eager, flash_attention_2, ...",
         shared="default",
     )
-    policies: str = _policies(
+    policies: str = policies_setting(
         "per-role",
         "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
         "untrained model",
         shared="run",
     )
-    train_roles: str | None = _policies(
+    train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
-    adapters: str | None = _policies(
+    adapters: str | None = policies_setting(
         None,
         "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
         "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
-    full: bool = _policies(
+    full: bool = policies_setting(
         False, "Each policy is a full copy of the model instead of an adapter", shared="run"
     )
-    lora_r: int = _policies(16, "Rank of the adapters", at_least=1)
-    lora_alpha: int = _policies(
+    lora_r: int = policies_setting(16, "Rank of the adapters", at_least=1)
+    lora_alpha: int = policies_setting(
         32, "Scale of the adapters: their update counts lora_alpha / lora_r", positive=True
     )
-    lora_target_modules: str = _policies(
+    lora_target_modules: str = policies_setting(
         "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
     )
-    adapter_dtype: str = _policies(
+    adapter_dtype: str = policies_setting(
         "float32",
         "Adapters: float32, also over a base of 16 bits, where small updates would be rounded "
         "away; or base: that of the base",
         choices=("float32", "base"),
     )
-    chat_template_kwargs: str | None = _policies(
+    chat_template_kwargs: str | None = policies_setting(
         None,
         "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
         shared="run",
     )
-    dtype: str = _policies(
+    dtype: str = policies_setting(
         "auto",
         "Weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
         choices=("auto", "float32", "bfloat16", "float16"),
         shared="default",
     )
-    device: str = _policies(
+    device: str = policies_setting(
         "auto", "auto, cpu, cuda or mps", choices=("auto", "cpu", "cuda", "mps"), shared="default"
     )
 
-    temperature: float = _sampling(
+    temperature: float = sampling_setting(
         1.0,
         "Sampling temperature; log-probabilities are of the same distribution",
         positive=True,
         shared="default",
     )
-    max_completion_length: int | None = _sampling(
+    max_completion_length: int | None = sampling_setting(
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
-    sampler: str = _sampling(
+    sampler: str = sampling_setting(
         AUTO,
         "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP); auto: vllm where "
         "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
     )
-    server: str | None = _sampling(
+    server: str | None = sampling_setting(
         None,
         "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000",
         shared="default",
     )
-    server_key: str | None = _sampling(None, "File with the key of that server", shared="default")
-    serve: bool = _sampling(
+    server_key: str | None = sampling_setting(
+        None, "File with the key of that server", shared="default"
+    )
+    serve: bool = sampling_setting(
         False, "Start a vLLM server for the run, on this machine, for vllm-server", shared="default"
     )
-    server_timeout: float = _sampling(
+    server_timeout: float = sampling_setting(
         600.0,
         "Seconds for a batch of completions after which a vLLM server counts as hung",
         positive=True,
         shared="default",
     )
-    vllm: str | None = _sampling(
+    vllm: str | None = sampling_setting(
         None,
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",

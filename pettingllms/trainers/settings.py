@@ -11,6 +11,7 @@ import math
 import typing
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,12 @@ def setting(group: str, default: Any, text: str, **more: Any) -> Any:
             `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
     """
     return field(default=default, metadata={"group": group, "help": text, **more})
+
+
+# What training and evaluation have in common.
+task_setting = partial(setting, "Task")
+policies_setting = partial(setting, "Policies")
+sampling_setting = partial(setting, "Sampling")
 
 
 def check_values(settings: Any) -> None:
