@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-reasoning test-vllm bench prime clean
+.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -69,6 +69,9 @@ test-vllm: VENV = .venv-vllm
 test-vllm: ## Run the tests that need vLLM, in an environment of their own (4 GB)
 	@$(SETUP) vllm
 	$(PYTEST) -m vllm $(ARGS)
+
+test-gpu: setup ## Run the tests that need an NVIDIA GPU
+	$(PYTEST) -m gpu $(ARGS)
 
 bench: setup ## Run one script of benchmarks/: make bench BENCH=NAME
 	@test -n "$(BENCH)" || { echo "which one? make bench BENCH=NAME with one of:" $(basename $(notdir $(wildcard benchmarks/*.py))); exit 1; }

@@ -21,6 +21,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
+from benchmarks.lengths import log_normal
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 
@@ -108,8 +109,7 @@ def random_texts(
         low, high = round(mean * (1 - options.spread)), round(mean * (1 + options.spread))
         lengths = torch.randint(max(low, 1), high + 1, (count,), generator=generator).tolist()
     else:
-        drawn = torch.randn(count, generator=generator).sub(0.5).exp().mul(mean)
-        lengths = [longest, *drawn.round().clamp(1, longest).int().tolist()[1:]]
+        lengths = log_normal(count, mean, longest, generator)
     vocabulary = model.config.vocab_size
     return [
         tuple(torch.randint(5, vocabulary, (length,), generator=generator).tolist())

@@ -47,7 +47,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv, Episode, score, tasks_of_step
 from pettingllms.rollout.trajectory import success_rate
 from pettingllms.runs import versions
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.types import Completion, Task
 
@@ -129,7 +129,7 @@ def memory(field: str) -> float:
 
 def ours(config: ResolvedConfig, env: AnyEnv, policies: PolicySet, every: int) -> Progress:
     """Trains with this package's trainer."""
-    trainer, (policy,) = ATGRPOTrainer(config, env, policies), policies.names
+    trainer, (policy,) = ATGRPO(config, env, policies), policies.names
     record = Progress(config.max_tokens or 0, every, lambda: policies.state(policy))
     record.meter.wrap(trainer.policies, "sample", "sampling")
     record.meter.wrap(trainer, "rollout", "rollout")

@@ -3,11 +3,14 @@ r"""A whole training step, against TRL's `GRPOTrainer`: generated tokens per CPU
     python -m benchmarks.train_step
 
 One role, one turn, so that both do the same work: the same model, an adapter of the same rank on the same modules, the
-same prompts, K replies to each, all of the same number of tokens (none ends early, which is the worst case for this
-package: it drops rows that have ended), one update with the same loss, and a reward that costs nothing. TRL generates
+same prompts, K replies to each, one update with the same loss, and a reward that costs nothing. Replies all have the same number of tokens (none ends early, which is the worst case for
+this package: it drops rows that have ended); with `--longest N` their lengths are log-normal around the mean and cut
+at N, the same for both (`benchmarks/lengths.py`). TRL generates
 with `generate` (its default without vLLM); gradient checkpointing, KL and logging are off. The two take turns in one
 process, step by step; the median counts. TRL runs with several sizes of micro-batches; the ratio is against its
 fastest. `working MiB` (GPU) is the most memory that a step takes beyond what is held between steps.
+
+    python -m benchmarks.train_step --longest 384
 
 On a machine with a GPU and no model hub, random weights of a real size do as well:
 
@@ -17,6 +20,7 @@ On a machine with a GPU and no model hub, random weights of a real size do as we
 from __future__ import annotations
 
 import argparse
+import functools
 import logging
 import random
 import statistics
@@ -25,7 +29,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 import transformers
@@ -35,12 +39,14 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    LogitsProcessorList,
     PrinterCallback,
     TrainerCallback,
 )
 from trl.trainer.grpo_config import GRPOConfig
 from trl.trainer.grpo_trainer import GRPOTrainer
 
+from benchmarks.lengths import LengthGenerator, Lengths, log_normal
 from benchmarks.measure import parser, report
 from benchmarks.one_turn import ROLE, OneTurn, rewards
 from pettingllms.data.grammar import WORDS
@@ -48,7 +54,7 @@ from pettingllms.models import EMBEDDED
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.transformers import BatchGenerator, TransformersEngine
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
 OURS = "pettingllms"
@@ -140,17 +146,26 @@ def prompt_texts(options: argparse.Namespace, model: Path) -> list[str]:
     return texts
 
 
+def reply_lengths(options: argparse.Namespace, count: int, mean: int) -> list[int]:
+    """Tokens of every reply of a step."""
+    if options.longest is None:
+        return [mean] * count
+    generator = torch.Generator().manual_seed(options.seed)
+    return log_normal(count, mean, options.longest, generator)
+
+
 def ours(
     options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int
-) -> ATGRPOTrainer:
-    """This package's trainer; no token ends a reply."""
+) -> ATGRPO:
+    """This package's trainer; no token ends a reply, or replies end where they are to end."""
+    lengths = reply_lengths(options, len(texts) * k, length)
     config = ATGRPOConfig(
         env="one_turn",
         model=str(model),
         num_generations=k,
         tasks_per_step=len(texts),
         max_steps=(options.rounds + 1) * len(options.trl_rows),
-        max_completion_length=length,
+        max_completion_length=max(lengths),
         learning_rate=1e-4,
         warmup_steps=0,
         tokens_per_batch=options.tokens_per_batch,
@@ -158,9 +173,13 @@ def ours(
         seed=options.seed,
     )
     policies = load_policies(model, {ROLE: ROLE}, device=options.device, seed=options.seed)
-    policies._engine = TransformersEngine(policies._weights, BatchGenerator((), 0))
+    generator = BatchGenerator((), 0)
+    if options.longest is not None:
+        end_id = int(policies.chat.tokenizer.eos_token_id)
+        generator = LengthGenerator(lengths, end_id, options.longest)
+    policies._engine = TransformersEngine(policies._weights, generator)
     policies.publish(ROLE, version=0)
-    return ATGRPOTrainer(config, OneTurn(texts), policies)
+    return ATGRPO(config, OneTurn(texts), policies)
 
 
 def theirs(
@@ -173,14 +192,15 @@ def theirs(
 ) -> GRPOTrainer:
     """TRL's trainer with the same settings; `sizes` are K, tokens of a reply, rows of a micro-batch."""
     k, length, rows = sizes
+    lengths = reply_lengths(options, len(texts) * k, length)
     on_gpu = options.device != "cpu"
     config = GRPOConfig(
         output_dir=out,
         per_device_train_batch_size=rows,
         gradient_accumulation_steps=len(texts) * k // rows,
         num_generations=k,
-        max_completion_length=length,
-        generation_kwargs={"min_new_tokens": length},
+        max_completion_length=max(lengths),
+        generation_kwargs={} if options.longest is not None else {"min_new_tokens": length},
         max_steps=options.rounds + 1,
         learning_rate=1e-4,
         adam_beta2=0.95,
@@ -195,7 +215,7 @@ def theirs(
         seed=options.seed,
     )
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
-    return GRPOTrainer(
+    trainer = GRPOTrainer(
         model=str(model),
         reward_funcs=rewards,
         args=config,
@@ -206,14 +226,23 @@ def theirs(
         peft_config=lora,
         callbacks=[callback],
     )
+    if options.longest is not None:
+        model_in, tokenizer = cast(Any, trainer.model), cast(Any, trainer.processing_class)
+        end_id = int(tokenizer.eos_token_id)
+        ends = LogitsProcessorList([Lengths(lengths, end_id, options.longest)])
+        plain = model_in.get_base_model()
+        plain.generate = functools.partial(plain.generate, logits_processor=ends)
+    return trainer
 
 
 def compare(
     options: argparse.Namespace, model: Path, texts: Sequence[str], k: int, length: int, out: str
-) -> tuple[dict[str, Any], ATGRPOTrainer]:
+) -> tuple[dict[str, Any], ATGRPO]:
     """One row of the table, and our trainer."""
     clock, trainer = Clock(options.device), ours(options, model, texts, k, length)
-    tokens, parts = len(texts) * k * length, list[dict[str, float]]()
+    rows_of_step = len(texts) * k
+    tokens = sum(reply_lengths(options, rows_of_step, length))
+    parts = list[dict[str, float]]()
     for rows in options.trl_rows:
         name = f"TRL {rows}"
         steps = Steps(name, clock, lambda: parts.append(trainer.train_step()[1]))
@@ -221,10 +250,13 @@ def compare(
         other.remove_callback(PrinterCallback)
         other.train()
         lengths = set(other._metrics["train"]["completions/mean_length"])
-        if lengths - {float(length)} or {part["num_tokens"] for part in parts} != {float(tokens)}:
+        same = all(abs(mean * rows_of_step - tokens) < 0.5 for mean in lengths)
+        if not same or {part["num_tokens"] for part in parts} != {float(tokens)}:
             raise AssertionError("the two did not generate the same number of tokens")
     medians = {name: clock.median(name) for name in clock.seconds}
     row: dict[str, Any] = {"K": k, "reply tokens": length}
+    if options.longest is not None:
+        row["longest"] = options.longest
     row |= {name: tokens / seconds for name, seconds in sorted(medians.items(), reverse=True)}
     row["ratio"] = min(s for name, s in medians.items() if name != OURS) / medians[OURS]
     row |= {f"{name} working MiB": value for name, value in clock.working.items()}
@@ -243,6 +275,9 @@ def main() -> None:
     )
     arguments.add_argument(
         "--trl-rows", type=int, nargs="+", default=[32, 128], help="of TRL's micro-batches"
+    )
+    arguments.add_argument(
+        "--longest", type=int, help="log-normal lengths, cut here; default: all of one length"
     )
     arguments.set_defaults(json=RESULTS)
     options = arguments.parse_args()

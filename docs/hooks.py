@@ -2,6 +2,7 @@
 
 {{ help COMMAND }}       what `COMMAND --help` prints
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
+{{ methods }}            the table of methods
 {{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
 
 A mark that names nothing stops the build.
@@ -25,7 +26,7 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
-    makers = {"help": _help, "file": _file, "tutorials": _tutorials}
+    makers = {"help": _help, "file": _file, "methods": _methods, "tutorials": _tutorials}
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -47,6 +48,16 @@ def _file(path: str) -> str:
     text = (ROOT / path).read_text(encoding="utf-8")
     # A page of the site has no neighbors of the repository: such links become plain text.
     return _LINK.sub(r"\1", text)
+
+
+def _methods(_: str | None) -> str:
+    from pettingllms.trainers.methods import METHODS
+
+    lines = ["| method | what it does | source | settings |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        settings = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
+        lines.append(f"| `{name}` | {method.about} | {method.source} | {settings} |")
+    return "\n".join(lines)
 
 
 def _tutorials(_: str | None) -> str:

@@ -21,13 +21,15 @@ if TYPE_CHECKING:
     from pettingllms.envs import check_env, make
     from pettingllms.rollout.trajectory import Trajectory
     from pettingllms.sandbox import open_sandbox
-    from pettingllms.trainers.at_grpo import ATGRPOTrainer
+    from pettingllms.trainer import ATGRPOTrainer
+    from pettingllms.trainers.at_grpo import ATGRPO
     from pettingllms.trainers.callbacks import Callback
     from pettingllms.trainers.config import ATGRPOConfig
     from pettingllms.trainers.estimators.base import Estimator
 
 __version__ = "0.1.0"
 __all__ = [
+    "ATGRPO",
     "ATGRPOConfig",
     "ATGRPOTrainer",
     "Callback",
@@ -40,8 +42,9 @@ __all__ = [
     "train",
 ]
 _MODULES = {
+    "ATGRPO": "trainers.at_grpo",
     "ATGRPOConfig": "trainers.config",
-    "ATGRPOTrainer": "trainers.at_grpo",
+    "ATGRPOTrainer": "trainer",
     "Callback": "trainers.callbacks",
     "Estimator": "trainers.estimators.base",
     "Trajectory": "rollout.trajectory",

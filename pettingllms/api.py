@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms.assembly import EnvSource, name_of_env
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.run import EvalResult, run_evaluation
 from pettingllms.session import Summary
 from pettingllms.session import train as run_training
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.estimators.base import Estimator, path_of
+from pettingllms.trainers.settings import as_text, check_names
 
 
 def train(
@@ -46,16 +46,13 @@ def train(
         ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
         RunFolderError: a folder that cannot be used.
     """
-    if isinstance(estimator, type):
-        if "<locals>" in estimator.__qualname__:
-            raise ConfigError(
-                f"estimator {estimator.__name__} is defined inside a function, where a resumed run "
-                "cannot import it; define it at the top level of a module"
-            )
-        estimator = f"{estimator.__module__}:{estimator.__qualname__}"
-    known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
-    settings |= {"env": name_of_env(env), "estimator": estimator}
-    config = ATGRPOConfig(**_plain(settings, known))
+    if isinstance(estimator, type) and "<locals>" in estimator.__qualname__:
+        raise ConfigError(
+            f"estimator {estimator.__name__} is defined inside a function, where a resumed run "
+            "cannot import it; define it at the top level of a module"
+        )
+    settings |= {"env": name_of_env(env), "estimator": path_of(estimator)}
+    config = ATGRPOConfig(**settings)
     source = None if isinstance(env, str) else env
     return run_training(config, env=source, callbacks=callbacks, display=display)
 
@@ -88,26 +85,6 @@ def evaluate(
         settings["adapters"] = adapters.folder if isinstance(adapters, Summary) else adapters
     if isinstance(env, str):
         settings["env"] = env
-    options = EvalConfig.of(**_plain(settings, [*own, *SHARED]))
+    check_names(settings, [*own, *SHARED])
+    options = EvalConfig.of(**{name: as_text(name, value) for name, value in settings.items()})
     return run_evaluation(options, None if isinstance(env, str) else env, display)
-
-
-def _plain(settings: Mapping[str, Any], known: Iterable[str]) -> dict[str, Any]:
-    """Converts paths and objects to the text that a configuration file holds.
-
-    Raises:
-        ConfigError: a name that is not in `known`.
-    """
-    names = list(known)
-    for name in settings:
-        if name not in names:
-            raise ConfigError(f"unknown setting {name!r}; {did_you_mean(name, names)}")
-    plain = dict(settings)
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and name in ("policies", "adapters"):
-            plain[name] = ",".join(f"{role}={policy}" for role, policy in value.items())
-        elif isinstance(value, Mapping):
-            plain[name] = json.dumps(dict(value))
-        elif isinstance(value, Path):
-            plain[name] = str(value)
-    return plain

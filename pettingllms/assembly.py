@@ -5,14 +5,19 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pettingzoo import AECEnv
+
 from pettingllms.data.hub import divided
-from pettingllms.envs.aec import creator_of, made_by, takes_anything
-from pettingllms.errors import ConfigError, PettingLLMsError, SandboxUnavailable
+from pettingllms.envs.aec import clone_env, creator_of, made_with, takes_anything
+from pettingllms.envs.base import TextEnv
+from pettingllms.envs.reward_funcs import RewardFunction
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sources import (
@@ -51,26 +56,41 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     return dataclasses.replace(config, **changes)
 
 
+def spec_of(config: ATGRPOConfig) -> ModelSpec:
+    """The model that the settings name, and how it is loaded."""
+    return ModelSpec(
+        str(EMBEDDED) if config.model is None else config.model,
+        revision=config.revision,
+        attn_implementation=config.attn_implementation,
+        load_in_4bit=config.load_in_4bit,
+        adapter_dtype=config.adapter_dtype,
+    )
+
+
 def build_policies(
-    config: ATGRPOConfig, players: Mapping[str, str], run: Path | None = None
+    config: ATGRPOConfig,
+    roles_to_policies: Mapping[str, str],
+    run: Path | None = None,
+    spec: ModelSpec | None = None,
 ) -> PolicySet:
     """The policies that the settings describe; to be closed.
 
     Args:
         config: resolved settings.
-        players: role -> policy.
+        roles_to_policies: role -> policy.
         run: folder of a training run, where vLLM writes its log and adapters; without one, a
             temporary folder.
+        spec: the model, in place of the one that the settings name.
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
-    adapters = check_adapters(config, players)
+    adapters = check_adapters(config, roles_to_policies)
     targets = config.lora_target_modules
     return load_policies(
-        EMBEDDED if config.model is None else config.model,
-        players,
+        spec or spec_of(config),
+        roles_to_policies,
         lora_r=config.lora_r,
         lora_alpha=config.lora_alpha,
         lora_target_modules=targets if targets == "all-linear" else targets.split(","),
@@ -86,13 +106,13 @@ def build_policies(
     )
 
 
-def check_adapters(config: ATGRPOConfig, players: Mapping[str, str]) -> dict[str, Path]:
+def check_adapters(config: ATGRPOConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
         ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
-    found = adapter_folders(config.adapters, players)
+    found = adapter_folders(config.adapters, roles_to_policies)
     if not config.full:
         model = str(EMBEDDED) if config.model is None else config.model
         for folder in dict.fromkeys(found.values()):
@@ -112,9 +132,12 @@ def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettin
             key = Path(config.server_key).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"server_key {config.server_key} cannot be read: {error}") from error
+    options = config.mapping("vllm")
+    if config.revision is not None and config.sampler.startswith("vllm") and not config.server:
+        options["revision"] = config.revision  # vLLM loads the base by itself
     return SamplerSettings(
         config.sampler,
-        config.mapping("vllm"),
+        options,
         url=config.server,
         key=key,
         timeout=config.server_timeout,
@@ -123,9 +146,17 @@ def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettin
 
 
 def name_of_env(source: EnvSource) -> str:
-    """`source` as a setting: a name or path as given, of anything else where it is defined."""
+    """`source` as a setting: a name or path as given, of anything else where it is defined.
+
+    Raises:
+        ConfigError: it is no environment and makes none.
+    """
     if isinstance(source, str):
         return source
+    if not callable(source) and not isinstance(source, AECEnv):
+        raise ConfigError(
+            f"env must be a name, a PettingZoo AECEnv or what makes one, got {source!r}"
+        )
     kind: Any = source if callable(source) else type(source.unwrapped)
     kind = getattr(kind, "func", kind)  # of a functools.partial
     return f"{kind.__module__}:{getattr(kind, '__qualname__', type(kind).__qualname__)}"
@@ -159,8 +190,10 @@ def make_env(
     # Most environments say what they take. One that hides it behind `**kwargs` is made first, and
     # its class is asked.
     probe = _probe(config.env, maker, given) if takes_anything(maker) else None
-    kind = maker if probe is None else type(probe.unwrapped)
-    known = inspect.signature(kind).parameters
+    made_of = maker if probe is None else type(probe.unwrapped)
+    known = inspect.signature(made_of).parameters
+    # A functools.partial of a class has its arguments, but not its attributes.
+    kind = getattr(made_of, "func", made_of)
     wanted: dict[str, Any] = {
         "alpha": config.alpha,
         "dataset": config.dataset,
@@ -181,7 +214,26 @@ def make_env(
     )
     if divide and ours and arguments.get("dataset") is not None:
         arguments["dataset"] = divided(arguments["dataset"])
-    return _load(config.env, maker, arguments, given)
+    return made_with(config.env, maker, arguments, given)
+
+
+def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
+    """A copy of an environment, or with no functions itself, that pays what they add.
+
+    Raises:
+        ConfigError: it is no `TextEnv`.
+    """
+    if not functions:
+        return env
+    twin = clone_env(env)
+    inner = twin.unwrapped
+    if not isinstance(inner, TextEnv):
+        raise ConfigError(
+            f"reward_funcs are for environments that are a TextEnv; {inner} is a "
+            f"{type(inner).__name__}, so let it pay the rewards itself"
+        )
+    inner.reward_funcs = tuple(functions)
+    return twin
 
 
 def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
@@ -191,11 +243,11 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
     """
     without = {key: value for key, value in given.items() if key != "dataset"}
     try:
-        return _load(name, maker, without, without)
+        return made_with(name, maker, without, without)
     except ConfigError:
         if without == given:
             raise
-        return _load(name, maker, given, given)
+        return made_with(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
@@ -217,29 +269,6 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
         if level != "any":
             raise
         return f"unavailable: {error}"
-
-
-def _load(
-    name: str, maker: Callable[..., AnyEnv], arguments: Mapping[str, Any], given: Mapping[str, Any]
-) -> AnyEnv:
-    """Makes an environment; `given` are the arguments that the user has chosen.
-
-    Raises:
-        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
-    """
-    try:
-        return made_by(maker, name, **arguments)
-    except PettingLLMsError:
-        raise
-    except (TypeError, ValueError, AttributeError, LookupError) as error:
-        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
-        if not given and "argument" not in str(error):
-            raise
-        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
-        raise ConfigError(
-            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
-            f"{type(error).__name__}: {error}; see env_args, and --help-env {name}"
-        ) from error
 
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:

@@ -30,14 +30,17 @@ from pettingllms.assembly import (
     located,
     make_env,
     name_of_env,
+    with_rewards,
 )
+from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, SandboxUnavailable
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
 from pettingllms.evaluation.plots import curves
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.trajectory import success_rate
+from pettingllms.rollout.trajectory import outcome_is_late, success_rate
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,
@@ -48,10 +51,17 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.schedule import last_step
+
+LATE = (
+    "warning: in the first step nothing was earned before the last decision of an episode; "
+    "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
+    "--estimator grpo, agent or gigpo compare whole episodes, look_ahead what candidates lead to"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +75,7 @@ class Summary:
     before: Sequence[Evaluation] = ()
     after: Sequence[Evaluation] = ()
     next: str = ""
-    """What to type to play held-out tasks with the adapters."""
-
-
-class _StopAskedError(Exception):
-    """A stop was requested during an evaluation."""
+    """What to type to evaluate the adapters on held-out tasks."""
 
 
 def train(
@@ -107,31 +113,110 @@ def train(
         raise ConfigError("give either the settings of a new run or a run to resume")
     settings = read_config(resume) if config is None and resume is not None else config
     assert settings is not None
+    plan = plan_run(settings, resume=resume, env=env)
+    with (
+        plan.folder() as folder,
+        contextlib.closing(
+            build_policies(plan.config, plan.roles_to_policies, plan.path)
+        ) as policies,
+    ):
+        return plan.run(folder, policies, callbacks=callbacks, display=display, stop=stop)
+
+
+@dataclass(frozen=True, slots=True)
+class TrainPlan:
+    """A training run before any model is loaded."""
+
+    config: ResolvedConfig
+    env: AnyEnv
+    """Of training."""
+    roles_to_policies: Mapping[str, str]
+    """Role -> policy."""
+    path: Path
+    """The run folder."""
+    resumes: bool
+    source: EnvSource | None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    isolation: str | None
+    """What holds the programs of agents; None where they write none."""
+    estimator: type[Estimator] | Estimator | None = None
+    """In place of the one that the settings name."""
+
+    def folder(self) -> RunFolder:
+        """The run folder, locked.
+
+        Raises:
+            RunFolderError: it cannot be used.
+        """
+        return RunFolder.reopen(self.path) if self.resumes else RunFolder.create(self.path)
+
+    def run(
+        self,
+        folder: RunFolder,
+        policies: PolicySet,
+        *,
+        callbacks: Sequence[Callback] = (),
+        display: Display | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> Summary:
+        """Trains to the end; the arguments and errors are those of `train`."""
+        config, display = self.config, display or Silent()
+        folder.describe(config, isolation=self.isolation)
+        if self.isolation is not None:
+            display.say(announce(self.isolation))
+        if not self.resumes and config.output_dir is None:
+            point_latest(self.path)
+        trainer = ATGRPO(config, self.env, policies, self.estimator, callbacks)
+        session = _Session(trainer, folder, self.source, display, stop)
+        return session.run(tracker_names(config.report_to))
+
+
+def plan_run(
+    config: ATGRPOConfig,
+    *,
+    resume: Path | None = None,
+    env: EnvSource | None = None,
+    named: bool = True,
+    reward_funcs: Sequence[RewardFunction] | None = None,
+    estimator: type[Estimator] | Estimator | None = None,
+) -> TrainPlan:
+    """Resolves the settings and checks all that can be checked without a model.
+
+    Args:
+        config: the settings.
+        resume: the folder of a run to continue.
+        env: the environment, or what makes it, in place of the one that the settings name.
+        named: whether the model is what the settings name, and no object.
+        reward_funcs: in place of those that the settings name.
+        estimator: in place of the one that the settings name.
+
+    Raises:
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that the
+            estimator does not take.
+    """
     if env is not None:
-        settings = dataclasses.replace(settings, env=name_of_env(env))
-    settings = resolve(located(settings), env)
-    if settings.model is not None:
-        check_model(settings.model)
+        config = dataclasses.replace(config, env=name_of_env(env))
+    settings = resolve(located(config), env)
+    if settings.model is not None and named:
+        check_model(settings.model, settings.revision)
     if settings.embedded:
         torch.set_num_threads(1)
-    template = make_env(settings, "train", env, divide=True)
-    players = parse_policies(settings.policies, roles_of(template))
-    trained_policies(settings.train_roles, players)
-    trackers = tracker_names(settings.report_to)
+    functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
+    # Held-out tasks are scored by the environment alone.
+    template = with_rewards(make_env(settings, "train", env, divide=True), functions)
+    estimator_of(settings, estimator)
+    roles_to_policies = parse_policies(settings.policies, roles_of(template))
+    trained_policies(settings.train_roles, roles_to_policies)
+    tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
-    with (
-        RunFolder.reopen(path) if resume else RunFolder.create(path) as folder,
-        contextlib.closing(build_policies(settings, players, path)) as policies,
-    ):
-        folder.describe(settings, isolation=isolation)
-        display = display or Silent()
-        if isolation is not None:
-            display.say(announce(isolation))
-        if not resume and settings.output_dir is None:
-            point_latest(path)
-        trainer = ATGRPOTrainer(settings, template, policies, callbacks=callbacks)
-        return _Session(trainer, folder, env, display, stop).run(trackers)
+    return TrainPlan(
+        settings, template, roles_to_policies, path, resume is not None, env, isolation, estimator
+    )
+
+
+class _StopAskedError(Exception):
+    """A stop was requested during an evaluation."""
 
 
 class _Session:
@@ -139,7 +224,7 @@ class _Session:
 
     def __init__(
         self,
-        trainer: ATGRPOTrainer,
+        trainer: ATGRPO,
         folder: RunFolder,
         env: EnvSource | None,
         display: Display,
@@ -161,6 +246,7 @@ class _Session:
         self.trackers = open_trackers(trackers, self.folder.path, dataclasses.asdict(config), step)
         before: list[Evaluation] = []
         try:
+            self._call("on_begin")
             before = self._evaluated("before")
             self._loop()
             over = self._ended or trainer.step >= self._last_step()
@@ -174,6 +260,7 @@ class _Session:
                 tracker.close()
         if after:
             self._conclude(before, after)
+        self._call("on_end")
         run = self.folder.path
         command = ["pettingllms-eval", "--env", config.env, "--adapters", str(run)]
         return Summary(run, trainer.step, bool(after), before, after, shlex.join(command))
@@ -185,7 +272,7 @@ class _Session:
         saved = trainer.step
         while True:
             if self._due():
-                self._play("validation", "val", greedy=False)
+                self._evaluate("validation", "val", greedy=False)
             # Asked once: a stop between the two uses of the answer would leave the step unsaved.
             last = trainer.step >= self._last_step() or self._ended or self.stop()
             if trainer.step != saved and (last or trainer.step % config.save_steps == 0):
@@ -198,8 +285,8 @@ class _Session:
     def _save(self) -> None:
         self._call("on_save", checkpoints.save(self.folder, self.trainer))
 
-    def _call(self, hook: str, argument: Any) -> None:
-        self._ended |= called(self.trainer.callbacks, hook, self.trainer, argument)
+    def _call(self, hook: str, *arguments: Any) -> None:
+        self._ended |= called(self.trainer.callbacks, hook, self.trainer, *arguments)
 
     def _step(self) -> None:
         trainer = self.trainer
@@ -222,6 +309,9 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
+        at_once = trainer.estimator.tree and not trainer.estimator.shape().probes
+        if trainer.step == 1 and at_once and outcome_is_late(trajectories):
+            self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
         try:
@@ -264,15 +354,15 @@ class _Session:
         return [Evaluation.from_row(row) for row in found]
 
     def _evaluated(self, when: str) -> list[Evaluation]:
-        """Test tasks, sampled and greedy; what metrics.jsonl has already is not played again."""
+        """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
         known = self._known(when, 0 if when == "before" else self.trainer.step)
         if when == "before" and self.trainer.step:
             return known
         return known + [
-            self._play(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
+            self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
         ]
 
-    def _play(self, when: str, split: str, *, greedy: bool) -> Evaluation:
+    def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
         config = self.config
         if split not in self._envs:
             self._envs[split] = make_env(config, split, self._source, divide=True)
@@ -280,7 +370,7 @@ class _Session:
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
-            self.display.playing(what, done, total)
+            self.display.evaluating(what, done, total)
             if self.stop():
                 raise _StopAskedError
 

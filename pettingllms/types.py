@@ -72,6 +72,16 @@ class Completion:
     """Version of the policy's weights that sampled it."""
 
 
+class Later(NamedTuple):
+    """What followed a candidate, in a look-ahead tree."""
+
+    reward: float
+    """Paid to the team after the candidate's own reward, or to the agent where returns are its own:
+    along the episode the mean over the candidates of each node, else what one episode earned."""
+    tokens: int
+    """Generated to find out, beside those of the record."""
+
+
 @dataclass(frozen=True, slots=True)
 class Candidate:
     """A completion and its rewards on its own copy of the environment."""
@@ -87,6 +97,8 @@ class Candidate:
     """The environment's info of this step (success, parse_error, ...), as JSON has it."""
     advantage: Advantage | None = None
     """The estimator's value; None where it compared nothing."""
+    later: Later | None = None
+    """None but in a look-ahead tree."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +120,8 @@ class Group:
     """Paid to this agent at other agents' steps, after this decision and before its next."""
     episode_return: float = 0.0
     """Sum of the agent's rewards in the episode, once it is over; of the team's where it is shared."""
+    cooperative: bool = False
+    """Whether the agents of the episode share one return."""
 
     @property
     def chosen(self) -> Candidate:

@@ -73,23 +73,23 @@ class StopAfterTwo(pl.Callback):
     def __init__(self) -> None:
         self.seen: list[tuple[str, Any]] = []
 
-    def on_step(self, trainer: pl.ATGRPOTrainer, row: Mapping[str, Any]) -> bool:
+    def on_step(self, trainer: pl.ATGRPO, row: Mapping[str, Any]) -> bool:
         self.seen.append(("step", trainer.step))
         return trainer.step == 2
 
-    def on_evaluation(self, trainer: pl.ATGRPOTrainer, row: Mapping[str, Any]) -> None:
+    def on_evaluation(self, trainer: pl.ATGRPO, row: Mapping[str, Any]) -> None:
         self.seen.append((row["when"], row["eval/success"]))
 
-    def on_save(self, trainer: pl.ATGRPOTrainer, folder: Path) -> None:
+    def on_save(self, trainer: pl.ATGRPO, folder: Path) -> None:
         self.seen.append(("save", folder.name))
 
 
-def test_the_trainer_takes_a_reward_an_estimator_and_a_callback_by_hand(model: Path) -> None:
+def test_the_algorithm_takes_a_reward_an_estimator_and_a_callback_by_hand(model: Path) -> None:
     policies = load_policies(model, {"writer": "a", "reader": "b"}, lora_r=2)
     before = {name: policies.state(name) for name in policies.names}
     config = pl.ATGRPOConfig(max_steps=9, tasks_per_step=2, num_generations=4, learning_rate=0.01)
     stop = StopAfterTwo()
-    trainer = pl.ATGRPOTrainer(config, VowelEnv(max_turns=1), policies, AboveTheBest, [stop])
+    trainer = pl.ATGRPO(config, VowelEnv(max_turns=1), policies, AboveTheBest, [stop])
     trainer.train()
     assert stop.seen == [("step", 1), ("step", 2)]
     assert trainer.config.max_completion_length == 96, "open values follow from the model"

@@ -20,7 +20,7 @@ from pettingllms.envs.team_env import TeamArguments, TeamEnv
 from pettingllms.errors import CloneError, ConfigError
 from tests import toy_env
 
-SHARED = {"max_turns", "max_cycles", "alpha", "render_mode", "split"}
+SHARED = {"max_turns", "max_cycles", "alpha", "render_mode", "split", "show_thinking"}
 
 
 class Sized(toy_env.raw_env):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,10 +11,11 @@ import pytest
 from pettingzoo import AECEnv
 
 from pettingllms.assembly import adapters_in, default_folder, located, make_env
+from pettingllms.envs import sokoban_v0
 from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED
 from pettingllms.runs.trackers import numbers_only, tracker_names
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests import rows_env
 
 
@@ -42,6 +44,15 @@ def test_an_environment_gets_split_alpha_and_the_prompts_of_its_model() -> None:
     assert made().prompt == "full"
     assert made(embedded=True, env_args='{"prompt": "full", "max_turns": 2}').prompt == "full"
     assert made(env_args='{"max_turns": 2}').max_turns == 2
+
+
+def test_a_partial_of_an_environment_is_fitted_to_the_embedded_model_as_its_class_is() -> None:
+    maker = functools.partial(sokoban_v0.env, size=6, boxes=1)
+    env = make_env(ATGRPOConfig(), "val", maker).unwrapped
+    assert isinstance(env, sokoban_v0.raw_env)
+    assert (env.prompt, env.split) == ("compact", "val")
+    chosen = [resolve(ATGRPOConfig(), each).num_generations for each in (maker, sokoban_v0.env)]
+    assert chosen == [16, 16]
 
 
 def test_a_foreign_environment_gets_only_what_it_takes() -> None:

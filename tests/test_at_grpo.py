@@ -14,7 +14,7 @@ from pettingllms.errors import ConfigError, NonFiniteError, SandboxUnavailable, 
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.trajectory import in_order
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.metrics import Clock
@@ -54,7 +54,7 @@ def a_config(**changes):
 
 def a_trainer(model_dir, env=None, roles=ROLES, **changes):
     policies = load_policies(model_dir, roles, lora_r=4, lora_alpha=8, seed=1)
-    return ATGRPOTrainer(a_config(**changes), env or GradedEnv(), policies)
+    return ATGRPO(a_config(**changes), env or GradedEnv(), policies)
 
 
 def weights(trainer):

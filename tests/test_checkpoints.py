@@ -20,7 +20,7 @@ from pettingllms.runs import (
     RunFolder,
     checkpoints,
 )
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests import letters_env
 from tests.tiny_lm import save_tiny
@@ -42,12 +42,12 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
 
 
-def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPOTrainer:
+def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPO:
     policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
-    return ATGRPOTrainer(config, letters_env.env(max_turns=2), policies)
+    return ATGRPO(config, letters_env.env(max_turns=2), policies)
 
 
-def weights(trainer: ATGRPOTrainer) -> dict[str, torch.Tensor]:
+def weights(trainer: ATGRPO) -> dict[str, torch.Tensor]:
     policies = trainer.policies
     return {
         f"{policy}/{name}": tensor

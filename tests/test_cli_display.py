@@ -22,13 +22,13 @@ def test_plain_lines_show_step_success_rewards_speed_and_time_left(
         display.say("hello")
         for step in (1, 2, 3):
             display.step(step, 3, row())
-        display.playing("before", 1, 2)
-        display.playing("before", 2, 2)
+        display.evaluating("before", 1, 2)
+        display.evaluating("before", 2, 2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hello"
     assert lines[1].rstrip() == "step 1/3  executed: success 0.25  coder 0.50  1,234 tokens/s"
     assert lines[2].endswith("left")
-    assert lines[4] == "before: 2 episodes played"
+    assert lines[4] == "before: 2 episodes done"
 
 
 def test_a_terminal_shows_bars_and_keeps_messages() -> None:
@@ -36,8 +36,8 @@ def test_a_terminal_shows_bars_and_keeps_messages() -> None:
     console = Console(file=stream, force_terminal=True, width=120)
     with TerminalDisplay(console) as display:
         display.say("[not markup] kept")
-        display.playing("before: test tasks", 1, 2)
-        display.playing("before: test tasks", 2, 2)
+        display.evaluating("before: test tasks", 1, 2)
+        display.evaluating("before: test tasks", 2, 2)
         display.step(1, 2, row())
     shown = stream.getvalue()
     assert "[not markup] kept" in shown

@@ -15,10 +15,10 @@ import pytest
 from pettingllms.cli.evaluate import BELOW, main, parse
 from pettingllms.cli.guard import FAILED, INTERRUPTED
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.evaluation import play as play_module
+from pettingllms.evaluation import rollouts as rollouts_module
 from pettingllms.evaluation import run as run_module
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.play import lineups_of
+from pettingllms.evaluation.rollouts import lineups_of
 from pettingllms.evaluation.run import plan_of, settings_of
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import Summary, train
@@ -228,16 +228,16 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
     argv = ["--adapters", str(trained.folder), "--limit", "4", "--out"]
     assert main([*argv, str(tmp_path / "whole")]) == 0
 
-    play, left = play_module.play_chunk, [3]
+    roll_out, left = rollouts_module.roll_out, [3]
 
     def stopping(*args: Any) -> Any:
         left[0] -= 1
         if left[0] < 0:
             raise KeyboardInterrupt
-        return play(*args)
+        return roll_out(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(play_module, "play_chunk", stopping)
+        patch.setattr(rollouts_module, "roll_out", stopping)
         assert main([*argv, str(tmp_path / "broken")]) == INTERRUPTED
     assert "the same command resumes" in capsys.readouterr().out
     assert [row["team"] for row in games(tmp_path / "broken")] == ["adapters"] * 4 + ["base"] * 2
@@ -297,12 +297,12 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
 
 
 def test_which_teams_play() -> None:
-    players = {"a": "a", "b": "b", "c": "c"}
-    swapped = lineups_of(players, adapters=True, swap="a=b")
+    roles_to_policies = {"a": "a", "b": "b", "c": "c"}
+    swapped = lineups_of(roles_to_policies, adapters=True, swap="a=b")
     assert [team.title for team in swapped] == ["base", "adapters", "swapped"]
     assert swapped[2].swap == {"a": "b", "b": "a"}
-    assert len(lineups_of(players, adapters=True, base=False, swap="all")) == 1 + 6
-    assert [team.title for team in lineups_of(players, adapters=False)] == ["base"]
+    assert len(lineups_of(roles_to_policies, adapters=True, base=False, swap="all")) == 1 + 6
+    assert [team.title for team in lineups_of(roles_to_policies, adapters=False)] == ["base"]
     mixed = lineups_of({"a": "x", "b": "x", "c": "y"}, adapters=True, base=False, swap="all")
     assert [team.title for team in mixed[1:]] == ["a by c", "b by c", "c by a", "c by b"]
     for swap, error, says in (
@@ -311,11 +311,11 @@ def test_which_teams_play() -> None:
         ("a=b,b=c", ConfigError, "'b' twice"),
     ):
         with pytest.raises(error, match=says):
-            lineups_of(players, adapters=True, swap=swap)
+            lineups_of(roles_to_policies, adapters=True, swap=swap)
     with pytest.raises(ConfigError, match="exchanges nothing: the policies are a=x, b=x"):
         lineups_of({"a": "x", "b": "x"}, adapters=True, swap="all")
     with pytest.raises(ConfigError, match="give --adapters"):
-        lineups_of(players, adapters=False, swap="all")
+        lineups_of(roles_to_policies, adapters=False, swap="all")
 
 
 # ------------------------------------------------------------------------------------- compare
@@ -331,7 +331,7 @@ def test_two_evaluations_are_compared_task_by_task(
     capsys.readouterr()
     assert main(["--compare", str(one), str(two), "--out", str(tmp_path / "c")]) == 0
     out = capsys.readouterr().out
-    assert "5 tasks, paired; 1 tasks that only one side played are left out" in out
+    assert "5 tasks, paired; 1 tasks of only one side are left out" in out
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out

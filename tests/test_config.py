@@ -33,8 +33,9 @@ def misspelt(word):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
+    beside = {"importance_sampling_level": {"loss_type": "grpo"}}.get(name, {})
     for value in CHOICES[name]:
-        a_config(**{name: value})
+        a_config(**{name: value}, **beside)
         wrong = misspelt(value)
         with pytest.raises(
             ConfigError, match=f"{name} must be one of .*{value}.*got '{wrong}'"
@@ -62,7 +63,7 @@ def test_an_unknown_estimator_is_refused_with_what_was_meant():
 @pytest.mark.parametrize(
     ("name", "value", "text"),
     [
-        ("num_generations", 1, "num_generations must be at least 2, got 1 .*no advantage"),
+        ("num_generations", 0, "num_generations must be at least 1, got 0"),
         ("tasks_per_step", 0, "tasks_per_step must be at least 1, got 0"),
         ("max_steps", 0, "max_steps must be at least 1"),
         ("max_completion_length", 0, "max_completion_length must be at least 1"),

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import socket
+
 import huggingface_hub.constants
 import pytest
 
@@ -44,6 +46,18 @@ def cache(tmp_path, monkeypatch):
         (folder / "refs" / revision).write_text("a1b2c3")
 
     return put
+
+
+def test_a_hub_that_never_answers_is_given_up_and_the_cache_is_read(cache, monkeypatch):
+    monkeypatch.setattr("pettingllms.data.reach.HUB_SECONDS", 0.5)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        with pytest.raises(DatasetError, match=rf"{url} did not answer in 0\.5 s\. Without a net"):
+            load_problems("math500", "test")
+        cache("somebody/set", {"test.jsonl": [SUM]})
+        assert asked(load_problems("somebody/set", "test")) == {SUM["question"]}
 
 
 def test_a_name_is_read_from_the_cache_without_a_network(cache):

@@ -1,6 +1,10 @@
-"""What `--dry-run` says of memory, against what an update really keeps, with random weights."""
+"""What `--dry-run` says: of memory, against what an update really keeps; of time; of what fits."""
 
 from __future__ import annotations
+
+import json
+import re
+import shlex
 
 import pytest
 import torch
@@ -8,7 +12,10 @@ from peft import LoraConfig
 from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measure import saved_bytes
-from pettingllms.cli.estimate import ModelShape, activation_bytes
+from pettingllms.cli import train
+from pettingllms.cli.costs import ModelShape, activation_bytes
+from pettingllms.cli.estimate import dry_run
+from pettingllms.errors import ConfigError
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import LoraWeights
@@ -69,3 +76,131 @@ def test_checkpointing_keeps_one_hidden_state_a_layer():
         kept(sizes_of(512, 1536, 8, layers), torch.float32, checkpointing=True) for layers in (1, 3)
     )
     assert three - one == pytest.approx(2 * (100 + 4 * 64) * 512 * 4, rel=0.15)
+
+
+# The whole estimate, for Qwen3-1.7B's configuration.
+
+QWEN = {
+    "model_type": "qwen3",
+    "architectures": ["Qwen3ForCausalLM"],
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+}
+"""Qwen3-1.7B's, as published."""
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("qwen")
+    (folder / "config.json").write_text(json.dumps(QWEN))
+    return folder
+
+
+def estimate(folder, *words, gpu="h100"):
+    command = train.parse(["--env", "coding", "--model", str(folder), *words, "--dry-run", gpu])
+    assert command.config is not None
+    assert command.dry_run == gpu
+    return dry_run(command.config, gpu)
+
+
+def number(text, what):
+    """The quantity of the line that ends in `what`, in bytes or seconds."""
+    units = {"MiB": 1 << 20, "GiB": 1 << 30, "s": 1, "min": 60, "h": 3600, "days": 86400}
+    [(value, unit)] = re.findall(rf"^# +([\d.,]+) (\w+)  {what}", text, re.MULTILINE)
+    return float(value.replace(",", "")) * units[unit]
+
+
+PARAMETERS = 1_720_574_976
+GIB = 1 << 30
+
+
+def test_memory_of_qwen3_is_listed_by_part_and_fits_an_h100(qwen):
+    text = estimate(qwen)
+    assert f"{PARAMETERS:,} parameters" in text
+    assert number(text, "base model") == pytest.approx(2 * PARAMETERS, rel=0.02)
+    # Keys and values of 8 heads of 128 in 28 layers, in 16 bits.
+    cache = 65536 * 2 * 8 * 128 * 28 * 2
+    assert number(text, "cache of a sampling batch") == pytest.approx(cache, rel=0.01)
+    parts = [number(text, what) for what in ("base model", "2 adapters", "cache")]
+    assert number(text, "at the fullest moment") == pytest.approx(sum(parts), rel=0.02)
+    assert "Fits into H100 (80 GiB" in text
+
+
+def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen):
+    text = estimate(qwen, "--max-completion-length", "1024", "--sampler", "transformers")
+    rows, at_once, decisions = 32 * 8, 65536 // 2048, 2 * 4
+    cache = at_once * (1024 + 512) * 2 * 8 * 128 * 28 * 2
+    token = (2 * PARAMETERS + cache) / (3350e9 * 0.6) + 28 * 1e-3
+    prefill = 2 * PARAMETERS * 32 * 1024 / (989e12 * 0.4)
+    sampling = decisions * (prefill + rows / at_once * 1024 * token)
+    assert number(text, "sampling with transformers") == pytest.approx(sampling, rel=0.02)
+    # Forward, backward to activations, and the forward pass again.
+    tokens = decisions * (rows * 1024 + 32 * 1024)
+    update = 6 * PARAMETERS * tokens / (989e12 * 0.4)
+    assert number(text, "updates") == pytest.approx(update, rel=0.02)
+    assert number(text, "all 200 steps") == pytest.approx(200 * (sampling + update), rel=0.03)
+    assert "nothing was measured on a GPU" in text
+    fast = estimate(qwen, "--max-completion-length", "1024", "--sampler", "vllm")
+    assert number(fast, "sampling with vllm") < 0.2 * sampling
+    # What is left of vLLM's share holds the caches of so many completions of 2048 tokens.
+    room = (0.4 * 80 * GIB - 2 * PARAMETERS) // (2048 * 2 * 8 * 128 * 28 * 2)
+    assert f"sampling with vllm, {int(room)} completions at a time" in fast
+    slower = estimate(qwen, "--max-completion-length", "1024", gpu="a100")
+    assert number(slower, "updates") == pytest.approx(update * 989 / 312, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("words", "gpu"),
+    [
+        (["--no-gradient-checkpointing"], "rtx-4090"),
+        (["--tokens-per-batch", "131072"], "rtx-4090"),
+        (["--full"], "rtx-4090"),
+        (["--sampler", "vllm", "--vllm.gpu_memory_utilization", "0.9"], "rtx-4090"),
+        (["--sampler", "vllm", "--vllm.gpu_memory_utilization", "0.04"], "h100"),
+        (["--full", "--beta", "0.1", "--no-gradient-checkpointing"], "h100"),
+    ],
+    ids=[
+        "activations",
+        "large batch",
+        "full",
+        "vllm too large",
+        "vllm too small",
+        "full with reference",
+    ],
+)
+def test_what_does_not_fit_is_named_with_options_that_make_it_fit(qwen, words, gpu):
+    text = estimate(qwen, *words, gpu=gpu)
+    assert re.search(r"Does not fit into .*; the largest part: .* GiB", text)
+    [(options, peak)] = re.findall(r"# It fits with (.*): ([\d.]+) GiB", text)
+    changed = [word for word in words if word != "--no-gradient-checkpointing"]
+    again = estimate(qwen, *changed, *shlex.split(options), gpu=gpu)
+    assert "Fits into" in again
+    assert number(again, "at the fullest moment") == pytest.approx(float(peak) * GIB, rel=0.01)
+
+
+def test_a_quantized_base_is_a_third_as_large(qwen):
+    # The embeddings, a fifth of this model, stay in 16 bits.
+    small = number(estimate(qwen, "--load-in-4bit"), "base model in 4 bits")
+    linear = PARAMETERS - 151936 * 2048
+    assert small == pytest.approx(2 * 151936 * 2048 + 0.516 * linear, rel=0.05)
+
+
+def test_nothing_is_promised_where_no_option_helps(tmp_path):
+    huge = QWEN | {"hidden_size": 16384, "intermediate_size": 65536}
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    assert "No option makes it fit" in estimate(tmp_path, gpu="rtx-4090")
+
+
+def test_a_gpu_is_named_or_assumed_and_a_cpu_has_no_time(qwen):
+    with pytest.raises(ConfigError, match="unknown GPU 'h10'; did you mean 'h100'"):
+        estimate(qwen, gpu="h10")
+    on_cpu = estimate(qwen, "--device", "cpu", gpu="here")
+    assert "Time of" not in on_cpu
+    assert number(on_cpu, "base model") == pytest.approx(4 * PARAMETERS, rel=0.02)

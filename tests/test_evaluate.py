@@ -16,8 +16,9 @@ import pytest
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation import Estimate, Evaluation, evaluate, held_out, roles_of
-from pettingllms.evaluation.play import Chunk, Sampling, chunks, play_chunk
+from pettingllms.evaluation.chunks import Chunk, Sampling, chunks, kept
 from pettingllms.evaluation.report import as_markdown, as_text, scores_table, training_table
+from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.episode import plain_info
@@ -151,33 +152,58 @@ def test_a_real_model_gives_the_same_scores_for_the_same_seed(tmp_path: Path) ->
     assert greedy.scores == {name: twice[name] for name in twice if not name.startswith("pass@")}
 
 
-def test_a_chunk_is_played_the_same_alone_and_among_others(tmp_path: Path) -> None:
+def test_a_chunk_comes_out_the_same_alone_and_among_others(tmp_path: Path) -> None:
     policies = load_policies(save_tiny(tmp_path), {"writer": "a", "reader": "b"}, lora_r=2)
     env = letters_env.env(split="test", max_turns=2)
     tasks = held_out(env, "test", 6)
     sampling = Sampling(max_new_tokens=5, samples=2, seed=3, at_once=4)
     with ThreadPoolExecutor(1) as pool:
-        players = {"writer": "a", "reader": "b"}
+        roles_to_policies = {"writer": "a", "reader": "b"}
 
-        def play_one(chunk: Chunk) -> list[Trajectory]:
-            return play_chunk(env, policies, players, pool, chunk, sampling)
+        def one(chunk: Chunk) -> list[Trajectory]:
+            return roll_out(env, policies, roles_to_policies, pool, chunk, sampling)
 
         cut = chunks(tasks, sampling)
-        assert [(len(chunk.tasks), chunk.sample) for chunk in cut] == [
-            (4, 0),
-            (2, 0),
-            (4, 1),
-            (2, 1),
+        assert [(len(chunk.tasks), list(chunk.samples)) for chunk in cut] == [
+            (4, [0]),
+            (2, [0]),
+            (4, [1]),
+            (2, [1]),
         ]
         assert cut[:2] == chunks(tasks, replace(sampling, samples=1))  # more can be added
-        together = [play_one(chunk) for chunk in cut]
-        assert play_one(cut[1]) == together[1]
+        together = [one(chunk) for chunk in cut]
+        assert one(cut[1]) == together[1]
     episodes = [episode for chunk in together for episode in chunk]
     assert [(each.task, each.episode) for each in episodes] == [
         (task, sample) for sample in range(2) for task in tasks
     ]
     texts = [tuple(g.chosen.completion.text for g in each.groups) for each in episodes]
     assert len(set(texts)) == len(texts)  # no two episodes, of no two chunks, draw the same
+
+
+@pytest.mark.parametrize("tasks", [1, 3, 4, 33, 64, 100])
+def test_few_tasks_share_chunks_of_many_samples_and_more_can_be_added_to_any_number(
+    tasks: int,
+) -> None:
+    plan = [Task(f"test:{n}", n) for n in range(tasks)]
+
+    def cut(samples: int) -> list[Chunk]:
+        return chunks(plan, Sampling(max_new_tokens=1, samples=samples))
+
+    for now in range(1, 70):
+        done = [
+            (task, sample) for part in cut(now) for task in part.tasks for sample in part.samples
+        ]
+        assert sorted(done) == [(task, n) for task in sorted(plan) for n in range(now)]
+        assert all(len(part.tasks) * len(part.samples) <= 64 for part in cut(now))
+        for before in range(1, now + 1):
+            stay = kept(tasks, before, now, 64)
+            earlier = [part for part in cut(before) if part.samples.stop <= stay]
+            assert earlier == cut(now)[: len(earlier)]
+            # What is rolled out again had been less than half of all, and fits into one chunk.
+            assert before - stay < max(1, before / 2 + 1)
+            assert (before - stay) * tasks < 64
+    assert len(cut(32)) == {1: 6, 3: 6, 4: 6, 33: 32, 64: 32, 100: 64}[tasks]
 
 
 def test_several_agents_of_a_role_and_difficulties_are_scored() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from pathlib import Path
 
 import huggingface_hub.constants
@@ -104,7 +106,7 @@ def test_roles_are_given_adapters_one_by_one_and_the_base_plays_the_others(
     }
     assert played == {("writer", "writer"), ("reader", "base")}
     both = plan([*words, "--adapters", f"writer={adapter},reader={adapter}"])
-    assert both.players == {"writer": "writer", "reader": "reader"}
+    assert both.roles_to_policies == {"writer": "writer", "reader": "reader"}
     assert set(both.adapters.values()) == {adapter.resolve()}
     by_api = evaluate(
         "tests.letters_env:env",
@@ -220,6 +222,30 @@ def test_what_is_no_model_is_refused_with_a_cure(
         argv = [*words[:-1], name]
         assert says in failure(argv, capsys), name
         assert says in failure([*argv, "--dry-run"], capsys), name
+
+
+@pytest.mark.parametrize("listens", [False, True], ids=["closed-port", "never-answers"])
+def test_a_hub_out_of_reach_is_said_in_one_line_and_soon(
+    words: list[str], listens: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr("pettingllms.data.reach.HUB_SECONDS", 0.5)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(huggingface_hub.constants, "ENDPOINT", url)
+        if not listens:
+            server.close()
+        reason = f"{url} did not answer" if listens else "Connection refused"
+        for spec in ("nosuch/x", "nosuch/x@main", "writer=nosuch/x"):
+            started = time.monotonic()
+            err = failure([*words, "--adapters", spec], capsys)
+            assert time.monotonic() - started < 5
+            assert "the Hugging Face hub did not hand out 'nosuch/x' (" in err
+            assert reason in err
+            assert len(err.splitlines()) == 1
+        assert reason in failure([*words[:-1], "nosuch/x"], capsys)
 
 
 def test_another_sampling_engine_samples_in_an_evaluation(

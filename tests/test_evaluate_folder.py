@@ -58,13 +58,13 @@ def begun(path: Path) -> bytes:
     return (path / TRAJECTORIES).read_bytes()
 
 
-def test_what_was_played_is_there_again(tmp_path: Path) -> None:
+def test_finished_episodes_are_there_again(tmp_path: Path) -> None:
     begun(tmp_path)
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
         folder.expect(["base"], TASKS, 1)
-        assert folder.take("base", TASKS[:2], 0) == games(*TASKS[:2])
-        assert folder.take("base", TASKS[2:], 0) == games(TASKS[2])
-        assert folder.take("base", TASKS, 1) == []
+        assert folder.take("base", TASKS[:2], [0]) == games(*TASKS[:2])
+        assert folder.take("base", TASKS[2:], [0]) == games(TASKS[2])
+        assert folder.take("base", TASKS, [1]) == []
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -74,10 +74,10 @@ def test_a_chunk_that_is_not_whole_is_cut(tmp_path: Path, kept: int) -> None:
     half = b"".join(lines[:kept]) + lines[kept][:40]
     (tmp_path / TRAJECTORIES).write_bytes(half)
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
-        assert folder.take("base", TASKS[:2], 0) == []
+        assert folder.take("base", TASKS[:2], [0]) == []
         assert (tmp_path / TRAJECTORIES).read_bytes() == b""
         folder.add("base", games(*TASKS[:2]))
-        assert folder.take("base", TASKS[2:], 0) == []
+        assert folder.take("base", TASKS[2:], [0]) == []
         folder.add("base", games(TASKS[2]))
     assert (tmp_path / TRAJECTORIES).read_bytes() == whole
 
@@ -87,9 +87,11 @@ def test_a_hole_in_the_middle_is_refused_and_nothing_behind_it_is_lost(tmp_path:
     (tmp_path / TRAJECTORIES).write_bytes(lines[0] + lines[2])
     with (
         EvalFolder(tmp_path, SETTINGS_OF) as folder,
-        pytest.raises(RunFolderError, match=r"lacks 1 of the episodes 0 of 'base' on the tasks"),
+        pytest.raises(
+            RunFolderError, match=r"lacks 1 of the episodes 0 to 0 of 'base' on the tasks"
+        ),
     ):
-        folder.take("base", TASKS[:2], 0)
+        folder.take("base", TASKS[:2], [0])
     assert (tmp_path / TRAJECTORIES).read_bytes() == lines[0] + lines[2]
     (tmp_path / TRAJECTORIES).write_bytes(lines[0] + lines[0])
     with pytest.raises(RunFolderError, match=r"damaged at byte \d+: an episode is there twice"):
@@ -97,7 +99,8 @@ def test_a_hole_in_the_middle_is_refused_and_nothing_behind_it_is_lost(tmp_path:
 
 
 def test_more_samples_continue_a_finished_folder_and_fewer_are_refused(tmp_path: Path) -> None:
-    few, more = SETTINGS_OF | {"samples": 1}, SETTINGS_OF | {"samples": 2}
+    sizes = SETTINGS_OF | {"tasks": len(TASKS)}
+    few, more = sizes | {"samples": 1}, sizes | {"samples": 2}
     with EvalFolder(tmp_path, few) as folder:
         folder.add("base", games(*TASKS))
         folder.write(RESULTS, "{}")
@@ -106,19 +109,38 @@ def test_more_samples_continue_a_finished_folder_and_fewer_are_refused(tmp_path:
     assert (tmp_path / RESULTS).exists()
     with EvalFolder(tmp_path, more) as folder:
         assert folder.head["settings"]["samples"] == 2
-        assert folder.take("base", TASKS, 0) == games(*TASKS)
-        assert folder.take("base", TASKS, 1) == []
+        assert folder.take("base", TASKS, [0]) == games(*TASKS)
+        assert folder.take("base", TASKS, [1]) == []
     assert not (tmp_path / RESULTS).exists()  # unfinished again
     with pytest.raises(RunFolderError, match=r"samples 2, now it is 1"):
         EvalFolder(tmp_path, few)
+
+
+def test_of_a_last_chunk_that_becomes_larger_nothing_stays_and_the_folder_stays_locked(
+    tmp_path: Path,
+) -> None:
+    sizes = SETTINGS_OF | {"tasks": len(TASKS), "at_once": 64}
+    with EvalFolder(tmp_path, sizes | {"samples": 3}) as folder:
+        for team in ("adapters", "base"):
+            for samples in ((0,), (1,), (2,)):  # the last is the first of 2 and 3
+                folder.add(team, games(*TASKS, samples=samples))
+        folder.write(RESULTS, "{}")
+    with EvalFolder(tmp_path, sizes | {"samples": 4}) as folder:
+        for team in ("adapters", "base"):
+            assert folder.take(team, TASKS, [0]) == games(*TASKS)
+            assert folder.take(team, TASKS, [1]) == games(*TASKS, samples=(1,))
+            assert folder.take(team, TASKS, [2, 3]) == []
+        with pytest.raises(RunFolderError, match="in use"):  # although the log is another file
+            EvalFolder(tmp_path, sizes | {"samples": 4})
+    assert len((tmp_path / TRAJECTORIES).read_bytes().splitlines()) == 2 * 2 * len(TASKS)
 
 
 def test_whole_chunks_before_the_cut_stay(tmp_path: Path) -> None:
     whole = begun(tmp_path)
     (tmp_path / TRAJECTORIES).write_bytes(whole[:-5])
     with EvalFolder(tmp_path, SETTINGS_OF) as folder:
-        assert folder.take("base", TASKS[:2], 0) == games(*TASKS[:2])
-        assert folder.take("base", TASKS[2:], 0) == []
+        assert folder.take("base", TASKS[:2], [0]) == games(*TASKS[:2])
+        assert folder.take("base", TASKS[2:], [0]) == []
     assert (tmp_path / TRAJECTORIES).read_bytes() == b"".join(whole.splitlines(keepends=True)[:2])
 
 

@@ -26,7 +26,7 @@ from transformers import (
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import context_of
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request
 from tests.graded_env import GradedEnv
@@ -97,7 +97,7 @@ def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
         scoring_threads=1,
         temperature=1.3,
     )
-    trainer = ATGRPOTrainer(config, GradedEnv(), policies)
+    trainer = ATGRPO(config, GradedEnv(), policies)
     before = {name: policies.state(name) for name in policies.names}
     for _ in range(2):
         _, metrics = trainer.train_step()

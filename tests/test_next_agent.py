@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from tests import delegating_env
 from tests.tiny_lm import save_tiny
@@ -29,7 +29,7 @@ def test_two_steps_of_training_where_the_game_decides_who_acts(tmp_path):
     )
     roles = {"lead": "lead", "helper": "helper"}
     policies = load_policies(save_tiny(tmp_path / "tiny"), roles, lora_r=4, lora_alpha=8, seed=1)
-    trainer = ATGRPOTrainer(config, delegating_env.env(max_turns=6), policies)
+    trainer = ATGRPO(config, delegating_env.env(max_turns=6), policies)
     before = {name: {k: v.clone() for k, v in policies.state(name).items()} for name in roles}
     orders = defaultdict(list)
     for _ in range(2):

@@ -75,3 +75,23 @@ def test_a_model_that_never_ends_is_refused():
     endless.eos_token = None
     with pytest.raises(ConfigError, match="names no end-of-turn token"):
         end_of_turn_ids(model, endless)
+
+
+def test_a_thought_that_the_template_opens_is_part_of_the_reply():
+    """As with models that always think, whose completions have only the closing tag."""
+    assert not CHAT.opens_thought
+    assert CHAT.reply("5") == "5"
+    thinking = tiny_tokenizer()
+    thinking.chat_template = f"{thinking.chat_template}<think>\n"
+    assert Chat(thinking, (2,)).reply("5") == "<think>5"
+    # As with Qwen3 and enable_thinking=False.
+    thinking.chat_template = f"{thinking.chat_template}\n</think>\n"
+    assert Chat(thinking, (2,)).reply("5") == "5"
+
+
+def test_tags_of_thoughts_are_decoded_also_where_they_are_special_tokens():
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag, special=True) for tag in ("<think>", "</think>")])
+    ids = tokenizer.encode("<think>é?</think>5<|start|>")
+    assert len(ids) == 7, "a token for each tag"
+    assert Chat(tokenizer, (2,)).decode(ids) == "<think>é?</think>5"

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.policies.packing import microbatches
-from pettingllms.trainers.at_grpo import k3, policy_loss
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.losses import k3, policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 
@@ -25,7 +25,7 @@ REPLIES = (
 )
 RATIOS = ((1.5, 0.5), (4.0,))
 ENTROPIES = ((1.0, 2.0), (6.0,))
-LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo")
+LOSS_TYPES = ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo")
 
 
 def a_config(**changes):

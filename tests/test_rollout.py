@@ -15,11 +15,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pettingllms.envs.base import TextEnv
+from pettingllms.envs.records import Outcome
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.engine import RolloutEngine, RolloutShape
 from pettingllms.rollout.episode import reset_seed, tasks_of_step
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.metrics import generated_tokens
 from pettingllms.types import Completion, Request, Task
 from tests import letters_env, tic_tac_toe_env
 
@@ -223,3 +228,106 @@ def test_an_environment_that_takes_seeds_of_32_bits_gets_them():
     assert len(fitting) == 100
     assert max(fitting) < 1 << 32
     assert [reset_seed(env, seed) for seed in range(5)] == [*range(5)]
+
+
+class Told(letters_env.raw_env):
+    """Three agents; the last one's step pays what the first one's text is worth, whatever it says."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        TextEnv.__init__(self, roles=("writer", "clerk", "reader"), **{"max_turns": 1} | kwargs)
+
+    def _act(self, state: Any, agent: str, text: str) -> Outcome:
+        paid = float(state[1].count("a")) if agent == "reader_0" else 0.0
+        return Outcome((*state, text), team=paid, local=0.0, success=False)
+
+
+AHEAD = RolloutShape(width=4, branch="sample", probes=True)
+
+
+def test_looking_ahead_finds_what_every_candidate_leads_to() -> None:
+    for trajectory in play(Told(), Recording(letters), AHEAD):
+        first, _, last = trajectory.groups
+        worth = [float(c.completion.text.count("a")) for c in first.candidates]
+        assert [c.later.reward for c in first.candidates if c.later] == worth
+        assert {c.later.reward for c in last.candidates if c.later} <= {0.0}
+        assert [c.reward for c in first.candidates] == [0.0] * 4
+
+
+def test_a_look_ahead_tree_credits_the_first_agent_for_the_outcome_and_a_tree_does_not() -> None:
+    trajectories = play(Told(), Recording(letters), AHEAD)
+    firsts = [each.groups[0] for each in trajectories]
+    tree, ahead = (
+        estimator_of(resolve(ATGRPOConfig(estimator=name))) for name in ("at_grpo", "look_ahead")
+    )
+    assert set(tree.advantages(firsts)) == {0.0}
+    values = iter(ahead.advantages(firsts))
+    for group in firsts:
+        found = sorted((c.completion.text.count("a"), next(values)) for c in group.candidates)
+        assert [value for _, value in found] == sorted(value for _, value in found)
+
+
+def test_looking_ahead_changes_nothing_about_the_tree_itself() -> None:
+    tree = RolloutShape(width=4, branch="sample")
+    plain = play(letters_env.raw_env(max_turns=3), Recording(letters), tree)
+    ahead = play(letters_env.raw_env(max_turns=3), Recording(letters), AHEAD)
+    bare = [
+        replace(
+            each,
+            groups=tuple(
+                replace(g, candidates=tuple(replace(c, later=None) for c in g.candidates))
+                for g in each.groups
+            ),
+        )
+        for each in ahead
+    ]
+    assert bare == plain
+    assert any(
+        c.later and c.later.tokens for each in ahead for g in each.groups for c in g.candidates
+    )
+
+
+def test_looking_ahead_does_not_depend_on_how_batches_are_formed() -> None:
+    expected = play(letters_env.raw_env(max_turns=3), Recording(letters), AHEAD)
+    for cohort in (1, 2):
+        env = Slow(max_turns=3)
+        assert play(env, Recording(letters), AHEAD, cohort=cohort) == expected
+    assert play(Slow(max_turns=3), Recording(letters, continuous=True), AHEAD) == expected
+
+
+def test_tokens_of_looking_ahead_are_counted_once() -> None:
+    sampled = 0
+
+    def answer(prompt: str, seed: int) -> str:
+        nonlocal sampled
+        text = letters(prompt, seed)
+        sampled += 1
+        return text
+
+    (trajectory,) = play(Told(), Recording(answer), AHEAD, TASKS[:1])
+    drawn = sum(len(g.candidates) for g in trajectory.groups)
+    probes = {(n, c.completion.text) for n, g in enumerate(trajectory.groups) for c in g.candidates}
+    assert sampled > drawn
+    assert len(probes) > 3
+    groups = trajectory.groups
+    tokens = sum(len(c.completion.token_ids) for g in groups for c in g.candidates)
+    later = sum(c.later.tokens for g in groups for c in g.candidates if c.later)
+    assert generated_tokens(groups) == tokens + later
+    assert later >= sampled - drawn
+
+
+def test_the_record_of_looking_ahead_survives_its_file() -> None:
+    for trajectory in play(Told(), Recording(letters), AHEAD):
+        again = Trajectory.from_row(json.loads(json.dumps(trajectory.row())))
+        assert [[c.later for c in g.candidates] for g in again.groups] == [
+            [c.later for c in g.candidates] for g in trajectory.groups
+        ]
+
+
+def test_a_late_reward_of_ones_own_is_part_of_what_followed() -> None:
+    """In a game without a team reward, what followed a decision is its own agent's alone."""
+    order = (0, 3, 1, 4, 2)  # the first player's third mark wins, and pays the second -1
+    [found] = play(tic_tac_toe_env.env(), Recording(moves(*order)), AHEAD, TASKS[:1])
+    later = [group.chosen.later.reward for group in found.groups if group.chosen.later]
+    paid = [group.chosen.reward + group.late_reward for group in found.groups]
+    assert paid == [0.0, 0.0, 0.0, -1.0, 1.0]
+    assert later == [1.0, -1.0, 1.0, -1.0, 0.0]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import shutil
 import signal
 import socket
 import threading
@@ -404,7 +405,14 @@ def test_a_full_queue_is_said_at_once_and_when_to_come_back(url, server):
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.timeout(300)
-def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, number):
+def test_the_command_serves_a_run_and_stops_when_told_also_while_sampling(run, number, tmp_path):
+    if number == signal.SIGTERM:  # of which engine the run was trained with nothing is left
+        run = shutil.copytree(run, tmp_path / "run")
+        config = run / "config.yaml"
+        config.write_text(
+            config.read_text().replace("sampler: transformers", "sampler: no.such:it")
+        )
+        assert "no.such" in config.read_text()
     with contextlib.ExitStack() as stack:
         served = serving(run, "--backend", "transformers", end=number, seconds=20.0)
         base, key = stack.enter_context(served)

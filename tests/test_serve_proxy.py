@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import json
 import socket
 import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
 import openai
@@ -14,9 +17,13 @@ import torch
 from pettingllms.envs import make
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
+from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, free_port
 from pettingllms.serving.proxy import VllmServer, players_of
 from pettingllms.serving.role_server import RoleServer
+from pettingllms.serving.team import Left
+from pettingllms.serving.worker import Stopped
+from pettingllms.types import Request
 from tests.served import running
 
 torch.set_num_threads(1)
@@ -118,3 +125,87 @@ def test_a_server_that_is_gone_is_said(inner):
         ):
             with pytest.raises(ServerError, match="503: vLLM's server"):
                 VllmEndpoint(front).post(path, body, 30)
+
+
+# ------------------------------------------------------------------- a team's turn, as it comes
+
+
+def event(ids, finish=None):
+    """A part of a completion as vLLM sends it."""
+    choice = {"index": 0, "text": "", "token_ids": ids, "finish_reason": finish}
+    choice["logprobs"] = {"token_logprobs": [-0.5] * len(ids)}
+    return b"data: " + json.dumps({"choices": [choice]}).encode() + b"\n\n"
+
+
+@contextlib.contextmanager
+def scripted(parts, status=200):
+    """A server that answers everything with these bytes; a client that leaves sets `gone`."""
+    gone = threading.Event()
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self):
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(status)
+            self.end_headers()
+            try:
+                for part in parts:
+                    self.wfile.write(part)
+            except OSError:
+                gone.set()
+
+        def log_message(self, *args):
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield VllmEndpoint(f"http://127.0.0.1:{server.server_address[1]}"), gone
+        server.shutdown()
+        thread.join()
+
+
+def spoken(inner, endpoint, heard):
+    server = VllmServer(inner.reader.players, endpoint, 100)
+    return server._speak("coder", Request("coder", (5, 6), 3), SamplingParams(20), heard)
+
+
+def test_a_turn_is_heard_piece_by_piece_and_known_whole_at_its_end(inner):
+    chat = inner.policies.chat
+    ids = [*chat.tokenizer.encode("größer ☃ than", add_special_tokens=False), chat.end_ids[0]]
+    parts = [event(ids[:2]), b": a comment\n\n", event([])]
+    parts += [event([token]) for token in ids[2:-1]]
+    parts += [event(ids[-1:], "stop"), b"data: [DONE]\n\n"]
+    pieces: list[str] = []
+    with scripted(parts) as (endpoint, _):
+        said = spoken(inner, endpoint, pieces.append)
+    assert said.token_ids == tuple(ids)
+    assert said.logprobs == (-0.5,) * len(ids)
+    assert not said.truncated
+    assert "".join(pieces) == said.text == "größer ☃ than"
+    assert len([piece for piece in pieces if piece]) > 3
+
+
+def test_whoever_leaves_in_the_middle_of_a_turn_ends_it_behind(inner):
+    def leave(_):
+        raise Left("gone")
+
+    with scripted(event([9]) for _ in itertools.count()) as (endpoint, gone):
+        with pytest.raises(Left):
+            spoken(inner, endpoint, leave)
+        assert gone.wait(30)
+
+
+@pytest.mark.parametrize(
+    ("parts", "status", "says"),
+    [
+        ([event([9])], 200, "broke off in the middle"),
+        ([event([], "stop")], 200, "broke off in the middle"),
+        ([event([9]), b'data: {"error": {"message": "out of memory"}}\n\n'], 200, "out of memory"),
+        ([b"data: <html>\n\n"], 200, "not JSON"),
+        ([b'{"error": {"message": "no such adapter"}}'], 404, "404: no such adapter"),
+    ],
+    ids=["cut", "empty", "error-event", "no-json", "status"],
+)
+def test_a_turn_that_fails_says_why(inner, parts, status, says):
+    with scripted(parts, status) as (endpoint, _), pytest.raises(Stopped, match=says):
+        spoken(inner, endpoint, lambda _: None)

@@ -162,6 +162,18 @@ def test_a_math_team_answers_in_a_box():
     assert "".join(text for _, text in heard) == "".join(said.text for said in played.turns)
 
 
+def test_a_thought_that_the_template_opened_is_no_answer_of_the_team():
+    policies = load_policies(EMBEDDED, {"tool": "tool", "reasoner": "reasoner"})
+    policies.chat.tokenizer.chat_template = f"{policies.chat.tokenizer.chat_template}<think>\n"
+    server = RoleServer(policies, 120, make("math", prompt="compact", max_turns=1))
+    assert server.team is not None
+    played = server.team.play(wanted(tokens=8), lambda *news: None, threading.Event())
+    server.close()
+    assert len(played.turns) == 2
+    assert all("thought is not closed" in str(said.parse_error) for said in played.turns)
+    assert not any("<think>" in said.text for said in played.turns), "as it was streamed"
+
+
 def test_a_team_stops_when_nobody_listens(coders):
     gone, heard = threading.Event(), []
 
@@ -239,9 +251,10 @@ def test_a_question_is_played_by_the_rules_without_rewards(name):
     assert env.answer() == {"coding": "```python\nprint(7)\n```", "math": "\\boxed{7}"}[name]
 
 
-def test_an_empty_program_is_not_taken_for_the_reference_that_is_not_there():
+@pytest.mark.parametrize("options", [{"question": "Print nothing."}, None], ids=["asked", "task"])
+def test_an_empty_program_is_run_and_not_taken_for_the_reference(options):
     env = make("coding")
-    env.reset(seed=0, options={"question": "Print nothing."})
+    env.reset(seed=5, options=options)
     env.step("```python\n```")
     env.step("```input\n1\n```\n```output\n7\n```")
     assert env.infos["tester_0"]["parse_error"] is None

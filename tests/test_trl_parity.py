@@ -19,9 +19,9 @@ from trl.trainer.grpo_trainer import GRPOTrainer
 from trl.trainer.utils import pad
 
 from pettingllms.policies.loading import load_policies
-from pettingllms.trainers.at_grpo import policy_loss
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Sample
 from tests.tiny_lm import save_tiny, tiny_tokenizer
@@ -29,12 +29,38 @@ from tests.tiny_lm import save_tiny, tiny_tokenizer
 torch.set_num_threads(1)
 LIMIT = 9
 """Tokens of a reply at the most."""
-SHARED = ("loss_type", "beta", "delta", "entropy_coef", "epsilon", "epsilon_high", "temperature")
-DEFAULTS = {"loss_type": "dapo", "beta": 0.0, "delta": None, "entropy_coef": 0.0}
+SHARED = (
+    "loss_type",
+    "importance_sampling_level",
+    "beta",
+    "delta",
+    "entropy_coef",
+    "epsilon",
+    "epsilon_high",
+    "temperature",
+)
+DEFAULTS = {
+    "loss_type": "dapo",
+    "importance_sampling_level": "token",
+    "beta": 0.0,
+    "delta": None,
+    "entropy_coef": 0.0,
+}
 GRID = [
     dict(zip(DEFAULTS, values, strict=True))
     for values in itertools.product(
-        ("grpo", "bnpo", "dr_grpo", "dapo"), (0.0, 0.04), (None, 3.0), (0.0, 0.01)
+        ("grpo", "bnpo", "dr_grpo", "dapo"), ("token",), (0.0, 0.04), (None, 3.0), (0.0, 0.01)
+    )
+] + [
+    dict(zip(DEFAULTS, values, strict=True))
+    for values in (
+        ("cispo", "token", 0.0, None, 0.0),
+        ("cispo", "token", 0.04, None, 0.01),
+        ("sapo", "token", 0.0, None, 0.0),
+        ("sapo", "token", 0.04, None, 0.01),
+        ("grpo", "sequence", 0.0, None, 0.0),
+        ("grpo", "sequence", 0.04, 3.0, 0.01),
+        ("sapo", "sequence", 0.04, None, 0.0),
     )
 ]
 
@@ -185,7 +211,8 @@ def assert_same_gradients(ours, theirs):
 
 @pytest.mark.parametrize("options", GRID, ids=lambda options: "-".join(map(str, options.values())))
 def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tmp_path):
-    config = ATGRPOConfig(epsilon_high=0.28, max_completion_length=LIMIT, **options)
+    high = 2.0 if options["loss_type"] == "cispo" else 0.28
+    config = ATGRPOConfig(epsilon_high=high, max_completion_length=LIMIT, **options)
     samples = some_samples(full)
     loss, grads, metrics = our_loss(full, samples, config)
     trainer = trl_trainer(model_dir, tmp_path, config)
@@ -196,9 +223,19 @@ def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tm
     expected, their_metrics = trl_loss(trainer, samples)
     assert loss == pytest.approx(expected, rel=1e-5, abs=1e-6)
     assert_same_gradients(grads, [parameter.grad for parameter in trainer.model.parameters()])
-    compared = ["entropy", *(f"clip_ratio/{part}_mean" for part in ("low", "high", "region"))]
-    for name in compared + ["kl"] * bool(config.beta):
-        assert metrics[name] == pytest.approx(their_metrics[name], rel=1e-4), name
+    # Of a ratio for a whole completion, TRL counts completions and we count tokens.
+    by_token = config.importance_sampling_level == "token"
+    parts = ("low", "high", "region") if by_token and high == 0.28 else ()
+    compared = {name: name for name in ("entropy", *(f"clip_ratio/{part}_mean" for part in parts))}
+    if config.loss_type == "cispo":
+        compared["clip_ratio/high_mean"] = "cispo_clip_ratio"
+    if config.loss_type == "sapo":
+        compared = {"entropy": "entropy"}
+        assert metrics["clip_ratio/region_mean"] == 0
+    if config.beta and by_token:
+        compared["kl"] = "kl"
+    for name, theirs in compared.items():
+        assert metrics[name] == pytest.approx(their_metrics[theirs], rel=1e-4), name
         assert metrics[name] > 0
 
 

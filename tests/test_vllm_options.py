@@ -91,7 +91,7 @@ def test_the_engine_has_room_for_every_adapter_and_its_next_version(rank):
     [
         ({"sampler": "vllm-server"}, "needs either a server's URL"),
         ({"sampler": "vllm-server", "server": "http://x", "serve": True}, "needs either"),
-        ({"server": "http://x"}, "for sampler vllm-server, not for transformers"),
+        ({"server": "http://x"}, "for sampler vllm-server, not for auto"),
         ({"sampler": "vllm", "serve": True}, "for sampler vllm-server, not for vllm"),
         ({"sampler": "vllm-server", "serve": True, "server_key": "f"}, "server_key is for"),
         ({"vllm": '{"max_num_seqs": 2}'}, r"settings of vLLM \(max_num_seqs\) are for sampler"),
@@ -151,7 +151,12 @@ def test_the_servers_key_is_read_from_its_file(tmp_path):
     assert found.key == "secret"
     with pytest.raises(ConfigError, match=r"server_key .*none cannot be read"):
         sampler_settings(ATGRPOConfig(**settings, server_key=str(tmp_path / "none")), tmp_path)
-    assert sampler_settings(ATGRPOConfig(), tmp_path).name == "transformers"
+    assert sampler_settings(resolve(ATGRPOConfig()), tmp_path).name == "transformers"
+
+
+def test_vllm_loads_the_revision_that_is_trained(tmp_path):
+    config = ATGRPOConfig(model="x/y", revision="abc", sampler="vllm", vllm='{"dtype": "auto"}')
+    assert sampler_settings(config, tmp_path).options == {"dtype": "auto", "revision": "abc"}
 
 
 def test_every_sampler_opens_and_a_misspelt_one_is_refused_with_what_was_meant():
@@ -298,10 +303,10 @@ def test_an_error_keeps_its_status():
 def test_the_log_has_how_far_the_trainer_is_from_the_sampler():
     samples = [Sample((1, 2), (3, 4), (-1.0, -2.0), 1.0, count=3)]
     [batch] = microbatches(samples, 100, packed=False)
-    meter, config = LossMeter("a"), resolve(ATGRPOConfig())
+    meter, bounds = LossMeter("a"), (0.8, 1.2)
     apart_BT = torch.tensor([[0.5, -0.25]])
     logp_BT = batch.old_logprobs_BT + apart_BT
-    meter.add(config, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))
+    meter.add(bounds, batch, logp_BT, apart_BT.exp(), None, None, torch.zeros(()))
     found = meter.metrics(1.0, 0.0)
     expected = (torch.exp(apart_BT) - apart_BT - 1).mean().item()
     assert found["sampling/kl"] == pytest.approx(expected, rel=1e-5)

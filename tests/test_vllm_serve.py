@@ -55,6 +55,24 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
             assert [turn["agent"] for turn in team.turns] == ["writer_0", "reader_0"] * 4
             assert team.choices[0].message.content == team.turns[-1]["text"][:8]
             assert team.usage.completion_tokens == sum(turn["tokens"] for turn in team.turns)
+            *parts, last = client.chat.completions.create(
+                model="team",
+                messages=[{"role": "user", "content": "hello"}],
+                max_tokens=12,
+                stream=True,
+            )
+            told, longest = dict[tuple[str, int], list[str]](), 0
+            for part in parts[1:]:
+                if turn := getattr(part, "turn", None):
+                    piece = part.choices[0].delta.reasoning_content
+                    told.setdefault((turn["agent"], turn["turn"]), []).append(piece)
+            for turn in last.turns:
+                heading, *pieces = told.pop((turn["agent"], turn["turn"]))
+                assert heading.strip() == f"{turn['agent']}, turn {turn['turn']}:"
+                assert "".join(pieces) == turn["text"]
+                longest = max(longest, len(pieces))
+            assert not told
+            assert longest > 3  # token by token, as they come
             for wrong in ("base", "nobody"):
                 with pytest.raises(openai.NotFoundError):
                     client.completions.create(model=wrong, prompt="x")

@@ -27,10 +27,10 @@ class PlainDisplay:
         """Prints the text."""
         print(text, flush=True)
 
-    def playing(self, what: str, done: int, total: int) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Prints one line, when all episodes are over."""
         if done == total:
-            print(f"{what}: {total} episodes played", flush=True)
+            print(f"{what}: {total} episodes done", flush=True)
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Prints one line."""
@@ -52,7 +52,7 @@ class TerminalDisplay:
             refresh_per_second=4,
         )
         self._run: TaskID | None = None
-        self._playing: TaskID | None = None
+        self._evaluating: TaskID | None = None
 
     def __enter__(self) -> Self:
         self._progress.start()
@@ -65,14 +65,14 @@ class TerminalDisplay:
         """Prints the text above the bars."""
         self._progress.console.print(text, markup=False, highlight=False)
 
-    def playing(self, what: str, done: int, total: int) -> None:
-        """Shows a second bar while episodes are being played."""
-        if self._playing is None:
-            self._playing = self._progress.add_task(what, total=total, note="episodes")
-        self._progress.update(self._playing, description=what, completed=done, total=total)
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Shows a second bar while held-out tasks are evaluated."""
+        if self._evaluating is None:
+            self._evaluating = self._progress.add_task(what, total=total, note="episodes")
+        self._progress.update(self._evaluating, description=what, completed=done, total=total)
         if done == total:
-            self._progress.remove_task(self._playing)
-            self._playing = None
+            self._progress.remove_task(self._evaluating)
+            self._evaluating = None
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Moves the bar of the run."""

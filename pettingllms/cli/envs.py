@@ -32,6 +32,7 @@ from pettingllms.envs.aec import (
     AnyEnv,
     creator_of,
     load_env,
+    made_with,
     next_agent,
     observe_text,
     takes_anything,
@@ -102,6 +103,10 @@ def _env_args(options: argparse.Namespace) -> dict[str, Any]:
     return given
 
 
+def _made(name: str, given: Mapping[str, Any]) -> AnyEnv:
+    return made_with(name, creator_of(name), given, given)
+
+
 def _list(options: argparse.Namespace) -> int:
     del options
     for name, path in ENVIRONMENTS.paths().items():
@@ -160,7 +165,7 @@ def _check(options: argparse.Namespace) -> int:
                 replies = list(read_replies(file))
         except OSError as error:
             raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
-    subject = partial(load_env, options.name, **given) if given else options.name
+    subject = partial(_made, options.name, given) if given else options.name
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
     except (ConformanceError, CloneError) as error:
@@ -171,7 +176,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    env = load_env(options.name, **_env_args(options))
+    env = _made(options.name, _env_args(options))
     env.reset(seed=options.seed)
     replies = read_replies(sys.stdin)
     if sys.stdin.isatty():

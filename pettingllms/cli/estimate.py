@@ -1,13 +1,11 @@
 """`--dry-run`: the settings as they would be used, and roughly what they cost.
 
 Nothing is loaded: the model is built without memory (PyTorch's meta device), the environment is
-made to count its roles. The formulas are in the code: activations are within 15 % of what was measured,
-the rest is counted; what a library or a GPU's allocator holds beside it is not known here.
+made to count its roles. The arithmetic is in `pettingllms.cli.costs`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,44 +13,41 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from pettingllms.assembly import make_env
-from pettingllms.errors import ConfigError
+from pettingllms.cli.costs import (
+    ASSUMED,
+    GIB,
+    GPUS,
+    PROMPT,
+    USABLE,
+    Gpu,
+    ModelShape,
+    Workload,
+    cure,
+    fits,
+    memory,
+    rows_at_once,
+    sampling_seconds,
+    update_seconds,
+)
+from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import roles_of
 from pettingllms.models import EMBEDDED
-from pettingllms.models.head import LOGITS_PER_CHUNK
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
-from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.estimators.base import estimator_of
 
-OPTIMIZER_BYTES = 4 + 4 + 4 + 4
-"""Float32 master copy, gradient and AdamW's two moments of each trained number."""
-PROMPT = 1024
-"""Tokens of a prompt, as a guess."""
-GIB = 1 << 30
+HERE = "here"
+"""In place of a GPU's name: this machine's."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelShape:
-    """What the estimates need to know of a model."""
+def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
+    """The resolved settings as YAML, then memory, work and time.
 
-    parameters: int
-    adapter: int
-    """Numbers in one adapter."""
-    layers: int
-    hidden: int
-    inner: int
-    """Width between the two matrices of a layer's feed-forward part."""
-    queries: int
-    """Query heads times their size."""
-    cache_per_token: int
-    """Keys and values of one token in all layers, numbers."""
-    vocabulary: int
-
-
-def dry_run(config: ATGRPOConfig) -> str:
-    """The resolved settings as YAML, then memory and work.
+    Args:
+        config: the settings.
+        gpu: a name in `GPUS`, or `HERE`: this machine's.
 
     Raises:
         ConfigError: settings that cannot be used.
@@ -60,18 +55,31 @@ def dry_run(config: ATGRPOConfig) -> str:
     resolved = resolve(config)
     env = make_env(resolved, "train", divide=True)
     roles = roles_of(env)
-    players = parse_policies(resolved.policies, roles)
-    trained = trained_policies(resolved.train_roles, players)
+    roles_to_policies = parse_policies(resolved.policies, roles)
+    trained = trained_policies(resolved.train_roles, roles_to_policies)
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
-    policies, n = len(set(players.values())), len(trained)
+    policies, n = len(set(roles_to_policies.values())), len(trained)
+    estimator = estimator_of(resolved)
+    work = Workload(
+        resolved,
+        shape,
+        policies,
+        n,
+        len(env.possible_agents),
+        turns or 1,
+        estimator.tree,
+        gpu_of(resolved, gpu),
+        estimator.shape().probes,
+    )
     return "\n".join(
         [
             config_text(resolved).rstrip(),
             "",
             f"# {policies} policies for {len(roles)} roles ({', '.join(roles)}), {n} trained",
-            *_memory(resolved, shape, policies, n),
-            *_work(resolved, shape, len(env.possible_agents), turns),
+            *_memory(work),
+            *_work(work, limited=turns is not None),
+            *_time(work, limited=turns is not None),
         ]
     )
 
@@ -83,9 +91,10 @@ def shape_of(config: ATGRPOConfig) -> ModelShape:
         ConfigError: it has none that transformers can read.
     """
     name = str(EMBEDDED) if config.model is None else config.model
-    check_model(name)
+    check_model(name, config.revision)
+    revision = {} if config.revision is None else {"revision": config.revision}
     try:
-        model_config = AutoConfig.from_pretrained(name)
+        model_config = AutoConfig.from_pretrained(name, **revision)
     except (OSError, ValueError, KeyError) as error:
         raise ConfigError(f"the configuration of model {name!r} cannot be read: {error}") from error
     with torch.device("meta"):
@@ -102,90 +111,124 @@ def shape_of(config: ATGRPOConfig) -> ModelShape:
         queries=text.num_attention_heads * width,
         cache_per_token=2 * heads * width * text.num_hidden_layers,
         vocabulary=text.vocab_size,
+        linear=sum(layer.weight.numel() for _, layer in _linear(model)),
     )
 
 
 def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
     names = config.lora_target_modules.split(",")
-    head = model.get_output_embeddings()
     layers = [
-        module
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear)
-        and module is not head
-        and (names == ["all-linear"] or name.rpartition(".")[2] in names)
+        layer
+        for name, layer in _linear(model)
+        if names == ["all-linear"] or name.rpartition(".")[2] in names
     ]
     return sum(config.lora_r * (layer.in_features + layer.out_features) for layer in layers)
 
 
-def _memory(config: ResolvedConfig, shape: ModelShape, policies: int, trained: int) -> list[str]:
-    small = config.dtype == "float32" or (config.dtype == "auto" and not _accelerated(config))
-    width = 4 if small else 2
-    rows = config.tasks_per_step * config.num_generations
-    batch = config.tokens_per_batch
-    if config.full:
-        models, base = policies + (config.beta > 0), shape.parameters
-        parts = {
-            f"{models} full models (sampling copies)": models * base * width,
-            "training state (float32 weights, gradients, AdamW)": trained * base * OPTIMIZER_BYTES,
-        }
-    else:
-        parts = {
-            "base model": shape.parameters * width,
-            f"{policies} adapters, gradients, AdamW": policies * shape.adapter * OPTIMIZER_BYTES,
-        }
-    positions = min(DEFAULT_TOKENS_PER_BATCH, rows * (config.max_completion_length + PROMPT))
-    parts[f"cache of a sampling batch of {positions} tokens"] = (
-        positions * shape.cache_per_token * width
+def _linear(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
+    """The linear layers but the output layer, by name."""
+    head = model.get_output_embeddings()
+    return [
+        (name, module)
+        for name, module in model.named_modules()
+        if isinstance(module, nn.Linear) and module is not head
+    ]
+
+
+def _memory(work: Workload) -> list[str]:
+    found = memory(work)
+    parts = [*found.weights.items(), *found.sampling.items(), *found.update.items()]
+    lines = ["", "# Memory, estimated", *(f"#   {size(value):>9}  {what}" for what, value in parts)]
+    lines.append(f"#   {size(found.peak):>9}  at the fullest moment")
+    gpu = work.gpu
+    if gpu is None:
+        return lines
+    if fits(work):
+        return [
+            *lines,
+            f"# Fits into {gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)",
+        ]
+    what, value = max(parts, key=lambda part: part[1])
+    lines.append(
+        f"# Does not fit into {gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted); the "
+        f"largest part: {what}, {size(value)}"
     )
-    parts[f"activations of an update of {batch} tokens"] = activation_bytes(
-        shape, batch, width, checkpointing=config.gradient_checkpointing
-    )
-    # Float32 logits of one chunk, their gradient and what is computed of them.
-    parts["logits"] = 4 * 4 * min(LOGITS_PER_CHUNK, batch * shape.vocabulary)
-    lines = ["", "# Memory, estimated"]
-    return lines + [f"#   {size(value):>9}  {what}" for what, value in parts.items()]
+    if (cured := cure(work)) is None:
+        return [*lines, "# No option makes it fit: take a smaller model or a larger GPU"]
+    options, smaller = cured
+    return [*lines, f"# It fits with {' '.join(options)}: {size(memory(smaller).peak)}"]
 
 
-def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
-    """Bytes that an update with adapters keeps for its backward pass, logits apart.
-
-    The factors were fitted to what is kept of random weights of four shapes with an adapter of rank
-    16 (`tests/test_estimate.py`). In 16 bits more is kept: norms and adapters are computed in
-    float32.
-    """
-    hidden, inner, queries = (6, 4.2, 8.4) if width == 4 else (17, 5.3, 10.5)
-    layer = hidden * shape.hidden + inner * shape.inner + queries * shape.queries
-    if checkpointing:  # the input of every layer, and one layer whole
-        return int(tokens * width * (shape.layers * shape.hidden + layer))
-    return int(tokens * width * shape.layers * layer)
-
-
-def _work(config: ResolvedConfig, shape: ModelShape, agents: int, turns: int | None) -> list[str]:
-    tree = ESTIMATORS.load(config.estimator).tree
-    moves = config.tasks_per_step * config.num_generations * agents
-    each = "a turn" if turns is None else f"a step ({turns} turns at the most)"
-    completions = moves * (turns or 1)
-    tokens = completions * config.max_completion_length
+def _work(work: Workload, limited: bool) -> list[str]:
+    config, shape = work.config, work.shape
+    each = f"a step ({work.turns} turns at the most)" if limited else "a turn"
     # Two operations a parameter and token forward, four more backward.
-    flops = 2 * shape.parameters * tokens * (1 + 3)
+    flops = 2 * shape.parameters * work.tokens * (1 + 3)
     budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
     return [
         "",
         f"# Work {each}, at the most",
-        f"#   {completions:>9,}  completions ({config.num_generations} "
-        + ("to each prompt)" if tree else "episodes of each task)"),
-        f"#   {tokens:>9,}  sampled tokens",
+        f"#   {work.completions:>9,}  completions ({config.num_generations} "
+        + ("to each prompt)" if work.tree else "episodes of each task)"),
+        f"#   {work.tokens:>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
         f"# Steps: {config.max_steps}{budget}; model: {shape.parameters:,} parameters, "
         f"adapter: {shape.adapter:,}",
     ]
 
 
-def _accelerated(config: ATGRPOConfig) -> bool:
-    if config.device != "auto":
-        return config.device != "cpu"
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
+def _time(work: Workload, limited: bool) -> list[str]:
+    gpu = work.gpu
+    if gpu is None:
+        return []
+    if not gpu.tflops:
+        known = ", ".join(GPUS)
+        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {known}"]
+    sampling, update = sampling_seconds(work, gpu), update_seconds(work, gpu)
+    rows, steps = rows_at_once(work), work.config.max_steps
+    layer = ASSUMED.vllm_layer_s if work.config.sampler != "transformers" else ASSUMED.layer_s
+    return [
+        "",
+        f"# Time of a {'step' if limited else 'turn'} on {gpu.name} ({gpu.tflops:g} TFLOP/s, "
+        f"{gpu.gbytes:g} GB/s as published), at the most",
+        f"#   {duration(sampling):>9}  sampling with {work.config.sampler}, {rows} completions at a time",
+        f"#   {duration(update):>9}  updates",
+        f"#   {duration((sampling + update) * steps):>9}  all {steps} steps",
+        f"# Assumes: every completion and episode at its limit (shorter ones take less), prompts of {PROMPT} tokens, {ASSUMED.compute:.0%} "
+        f"of the rate, {ASSUMED.bandwidth:.0%} of the bandwidth,",
+        f"#   {layer * 1e3:g} ms a layer and decoded token to start kernels. Scoring and evaluation are "
+        "not counted; nothing was measured on a GPU.",
+    ]
+
+
+def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
+    """The GPU that an estimate is for: the named one, this machine's, or else an H100.
+
+    None for the embedded model and where a CPU is asked for.
+
+    Raises:
+        ConfigError: an unknown name.
+    """
+    if wanted != HERE:
+        if wanted not in GPUS:
+            raise ConfigError(f"--dry-run: unknown GPU {wanted!r}; {did_you_mean(wanted, GPUS)}")
+        return GPUS[wanted]
+    if config.embedded or config.device in ("cpu", "mps"):
+        return None
+    if not torch.cuda.is_available():
+        return GPUS["h100"]
+    here = torch.cuda.get_device_properties(0)
+    known = next((gpu for gpu in GPUS.values() if gpu.name.split()[-1] in here.name), None)
+    rates = (known.tflops, known.gbytes) if known else (0.0, 0.0)
+    return Gpu(here.name, here.total_memory / GIB, *rates)
+
+
+def duration(seconds: float) -> str:
+    """Seconds in the unit that suits them."""
+    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:,.1f} {unit}"
+    return f"{seconds:.1f} s"
 
 
 def size(count: float) -> str:

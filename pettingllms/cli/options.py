@@ -14,7 +14,9 @@ may have a main key, which its plain form sets: `--sandbox docker --sandbox.pack
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
+import importlib.util
 import json
 import re
 import shutil
@@ -27,21 +29,10 @@ from typing import Any, NoReturn
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.trainers.settings import INSTEAD
 
 MAIN_KEYS: Mapping[str, str] = {"--sandbox": "backend"}
 """Option -> the key that its plain form sets."""
-INSTEAD = {
-    "model_name_or_path": "model",
-    "per_device_train_batch_size": "tasks_per_step",
-    "generation_batch_size": "tasks_per_step",
-    "gradient_accumulation_steps": "tokens_per_batch",
-    "num_train_epochs": "max_steps",
-    "resume_from_checkpoint": "resume",
-    "run_name": "output_dir",
-    "lora_modules": "lora_target_modules",
-}
-"""Options of TRL whose purpose has another name here."""
-
 Objects = dict[str, dict[str, Any]]
 
 
@@ -88,6 +79,11 @@ class CommandParser(argparse.ArgumentParser):
         unknown = re.match(r"unrecognized arguments: (\S[^\s=]*)", message)
         if unknown is not None and not unknown[1].startswith("-"):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
+        if unknown is not None and (owners := self._commands_with(unknown[1].partition(".")[0])):
+            raise ConfigError(
+                f"option {unknown[1]} is not taken here, but by: {', '.join(owners)}; see "
+                f"{self.prog} {owners[0]} --help"
+            )
         if unknown is not None:
             raise ConfigError(self._unknown("option", unknown[1], set(self._options())))
         message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
@@ -97,6 +93,16 @@ class CommandParser(argparse.ArgumentParser):
         """Why an option or key is refused, and what to write instead."""
         hint = did_you_mean(name, known)
         return f"unknown {what} {name!r}; {hint}"
+
+    def _commands_with(self, option: str) -> list[str]:
+        """The subcommands that have an option."""
+        groups = (each for each in self._actions if isinstance(each, argparse._SubParsersAction))
+        return [
+            name
+            for group in groups
+            for name, parser in group.choices.items()
+            if option in parser._option_string_actions
+        ]
 
     def _options(self) -> Iterator[str]:
         """The option strings of this parser and of its subcommands."""
@@ -433,10 +439,23 @@ def _as_typed(value: Any) -> str:
     return str(value)
 
 
+_TRL_SOURCES = (
+    ("trl", "trainer/grpo_config.py"),
+    ("trl", "trainer/base_config.py"),
+    ("transformers", "training_args.py"),
+)
+
+
 def _trl_fields() -> frozenset[str]:
-    # Takes seconds, so only an unknown name waits for it.
-    try:
-        from trl.trainer.grpo_config import GRPOConfig
-    except ImportError:
-        return frozenset()
-    return frozenset(field.name for field in dataclasses.fields(GRPOConfig))
+    """The settings of TRL's GRPOConfig, read from their sources: to import them takes seconds."""
+    found: set[str] = set()
+    for package, file in _TRL_SOURCES:
+        spec = importlib.util.find_spec(package)
+        path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
+        if path is None or not path.is_file():
+            continue
+        for kind in ast.parse(path.read_text(encoding="utf-8")).body:
+            lines = kind.body if isinstance(kind, ast.ClassDef) else ()
+            targets = (line.target for line in lines if isinstance(line, ast.AnnAssign))
+            found |= {target.id for target in targets if isinstance(target, ast.Name)}
+    return frozenset(found)

@@ -12,7 +12,7 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -20,12 +20,16 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from pettingllms.cli.guard import guarded, needing_serve
 from pettingllms.errors import ConfigError
-from pettingllms.trainers.config import ATGRPOConfig, check_values, json_object, setting
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import check_values, json_object, setting
 
 if TYPE_CHECKING:
     from pettingllms.rollout.episode import AnyEnv
     from pettingllms.samplers.vllm_process import VllmProcess
+    from pettingllms.serving.app import TeamServer
     from pettingllms.trainers.config import ResolvedConfig
+
+    Answer = Callable[[TeamServer], None]
 
 LOG = "serve.log"
 
@@ -131,13 +135,13 @@ def _run(run: Path, options: ServeOptions) -> int:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with _listening(options.host, options.port) as listening:
             env = make_env(config, "test")
-            players = parse_policies(config.policies, roles_of(env))
-            key = _key(options)
+            roles_to_policies = parse_policies(config.policies, roles_of(env))
+            answer = _front(options, listening)
             if with_vllm:
-                process = vllm_process(config, players, options, run / LOG)
-                _serve_vllm(process, config, players, env, options, key, listening)
+                process = vllm_process(config, roles_to_policies, options, run / LOG)
+                _serve_vllm(process, config, roles_to_policies, env, answer)
             else:
-                _serve_here(config, players, env, options, key, listening)
+                _serve_here(config, roles_to_policies, env, answer, options.max_waiting)
     except KeyboardInterrupt:
         print("stopped", flush=True)
         # The interpreter would look for garbage in all of torch once more, for seconds.
@@ -177,11 +181,32 @@ def _key(options: ServeOptions) -> str:
     return key
 
 
+def _front(options: ServeOptions, listening: socket.socket) -> Answer:
+    """What answers for a team, whichever engine samples: prints where, and serves until stopped.
+
+    Raises:
+        ConfigError: a package for serving is missing, or the key cannot be read.
+    """
+    with needing_serve():
+        from pettingllms.serving.app import application
+        from pettingllms.serving.run import serve
+    key = _key(options)
+
+    def answer(server: TeamServer) -> None:
+        host = f"[{options.host}]" if ":" in options.host else options.host
+        models = ", ".join(server.reader.models)
+        print(f"serving {models} at http://{host}:{options.port}/v1", flush=True)
+        print(f"key: {key if options.key_file is None else 'in ' + options.key_file}", flush=True)
+        serve(application(server, key), listening, server.close)
+
+    return answer
+
+
 # ------------------------------------------------------------------------------------------ vLLM
 
 
 def vllm_process(
-    config: ResolvedConfig, players: Mapping[str, str], options: ServeOptions, log: Path
+    config: ResolvedConfig, roles_to_policies: Mapping[str, str], options: ServeOptions, log: Path
 ) -> VllmProcess:
     """VLLM's own server for the team, not started yet; it will listen on this machine alone.
 
@@ -209,16 +234,17 @@ def vllm_process(
     on_cpu = not torch.cuda.is_available()
     given = check_options(json_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
-    rank = max(int(read_adapter(folder / policy).r) for policy in players.values())
+    rank = max(int(read_adapter(folder / policy).r) for policy in roles_to_policies.values())
     settings = engine_defaults(on_cpu, engines=1)
     if not on_cpu:
         del settings["gpu_memory_utilization"]  # vLLM's own default: no trainer beside it
     if config.dtype != "auto" or on_cpu:
         settings["dtype"] = "float32" if config.dtype == "auto" else config.dtype
     # A name for each role, also where roles share a policy.
-    words = command_line(settings | given | lora_options(list(players), rank))
+    words = command_line(settings | given | lora_options(list(roles_to_policies), rank))
     modules = [
-        json.dumps({"name": role, "path": str(folder / policy)}) for role, policy in players.items()
+        json.dumps({"name": role, "path": str(folder / policy)})
+        for role, policy in roles_to_policies.items()
     ]
     words += ["--lora-modules", *modules]
     if config.chat_template_kwargs is not None:
@@ -230,17 +256,12 @@ def vllm_process(
 def _serve_vllm(
     process: VllmProcess,
     config: ResolvedConfig,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     env: AnyEnv,
-    options: ServeOptions,
-    key: str,
-    listening: socket.socket,
+    answer: Answer,
 ) -> None:
-    with needing_serve():
-        from pettingllms.serving.app import application
-        from pettingllms.serving.proxy import VllmServer, players_of
-        from pettingllms.serving.run import serve
     from pettingllms.models import EMBEDDED
+    from pettingllms.serving.proxy import VllmServer, players_of
 
     print(f"starting vLLM; it logs to {process.log}", flush=True)
     stopping = threading.Event()
@@ -255,10 +276,8 @@ def _serve_vllm(
         threading.Thread(target=watch, daemon=True).start()
         model = str(EMBEDDED) if config.model is None else config.model
         template = config.mapping("chat_template_kwargs")
-        served = players_of(model, players, process.endpoint, template)
-        server = VllmServer(served, process.endpoint, config.max_completion_length, env)
-        _announce(server.reader.models, options, key)
-        serve(application(server, key), listening, server.close)
+        served = players_of(model, roles_to_policies, process.endpoint, template)
+        answer(VllmServer(served, process.endpoint, config.max_completion_length, env))
     except KeyboardInterrupt:
         if process.running:
             raise
@@ -278,32 +297,20 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
 
 def _serve_here(
     config: ResolvedConfig,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     env: AnyEnv,
-    options: ServeOptions,
-    key: str,
-    listening: socket.socket,
+    answer: Answer,
+    most_waiting: int,
 ) -> None:
-    with needing_serve():
-        from pettingllms.serving.app import application
-        from pettingllms.serving.role_server import RoleServer
-        from pettingllms.serving.run import serve
     from pettingllms.assembly import build_policies
     from pettingllms.cli.display import without_bars
+    from pettingllms.serving.role_server import RoleServer
 
     without_bars()
-    policies = build_policies(config, players)
-    server = RoleServer(
-        policies, config.max_completion_length, env, most_waiting=options.max_waiting
-    )
-    _announce(server.reader.models, options, key)
-    serve(application(server, key), listening, server.close)
-
-
-def _announce(roles: Sequence[str], options: ServeOptions, key: str) -> None:
-    host = f"[{options.host}]" if ":" in options.host else options.host
-    print(f"serving {', '.join(roles)} at http://{host}:{options.port}/v1", flush=True)
-    print(f"key: {key if options.key_file is None else 'in ' + options.key_file}", flush=True)
+    # Whatever engine sampled in training: `PolicySet` is asked for its models alone.
+    here = dataclasses.replace(config, sampler="transformers", server=None, vllm=None)
+    policies = build_policies(here, roles_to_policies)
+    answer(RoleServer(policies, config.max_completion_length, env, most_waiting=most_waiting))
 
 
 if __name__ == "__main__":

@@ -32,7 +32,8 @@ class TrainCommand(NamedTuple):
 
     config: ATGRPOConfig | None
     resume: Path | None
-    dry_run: bool
+    dry_run: str | None
+    """The GPU to estimate for."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -61,8 +62,11 @@ def parser() -> OptionParser:
     )
     options.add_argument(
         "--dry-run",
-        action="store_true",
-        help="Print the resolved settings and an estimate of memory and work; load nothing",
+        nargs="?",
+        const="here",
+        metavar="GPU",
+        help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
+        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h200",
     )
     return options
 
@@ -83,7 +87,7 @@ def parse(argv: Sequence[str]) -> TrainCommand:
     if others := sorted(found.given - {"resume"}):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ConfigError(f"--resume uses the run's own settings; leave out {named}")
-    return TrainCommand(None, Path(found.resume), dry_run=False)
+    return TrainCommand(None, Path(found.resume), dry_run=None)
 
 
 def _run(command: TrainCommand) -> int:
@@ -94,7 +98,7 @@ def _run(command: TrainCommand) -> int:
     if command.dry_run and command.config is not None:
         from pettingllms.cli.estimate import dry_run
 
-        print(dry_run(command.config))
+        print(dry_run(command.config, command.dry_run))
         return 0
     without_bars()
     with best_display() as display, stop_signals() as stop:

@@ -19,6 +19,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import IO
 
+from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
 from pettingllms.data.rows import (
     TABLES,
@@ -230,10 +231,15 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"{name} is on the Hugging Face hub, and huggingface_hub is not installed: "
             "pip install 'pettingllms[train]'"
         ) from error
+    alone = not reach.hub_answers()
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                repository, repo_type="dataset", revision=revision, allow_patterns=patterns
+                repository,
+                repo_type="dataset",
+                revision=revision,
+                allow_patterns=patterns,
+                local_files_only=alone,
             )
         )
     except RepositoryNotFoundError as error:
@@ -241,9 +247,10 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"there is no public data set https://huggingface.co/datasets/{repository}: {error}"
         ) from error
     except (OSError, EntryNotFoundError) as error:
+        reason = reach.silence() if alone else str(error).splitlines()[0].removeprefix("Got: ")
         raise DatasetError(
             f"cannot download {name} from https://huggingface.co/datasets/{repository}: "
-            f"{str(error).splitlines()[0]}. {_OFFLINE.format(name=name)}"
+            f"{reason}. {_OFFLINE.format(name=name)}"
         ) from error
 
 

@@ -25,9 +25,10 @@ from pettingllms.envs.aec import (
     role_of,
     step_result,
 )
-from pettingllms.envs.base import Outcome, Record, Snapshot, TextEnv
+from pettingllms.envs.base import TextEnv
 from pettingllms.envs.blind import Blind, blind_baseline
 from pettingllms.envs.check import check_env
+from pettingllms.envs.records import Outcome, Record, Snapshot
 from pettingllms.envs.spaces import FreeText
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 

@@ -29,7 +29,13 @@ from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
-from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
+from pettingllms.errors import (
+    CloneError,
+    ConfigError,
+    PettingLLMsError,
+    UnknownNameError,
+    did_you_mean,
+)
 from pettingllms.registry import Registry, resolve
 
 AnyEnv = AECEnv[Any, Any, Any]
@@ -100,6 +106,32 @@ def made_by(creator: Callable[..., Any], name: str, /, **kwargs: Any) -> AnyEnv:
             f"{name!r} made a {type(env).__name__}; it must return a PettingZoo AECEnv"
         )
     return env
+
+
+def made_with(
+    name: str,
+    maker: Callable[..., Any],
+    arguments: Mapping[str, Any],
+    given: Mapping[str, Any],
+) -> AnyEnv:
+    """Makes an environment; `given` are those of its arguments that a user has chosen.
+
+    Raises:
+        ConfigError: it does not take an argument, or fails at a value that the user has chosen.
+    """
+    try:
+        return made_by(maker, name, **arguments)
+    except PettingLLMsError:
+        raise
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        # Without arguments of the user's it is a mistake in the environment: keep its traceback.
+        if not given and "argument" not in str(error):
+            raise
+        shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ConfigError(
+            f"environment {name!r} cannot be made with {shown or 'these arguments'}: "
+            f"{type(error).__name__}: {error}; pettingllms-envs show {name} lists what it takes"
+        ) from error
 
 
 def creator_of(name: str) -> Any:

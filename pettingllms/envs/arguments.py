@@ -41,6 +41,7 @@ class TextArguments(TypedDict, total=False):
     alpha: float
     render_mode: str | None
     split: str
+    show_thinking: bool
 
 
 _VARIADIC = (Parameter.VAR_POSITIONAL, Parameter.VAR_KEYWORD)

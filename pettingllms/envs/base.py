@@ -29,24 +29,25 @@ import operator
 import random
 import secrets
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, ClassVar, NamedTuple, Self
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import gymnasium
 from gymnasium.spaces import Dict, Discrete, Space
 from pettingzoo import AECEnv
 
 from pettingllms.envs import arguments
+from pettingllms.envs.records import SNAPSHOT_VERSION, Record, Snapshot
+from pettingllms.envs.records import Outcome as Outcome
+from pettingllms.envs.reward_funcs import RewardFunction, paid
 from pettingllms.envs.spaces import FreeText
+from pettingllms.envs.thinking import CLOSE, OPEN, UNCLOSED, shown_thoughts
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 
 SPLITS = ("train", "val", "test")
 RESERVED_KEYS = frozenset({"text", "turn", "observation", "action_mask"})
 """Keys of an observation that `extra_spaces` must not use: the first two are there already, and
 PettingZoo's tests cannot handle the last two with text."""
-
-SNAPSHOT_VERSION = 2
 
 # The attributes that change during an episode: values that may be shared by copies, because they
 # are replaced and never changed in place, and containers that PettingZoo changes in place.
@@ -64,48 +65,6 @@ _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_
 _SET_BY_RESET = frozenset({*_VALUES, *_CONTAINERS, "infos", "num_agents"} - {"_stream"})
 
 
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Result of one reply: the next state and its scores."""
-
-    state: Any
-    team: float
-    """Reward that the reply earned the team; weighted with `alpha`."""
-    local: float
-    """Reward that the reply earned its author alone."""
-    success: bool
-    """Whether the task is solved now. Says nothing about the end of the episode."""
-    done: bool = False
-    """Whether the environment ends the episode here, e.g. because the agents agree."""
-    parse_error: str | None = None
-    """Reason why the reply could not be read; None where it could."""
-    info: Mapping[str, Any] = field(default_factory=dict)
-    """More entries for `infos[agent]`; values must not be changed later."""
-
-
-class Record(NamedTuple):
-    """One decision of an episode, as kept in `TextEnv.transcript`."""
-
-    turn: int
-    agent: str
-    text: str
-    """The observation that the reply answered."""
-    reply: str
-    team: float
-    local: float
-    parse_error: str | None
-
-
-class Snapshot(NamedTuple):
-    """Everything that changes during an episode. Opaque and picklable; `restore` reads it."""
-
-    version: int
-    env: tuple[tuple[str, Any], ...]
-    """The environment and the arguments that it must have been made with."""
-    fields: dict[str, Any] | None
-    """None before the first `reset`."""
-
-
 class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Base class of the environments here; the module docstring says how it works.
 
@@ -121,6 +80,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         alpha: weight of the team reward: `rewards[agent] = alpha * team + local`.
         render_mode: "ansi" (`render` returns text), "human" (prints it), "rgb_array" or None.
         split: the part of the tasks: "train", "val" or "test".
+        show_thinking: whether agents are shown what their teammates thought since their own last
+            reply, and not only what they said (`pettingllms.envs.thinking`).
         extra_spaces: further keys of the observation, filled by `_extras`.
 
     Raises:
@@ -137,6 +98,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Arguments that fit the tasks to the embedded model, unless others are given."""
     reset_options: ClassVar[tuple[str, ...]] = ()
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
+    reward_funcs: Sequence[RewardFunction] = ()
+    """Functions that add to local rewards; set after the constructor, shared by copies."""
     state_space: Space[Any] = FreeText(sys.maxsize)
     interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
     """Arguments in which a snapshot and the environment that continues it may differ."""
@@ -161,6 +124,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         alpha: float = 1.0,
         render_mode: str | None = None,
         split: str = "train",
+        show_thinking: bool = False,
         extra_spaces: Mapping[str, Space[Any]] | None = None,
     ) -> None:
         if render_mode is not None:
@@ -169,6 +133,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.render_mode = render_mode
         self.split = arguments.one_of("split", split, SPLITS)
         self.alpha = arguments.finite("alpha", alpha)
+        self.show_thinking = bool(show_thinking)
         self.max_turns = arguments.turn_limit(max_turns, max_cycles, self.default_turns)
         self.possible_agents = arguments.agent_names(roles)
         self._has_extras = bool(extra)
@@ -195,7 +160,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         raise NotImplementedError
 
     def _act(self, state: Any, agent: str, text: str) -> Outcome:
-        """Returns what the reply `text` leads to; pure, and must not raise for any text."""
+        """Returns what the reply `text` leads to; pure, and must not raise for any text.
+
+        A thought before the reply (`<think>...</think>`) is not part of `text`.
+        """
         raise NotImplementedError
 
     def _act_all(self, state: Any, agent: str, texts: Sequence[str]) -> list[Outcome]:
@@ -228,10 +196,17 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Returns values for the keys of `extra_spaces`; pure."""
         raise NotImplementedError
 
-    def _too_long(self, state: Any, agent: str, reason: str) -> Outcome:
-        """Returns what a reply over the length limit leads to: no change and no reward."""
+    def _unread(self, state: Any, agent: str, reason: str) -> Outcome:
+        """Returns what a reply leads to that is not read: no change and no reward.
+
+        Its thought is not closed, or it is over the length limit.
+        """
         success = self.infos[agent]["success"]
         return Outcome(state, team=0.0, local=0.0, success=success, parse_error=reason)
+
+    def _hears(self, agent: str) -> Collection[str]:
+        """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
+        return [other for other in self.possible_agents if other != agent]
 
     def _random(self, seed: int) -> random.Random:
         """Returns a generator for task `seed`, independent of other environments and splits."""
@@ -303,7 +278,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def _shown_to(self, agent: str) -> str:
         # Shown to the caller, in the transcript, and in each branch of a tree: computed once.
         if agent not in self._shown:
-            self._shown[agent] = self._text(self._state, self._known(agent))
+            text = self._text(self._state, self._known(agent))
+            if self.show_thinking:
+                text += shown_thoughts(self.transcript, agent, self._hears(agent))
+            self._shown[agent] = text
         return self._shown[agent]
 
     def state(self) -> str:  # type: ignore[override]  # PettingZoo's are arrays
@@ -336,15 +314,27 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
-        short = [reply for reply in replies if len(reply) <= limit]
-        outcomes = iter(self._act_all(self._state, agent, short) if short else ())
-        why = "the reply has {} characters; at most {} are allowed"
-        return [
-            next(outcomes)
-            if len(reply) <= limit
-            else self._too_long(self._state, agent, why.format(len(reply), limit))
-            for reply in replies
-        ]
+        said: Sequence[str | None] = replies
+        for reply in replies:
+            if "think>" in reply or len(reply) > limit:
+                said = [without_thought(each) if len(each) <= limit else None for each in replies]
+                break
+        read = [text for text in said if text is not None]
+        found = self._act_all(self._state, agent, read) if read else []
+        if len(read) < len(said):
+            outcomes = iter(found)
+            found = [
+                next(outcomes) if text is not None else self._not_read(agent, len(reply), limit)
+                for reply, text in zip(replies, said, strict=True)
+            ]
+        if self.reward_funcs:
+            shown = self._shown_to(agent)
+            found = paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
+        return found
+
+    def _not_read(self, agent: str, length: int, limit: int) -> Outcome:
+        long = f"the reply has {length} characters; at most {limit} are allowed"
+        return self._unread(self._state, agent, UNCLOSED if length <= limit else long)
 
     def _record(self, agent: str, shown: str, reply: str, outcome: Outcome) -> None:
         """Records an outcome, selects the next agent, and ends the episode where due."""
@@ -472,6 +462,12 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
 
 TextEnv.__signature__ = arguments.signature(TextEnv)
+
+
+def without_thought(text: str) -> str | None:
+    """Returns what `text` says after its thought; None where the thought is not closed."""
+    said = text.rpartition(CLOSE)[2]
+    return None if OPEN in said else said
 
 
 def stream_seed(seed: int, episode: int) -> int:

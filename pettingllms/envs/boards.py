@@ -297,8 +297,8 @@ class BoardEnv(TeamEnv):
         team, done = float(result.solved), result.solved or result.lost
         return self._outcome(after, "planner", result, team=team, gain=gain, done=done)
 
-    # A reply over the length limit costs what any unreadable one does; the base charges nothing.
-    def _too_long(self, state: BoardState, agent: str, reason: str) -> Outcome:
+    # It costs what any unreadable reply does; the base charges nothing.
+    def _unread(self, state: BoardState, agent: str, reason: str) -> Outcome:
         play = self._propose if agent == "tool_0" else self._decide
         return play(state, ParseError(reason))
 

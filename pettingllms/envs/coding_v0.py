@@ -224,9 +224,10 @@ class raw_env(TeamEnv):
         runs = self._runs_ahead(state, inputs)
         # Another reply's input must not bear on this one's, so that none ends the list.
         within = self._limits_of(task, REFERENCE_SHARE)
-        reference = self._outputs(
-            task, task.reference, inputs, runs.within(within, end_at_limit=False)
-        )
+        reference: Mapping[str, RunResult] = {}
+        if task.reference:
+            ahead = runs.within(within, end_at_limit=False)
+            reference = self._outputs(task, task.reference, inputs, ahead)
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
         return [
             self._unread(state, agent, reply.why)
@@ -333,8 +334,8 @@ class raw_env(TeamEnv):
     def _outputs(
         self, task: CodingTask, program: str, inputs: list[str], run: Run
     ) -> dict[str, RunResult]:
-        """What a program does with each input; empty if there is none of either."""
-        if not program or not inputs:
+        """What a program, which may be empty, does with each input."""
+        if not inputs:
             return {}
         (results,) = coding.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))
@@ -353,9 +354,6 @@ class raw_env(TeamEnv):
         ends_turn = agent == "tester_0" or not self._team
         after = state.turned() if ends_turn else state
         return self._outcome(after, agent, -FORMAT_PENALTY, parse_error=why)
-
-    def _too_long(self, state: State, agent: str, reason: str) -> Outcome:
-        return self._unread(state, agent, reason)
 
     def _outcome(
         self,

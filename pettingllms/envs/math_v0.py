@@ -228,8 +228,11 @@ class raw_env(TeamEnv):
         done = self._agree(after, agent, reply)
         return self._outcome(after, agent, local, done=done, info=info)
 
-    def _too_long(self, state: MathState, agent: str, reason: str) -> Outcome:
+    def _unread(self, state: MathState, agent: str, reason: str) -> Outcome:
         return self._judge(state, agent, ParseError(reason), {})
+
+    def _hears(self, agent: str) -> frozenset[str]:
+        return self.sees[agent]
 
     def _trust(self, state: MathState, agent: str, message: Message) -> dict[str, float]:
         """Compares an answer with that of the last tool of this turn that its author sees."""

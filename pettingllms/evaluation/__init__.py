@@ -1,13 +1,13 @@
 """Evaluation on held-out tasks: one completion a decision, scores of the team and of each role.
 
-Every task is played a number of times to its end, without branching. Every score has a 95 %
+Every task has a number of episodes, without branching. Every score has a 95 %
 interval over tasks: Wilson's for shares of successes or completions, a bootstrap for the others.
 
 | score | mean over tasks of |
 |---|---|
 | `success` | episodes at whose end the team has succeeded (absent if the environment does not report it) |
 | `overlong` | episodes that ended early because a prompt left no room for a completion in the model's context; they keep what they earned and are no success (absent if there are none) |
-| `pass@k` | the unbiased chance that at least one of k episodes succeeds, if a task was played more than once |
+| `pass@k` | the unbiased chance that at least one of k episodes succeeds, if a task has more than one |
 | `difficulty/<d>/success` | success on the tasks whose first info has `difficulty` d |
 | `turns` | decisions of the agent that took most in an episode |
 | `return` | what an episode earned the team |
@@ -35,7 +35,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pettingllms.evaluation.play import evaluate, held_out, roles_of
+    from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of
     from pettingllms.evaluation.scores import Estimate, Evaluation
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of"]
@@ -45,5 +45,5 @@ def __getattr__(name: str) -> Any:
     # When first used: the settings alone, which --help shows, need no torch.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = "scores" if name in ("Estimate", "Evaluation") else "play"
+    module = "scores" if name in ("Estimate", "Evaluation") else "rollouts"
     return getattr(importlib.import_module(f"{__name__}.{module}"), name)

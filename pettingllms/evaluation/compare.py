@@ -39,14 +39,14 @@ class Side:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """One line-up of each side, on the tasks that both have played."""
+    """One line-up of each side, on the tasks of both."""
 
     first: str
     second: str
     roles: tuple[str, ...]
     tasks: int
     alone: int
-    """Tasks that only one side has played; they are left out."""
+    """Tasks of only one side; they are left out."""
     means: Mapping[str, tuple[Estimate, Estimate]]
     differences: Mapping[str, Difference]
     """Second minus first, for every score that both have."""
@@ -77,7 +77,7 @@ def paired(
     both = [task for task in one if task in two]
     if not both:
         raise ConfigError(
-            f"{names[0]} and {names[1]} have played no task in common: the first of the one is "
+            f"{names[0]} and {names[1]} have no task in common: the first of the one is "
             f"{next(iter(one), 'none')}, of the other {next(iter(two), 'none')}"
         )
     found = differences(one, two, seed)
@@ -114,7 +114,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
     """Compares every line-up that both sides have, or their only ones.
 
     Raises:
-        ConfigError: they played different tasks, or have no line-up in common.
+        ConfigError: they have different tasks, or have no line-up in common.
     """
     for name in SAME:
         one, two = first.settings.get(name), second.settings.get(name)

@@ -9,7 +9,14 @@ from functools import partial
 from typing import Any, Self
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ATGRPOConfig, check_values, setting
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import (
+    check_values,
+    policies_setting,
+    sampling_setting,
+    setting,
+    task_setting,
+)
 
 SPLITS = ("train", "val", "test")
 SHARED: Mapping[str, str] = {
@@ -19,9 +26,6 @@ SHARED: Mapping[str, str] = {
 }
 """Settings of a run that an evaluation has too: "run" where they are the run's unless given."""
 
-_task = partial(setting, "Task")
-_policies = partial(setting, "Policies")
-_sampling = partial(setting, "Sampling")
 _results = partial(setting, "Results")
 
 
@@ -33,36 +37,38 @@ class EvalConfig:
         ConfigError: a value that cannot be used; names the field, the value and the cure.
     """
 
-    adapters: str | None = _policies(
+    adapters: str | None = policies_setting(
         None,
         "A run; a folder with an adapter for each policy, or with one, as PEFT saves it, for all "
         "roles; a hub id; or coder=FOLDER,tester=FOLDER. Default: the base model",
     )
-    swap: str | None = _policies(
+    swap: str | None = policies_setting(
         None,
         "coder=tester lets these roles exchange their policies; all: every role with every other "
         "role's policy",
     )
-    base: bool = _policies(True, "Leave out the base model, which is evaluated beside the adapters")
-    agents: str | None = _task(
+    base: bool = policies_setting(
+        True, "Leave out the base model, which is evaluated beside the adapters"
+    )
+    agents: str | None = task_setting(
         None, "single: one agent instead of a team, where the environment has such a form"
     )
-    split: str = _task("test", "train, val or test", choices=SPLITS)
-    limit: int | None = _task(
+    split: str = task_setting("test", "train, val or test", choices=SPLITS)
+    limit: int | None = task_setting(
         None,
         "Number of tasks, the first of the split. Default: all of a data set, 100 where tasks "
         "never end",
         aliases=("--tasks",),
         at_least=1,
     )
-    samples: int = _task(
+    samples: int = task_setting(
         1,
         "Episodes of each task; more than one also give pass@k. More than a finished --out has are "
         "added to it",
         at_least=1,
     )
-    greedy: bool = _sampling(False, "Always take the likeliest token instead of sampling")
-    top_p: float = _sampling(
+    greedy: bool = sampling_setting(False, "Always take the likeliest token instead of sampling")
+    top_p: float = sampling_setting(
         1.0, "Sample from the likeliest tokens that together reach this probability"
     )
     out: str | None = _results(

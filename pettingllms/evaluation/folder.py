@@ -5,10 +5,11 @@
     results.json        settings and scores, once all episodes are over
     results.md          the tables, with results.png
 
-Episodes are written a chunk at a time: one episode of each of some tasks. Resuming keeps the
-complete chunks and plays the rest; the last three files come out byte for byte as without an
-interruption. A folder may also be continued with more `samples`, also one that is finished: only
-the missing episodes are played, and the results are those of asking for all of them at once.
+Episodes are written a chunk at a time (`evaluation/chunks.py`). Resuming keeps the complete chunks
+and rolls out the rest; the last three files come out byte for byte as without an interruption. A
+folder may also be continued with more `samples`, also one that is finished: the results are those of
+asking for all of them at once. Only the missing episodes are rolled out, and those of a last chunk
+that becomes larger.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from pettingllms.errors import RunFolderError
+from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, kept
 from pettingllms.rollout.files import RESULTS, SETTINGS, TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs.folder import Folder, replace_file, versions
@@ -86,13 +88,13 @@ class EvalFolder(Folder):
                     "choose another --out"
                 )
 
-    def take(self, team: str, tasks: Sequence[Task], sample: int) -> list[Trajectory]:
+    def take(self, team: str, tasks: Sequence[Task], samples: Sequence[int]) -> list[Trajectory]:
         """The episodes of a chunk if it is complete; else none, and it is cut off the log.
 
         Raises:
             RunFolderError: a chunk lacks episodes, and it is not the last.
         """
-        keys = [(team, task.id, sample) for task in tasks]
+        keys = [(team, task.id, sample) for task in tasks for sample in samples]
         lines = [self._known.pop(key) for key in keys if key in self._known]
         if len(lines) == len(keys):
             return [line.episode for line in lines]
@@ -101,8 +103,8 @@ class EvalFolder(Folder):
             if any(line.start > start for line in self._known.values()):
                 raise RunFolderError(
                     f"{self.path / TRAJECTORIES} lacks {len(keys) - len(lines)} of the episodes "
-                    f"{sample} of {team!r} on the tasks {keys[0][1]} to {keys[-1][1]}; remove the "
-                    "folder, or choose another --out"
+                    f"{samples[0]} to {samples[-1]} of {team!r} on the tasks {keys[0][1]} to "
+                    f"{keys[-1][1]}; remove the folder, or choose another --out"
                 )
             with self.writing(TRAJECTORIES):
                 os.truncate(self.path / TRAJECTORIES, start)
@@ -117,7 +119,7 @@ class EvalFolder(Folder):
         self.append(TRAJECTORIES, (episode.row(team=team) for episode in episodes))
 
     def _begin(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        """The content of settings.json: written if no episode was played yet, else compared.
+        """The content of settings.json: written if there is no episode yet, else compared.
 
         More samples than before make a finished evaluation an unfinished one.
         """
@@ -143,8 +145,24 @@ class EvalFolder(Folder):
         if more:
             with self.writing(RESULTS):
                 (path / RESULTS).unlink(missing_ok=True)
+            # Before the settings: without these episodes it is an evaluation of either size.
+            sizes = head["settings"]
+            at_once = sizes.get("at_once", EPISODES_AT_ONCE)
+            self._keep(kept(sizes.get("tasks", 0), before, now, at_once))
             self.write(SETTINGS, json.dumps(begun, indent=2) + "\n")
         return begun
+
+    def _keep(self, samples: int) -> None:
+        """Removes all episodes but the first `samples` of each task from the log."""
+        data = (self.path / TRAJECTORIES).read_bytes()
+        whole = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
+        lines = [_line(self.path / TRAJECTORIES, line, 0) for line in whole]
+        staying = [
+            line for line, read in zip(whole, lines, strict=True) if read.episode.episode < samples
+        ]
+        if len(staying) < len(whole):
+            self.write(TRAJECTORIES, b"".join(staying))
+            self._acquire()
 
     def _read(self) -> None:
         """Reads the log, and cuts a half-written last line."""

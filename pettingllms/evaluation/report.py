@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from pettingllms.evaluation.compare import Comparison
-from pettingllms.evaluation.play import ADAPTERS, title_of_swap
+from pettingllms.evaluation.rollouts import ADAPTERS, title_of_swap
 from pettingllms.evaluation.scores import Difference, Estimate, Evaluation
 
 TEAM = {
@@ -158,11 +158,7 @@ def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
 
 def notes(comparison: Comparison) -> str:
     """States what the numbers of a comparison are of."""
-    left = (
-        f"; {comparison.alone} tasks that only one side played are left out"
-        if comparison.alone
-        else ""
-    )
+    left = f"; {comparison.alone} tasks of only one side are left out" if comparison.alone else ""
     return (
         f"{comparison.tasks} tasks, paired{left}; in brackets the 95 % interval of the "
         "difference (bootstrap over tasks), * where it leaves out 0; more, less: tasks"

@@ -27,21 +27,20 @@ from pettingllms.assembly import (
 )
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
+from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
-from pettingllms.evaluation.play import (
+from pettingllms.evaluation.plots import bars
+from pettingllms.evaluation.rollouts import (
     ADAPTERS,
-    EPISODES_AT_ONCE,
     Lineup,
-    Sampling,
     Verdicts,
     evaluate_lineups,
     held_out,
     lineups_of,
     roles_of,
 )
-from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
@@ -75,7 +74,7 @@ class EvalPlan:
     """Settings of the environment and the policies."""
     split: str
     env: AnyEnv
-    players: Mapping[str, str]
+    roles_to_policies: Mapping[str, str]
     """Role -> policy."""
     teams: Sequence[Lineup]
     tasks: Sequence[Task]
@@ -105,13 +104,15 @@ class EvalPlan:
             "embedded_args": dict(prompts),
             "model": "embedded" if embedded else config.model,
             "model_digest": digest(EMBEDDED) if embedded else None,
+            "revision": config.revision,
+            "load_in_4bit": config.load_in_4bit,
             "full": config.full,
             "dtype": config.dtype,
             "device": config.device,
             "chat_template_kwargs": config.mapping("chat_template_kwargs"),
             "sampler": config.sampler,
             "vllm": config.mapping("vllm"),
-            "policies": dict(self.players),
+            "policies": dict(self.roles_to_policies),
             "adapters": config.adapters,
             "adapter_digests": {
                 policy: digest(folder) for policy, folder in sorted(self.adapters.items())
@@ -123,7 +124,7 @@ class EvalPlan:
     def load(self, adapters: bool) -> PolicySet:
         """Loads the policies with their adapters, or as the base model; to be closed."""
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
-        policies = build_policies(config, self.players)
+        policies = build_policies(config, self.roles_to_policies)
         longest = config.mapping("vllm").get("max_model_len")
         if longest is not None:
             policies.context = min(policies.context, longest)
@@ -219,16 +220,21 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     """
     config = settings_of(options, source)
     if config.model is not None:
-        check_model(config.model)
+        check_model(config.model, config.revision)
     env = _env(options, config, source)
-    players = parse_policies(config.policies, roles_of(env))
-    if set(players.values()) == {BASE}:
+    roles_to_policies = parse_policies(config.policies, roles_of(env))
+    if set(roles_to_policies.values()) == {BASE}:
         config = dataclasses.replace(config, adapters=None)
-    adapters = check_adapters(config, players)
-    if adapters:  # where roles are given one by one, the base model plays the others
-        players = {role: name if name in adapters else BASE for role, name in players.items()}
+    adapters = check_adapters(config, roles_to_policies)
+    if adapters:  # where roles are given one by one, the base model answers for the others
+        roles_to_policies = {
+            role: name if name in adapters else BASE for role, name in roles_to_policies.items()
+        }
     teams = lineups_of(
-        players, adapters=config.adapters is not None, base=options.base, swap=options.swap
+        roles_to_policies,
+        adapters=config.adapters is not None,
+        base=options.base,
+        swap=options.swap,
     )
     sampling = Sampling(
         max_new_tokens=config.max_completion_length,
@@ -240,7 +246,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(config, options.split, env, players, teams, tasks, sampling, adapters)
+    return EvalPlan(config, options.split, env, roles_to_policies, teams, tasks, sampling, adapters)
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -281,7 +287,7 @@ def run_of(adapters: str) -> Path | None:
 
 def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
     try:
-        # What a run was trained on is divided as there; a data set given here is played whole.
+        # What a run was trained on is divided as there; a data set given here is used whole.
         trained_on = "dataset" not in options.over
         return make_env(config, options.split, source, divide=trained_on)
     except ConfigError as error:
@@ -400,7 +406,7 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
     def on_progress(title: str, verdicts: Verdicts) -> None:
         known = [won for won in verdicts if won is not None]
         score = f", success {sum(known) / len(known):.2f}" if known else ""
-        display.playing(f"{title}{score}", len(verdicts), plan.episodes)
+        display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
     with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
         episodes = evaluate_lineups(

@@ -10,7 +10,7 @@ of 2000 bootstrap resamples. Where all tasks agree exactly, a bootstrap interval
 a limit of the method.
 
 pass@k is the unbiased estimate of Chen et al. (arXiv 2107.03374, section 2.1): the chance that at
-least one of k episodes, drawn without replacement from the n that were played, succeeds.
+least one of k episodes, drawn without replacement from the n of the task, succeeds.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class Estimate(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """The second minus the first, over the tasks that both have played."""
+    """The second minus the first, over the tasks of both."""
 
     mean: float
     low: float
@@ -80,7 +80,7 @@ class Evaluation:
     scores: Mapping[str, Estimate]
 
     def row(self) -> dict[str, Any]:
-        """One flat record: `eval/<score>`, `.../low`, `.../high`, and what was played."""
+        """One flat record: `eval/<score>`, `.../low`, `.../high`, and of what."""
         row: dict[str, Any] = {
             "roles": list(self.roles),
             "tasks": self.tasks,
@@ -126,8 +126,8 @@ def pass_at_k(episodes: int, successes: int, k: int) -> float:
     """
     if not 1 <= k <= episodes or not 0 <= successes <= episodes:
         raise ConfigError(
-            f"pass@{k} does not follow from {successes} successes in {episodes} episodes; play at "
-            f"least {k}"
+            f"pass@{k} does not follow from {successes} successes in {episodes} episodes; roll "
+            f"out at least {k}"
         )
     return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
 
@@ -156,7 +156,7 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
 
     Without the correction it covers a share of 0.99 in only 92 of 100 cases (100 tasks).
 
-    A task that was played several times has a fraction, and its episodes may succeed together.
+    A task with several episodes has a fraction, and its episodes may succeed together.
     The number of independent trials is therefore estimated from the spread over tasks, with the
     number of tasks as its least value, which is exact for zeros and ones.
 

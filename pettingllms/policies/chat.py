@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any
 
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pettingllms.errors import ConfigError
+
+_THOUGHT = ("<think>", "</think>")
 
 
 class Chat:
@@ -47,6 +50,19 @@ class Chat:
         known = {*filter(None, tokenizer.all_special_tokens), *added}
         special = sorted(known, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        # Some tokenizers list these among the special tokens, which are left out of texts.
+        self._thoughts = {
+            number: str(token)
+            for number, token in tokenizer.added_tokens_decoder.items()
+            if token.special and str(token) in _THOUGHT
+        }
+
+    @cached_property
+    def opens_thought(self) -> bool:
+        """Whether the template itself writes the `<think>` that a completion goes on from."""
+        text = str(self.tokenizer.decode(list(self.prompt_ids("?"))))
+        opening, closing = _THOUGHT
+        return text.rfind(opening) > text.rfind(closing)
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
         """Token ids of one user turn followed by the opening of the model's turn.
@@ -82,8 +98,20 @@ class Chat:
         ids = list(token_ids)
         if ids and ids[-1] in self.end_ids:
             del ids[-1]
+        texts, first = list[str](), 0
+        for place, number in enumerate(ids):
+            if number in self._thoughts:
+                texts += [self._text(ids[first:place]), self._thoughts[number]]
+                first = place + 1
+        return "".join([*texts, self._text(ids[first:])])
+
+    def reply(self, text: str) -> str:
+        """A decoded completion as environments read it: with the `<think>` of the template."""
+        return f"{_THOUGHT[0]}{text}" if self.opens_thought else text
+
+    def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(
-            ids, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False
         )
         return str(text)
 

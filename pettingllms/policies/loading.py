@@ -8,19 +8,14 @@ from typing import Any
 
 import torch
 from peft import LoraConfig
-from torch import nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoTokenizer,
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-)
-from trl.trainer.utils import disable_dropout_in_model
+from transformers import PreTrainedModel
 
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
+from pettingllms.models.shared_prompts import enabled
+from pettingllms.policies.base_model import ModelSpec, load_base, quantized
 from pettingllms.policies.chat import Chat, end_of_turn_ids
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.prefix_trial import check_head, share_prompts
+from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
@@ -30,15 +25,9 @@ from pettingllms.policies.weights import (
 )
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, ServedPolicies, Weights
 
-_DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-}
-
 
 def load_policies(
-    model: str | Path,
+    model: str | Path | ModelSpec,
     roles_to_policies: Mapping[str, str],
     *,
     lora_r: int = 16,
@@ -50,7 +39,6 @@ def load_policies(
     device: str | torch.device | None = None,
     seed: int = 0,
     gradient_checkpointing: bool = False,
-    shared_prompts: bool = True,
     merge: bool | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     adapters: Path | Mapping[str, Path] | None = None,
@@ -59,7 +47,7 @@ def load_policies(
     """Loads the base model and makes or loads a policy for every role.
 
     Args:
-        model: a Hugging Face id, or a folder with a causal model and its tokenizer.
+        model: a Hugging Face id, a folder with a causal model and its tokenizer, or a `ModelSpec`.
         roles_to_policies: role -> policy, as from `parse_policies`.
         lora_r: rank of the adapters.
         lora_alpha: adapters are scaled by `lora_alpha / lora_r`.
@@ -70,7 +58,6 @@ def load_policies(
         device: None: cuda or mps where present, else the CPU.
         seed: of the adapters' first weights, together with each policy's name.
         gradient_checkpointing: recompute activations in the backward pass.
-        shared_prompts: compute a prompt once for all its completions if a trial allows it.
         merge: sample from merged copies of adapted weights; None: for float32 bases <= 1 GiB.
         chat_template_kwargs: passed on to the chat template.
         adapters: folder with a folder for each policy, or policy -> folder; they decide their rank.
@@ -81,19 +68,21 @@ def load_policies(
         SamplerUnavailable: the engine does not start.
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
-    compute = _dtype(dtype, place := _device(device))
+    compute, place = (spec := ModelSpec.of(model)).dtype_and_device(dtype, device)
     saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
     kept = torch.float32 if full else compute
-    tokenizer, base = _load_base(model, kept, place, gradient_checkpointing, shared_prompts)
+    tokenizer, base = load_base(spec, kept, place, gradient_checkpointing)
+    here = sampler.name == "transformers"  # other engines copy the adapters
+    if here and not enabled(base):
+        check_cache(base)
     chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
     weights: Weights
     rank: int | None = None
     if full:
-        weights = FullWeights(base, str(model), names, reference=reference, sampling_dtype=compute)
+        weights = FullWeights(base, spec.name, names, reference=reference, sampling_dtype=compute)
     else:
         lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        merged = merge if sampler.name == "transformers" else False  # others copy the adapters
-        weights, rank = _adapters(base, str(model), names, saved, lora, seed, merged)
+        weights, rank = _adapters(base, spec, names, saved, lora, seed, here and merge)
     served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
     policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
     return _with_saved(policies, saved)
@@ -106,8 +95,8 @@ def _with_saved(policies: PolicySet, saved: Mapping[str, Path]) -> PolicySet:
 
 
 def _adapters(
-    base: Any,
-    model: str,
+    base: PreTrainedModel,
+    spec: ModelSpec,
     names: Sequence[str],
     saved: Mapping[str, Path],
     fresh: LoraConfig,
@@ -116,29 +105,17 @@ def _adapters(
 ) -> tuple[LoraWeights, int]:
     """An adapter for each policy, shaped like the saved one where there is one; the largest rank."""
     configs = {name: read_config(saved[name]) if name in saved else fresh for name in names}
-    weights = _lora_weights(base, model, configs, seed, merge)
-    return weights, max(config.r for config in configs.values())
-
-
-def _load_base(
-    model: str | Path, dtype: torch.dtype, device: torch.device, checkpointing: bool, shared: bool
-) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    if merge is None:
+        small = base.get_memory_footprint() <= MERGE_LIMIT_BYTES
+        merge = small and base.dtype == torch.float32 and not quantized(base)
+    float32 = spec.adapter_dtype == "float32"
     try:
-        tokenizer = AutoTokenizer.from_pretrained(str(model))
-        base = AutoModelForCausalLM.from_pretrained(str(model), dtype=dtype)
-    except (OSError, ValueError, KeyError) as error:
-        raise ConfigError(
-            f"model {str(model)!r} cannot be loaded: {str(error).splitlines()[0]}; give the "
-            "folder of a causal language model with its tokenizer, or its Hugging Face id"
-        ) from error
-    nn.Module.to(base.eval(), device)  # transformers' own `to` is not typed
-    disable_dropout_in_model(base)
-    check_head(base)
-    if checkpointing:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
-    if shared:
-        share_prompts(base)
-    return tokenizer, base
+        weights = LoraWeights(base, spec.name, configs, seed=seed, merge=merge, float32=float32)
+    except ValueError as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"no adapters can be made for model {spec.name!r}: {error}") from error
+    return weights, max(config.r for config in configs.values())
 
 
 def _lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConfig:
@@ -153,46 +130,6 @@ def _lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraCon
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )
-
-
-def _lora_weights(
-    model: PreTrainedModel,
-    name: str,
-    configs: Mapping[str, LoraConfig],
-    seed: int,
-    merge: bool | None,
-) -> LoraWeights:
-    if merge is None:
-        merge = model.dtype == torch.float32 and model.get_memory_footprint() <= MERGE_LIMIT_BYTES
-    try:
-        return LoraWeights(model, name, configs, seed=seed, merge=merge)
-    except ValueError as error:
-        if isinstance(error, ConfigError):
-            raise
-        raise ConfigError(f"no adapters can be made for model {name!r}: {error}") from error
-
-
-def _device(device: str | torch.device | None) -> torch.device:
-    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
-    if device is None:
-        return torch.device(next((kind for kind, present in gpus.items() if present), "cpu"))
-    try:
-        place = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"unknown device {str(device)!r}; use cpu, cuda or mps") from error
-    if not gpus.get(place.type, True):
-        raise ConfigError(f"device {str(device)!r} is not available here; use cpu")
-    return place
-
-
-def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
-    if dtype is None:
-        return torch.float32 if device.type == "cpu" else torch.bfloat16
-    if isinstance(dtype, torch.dtype):
-        return dtype
-    if dtype not in _DTYPES:
-        raise ConfigError(f"unknown dtype {dtype!r}; {did_you_mean(dtype, _DTYPES)}")
-    return _DTYPES[dtype]
 
 
 def _saved(adapters: Path | Mapping[str, Path] | None, names: Sequence[str]) -> dict[str, Path]:

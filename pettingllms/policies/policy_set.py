@@ -143,7 +143,7 @@ class PolicySet:
                     prompt_ids=request.prompt_ids,
                     token_ids=one.token_ids,
                     logprobs=one.logprobs,
-                    text=self.chat.decode(one.token_ids),
+                    text=self.chat.reply(self.chat.decode(one.token_ids)),
                     truncated=one.truncated,
                     version=self.versions[request.policy],
                 )

@@ -1,4 +1,4 @@
-"""Tries a model when it is loaded: its output layer, and whether prompts can be shared.
+"""Tries a model when it is loaded: its output layer, its cache, and whether prompts can be shared.
 
 A prompt is computed once for all its completions where the model's type and a trial allow it.
 """
@@ -64,6 +64,37 @@ def check_head(model: PreTrainedModel) -> None:
         raise ConfigError(
             f"models of type {model.config.model_type!r} change their logits in a way that is not "
             f"known here (a trial differs by {difference:.2g}); choose another model, or report it"
+        )
+
+
+@torch.no_grad()
+def check_cache(model: PreTrainedModel) -> None:
+    """Compares next tokens computed with a cache, as they are sampled, with those of whole texts.
+
+    Some models keep what they have seen in a form of their own. They take no notice of the cache
+    that they are given, and would sample each token as if nothing stood before it.
+
+    Raises:
+        ConfigError: they differ, so that completions would be of another distribution.
+    """
+    longest = _PROMPTS[0]
+    try:
+        decoding = PlainDecoding(model, _PROMPTS, [0, 1], 0)
+        decoding.start()
+        decoding.keep(torch.tensor([1, 0], device=model.device))
+        ours_V = decoding.step(torch.tensor([8, 8], device=model.device))[1].float()
+        ids = torch.tensor([[*longest, 8]], device=model.device)
+        own_V = model(input_ids=ids, use_cache=False).logits[0, -1].float()
+        # In proportion to what a text changes at all: logits of models differ in size.
+        difference = float((ours_V - own_V).norm() / (own_V - own_V.mean()).norm())
+        reason = f"a trial differs by {difference:.2g}"
+    except (RuntimeError, ValueError, TypeError, IndexError, KeyError, AttributeError) as error:
+        difference, reason = float("nan"), str(error).splitlines()[0]
+    if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} cannot be sampled here, because they do "
+            f"not keep their past in transformers' own cache ({reason}); use vLLM (--sampler vllm, "
+            "and --backend vllm in serving) or choose another model"
         )
 
 

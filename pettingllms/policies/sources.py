@@ -22,6 +22,7 @@ from huggingface_hub import snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
 from safetensors import SafetensorError, safe_open
 
+from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
@@ -30,7 +31,7 @@ _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revi
 _RUN = "config.yaml"
 
 
-def check_model(model: str) -> None:
+def check_model(model: str, revision: str | None = None) -> None:
     """Refuses what is no model, before anything is loaded; asks the hub at most once.
 
     Raises:
@@ -38,6 +39,8 @@ def check_model(model: str) -> None:
             neither in the hub's cache nor on the hub.
     """
     path = Path(model)
+    if revision is not None and path.is_dir():
+        raise ConfigError(f"revision is for models on the hub; {model} is a folder")
     if (path / "config.json").is_file():
         return
     if (path / _RUN).is_file():
@@ -58,11 +61,11 @@ def check_model(model: str) -> None:
             f"model {model} is a file; give the folder of a transformers model, or its hub id"
         )
     try:
-        if isinstance(try_to_load_from_cache(model, "config.json"), str):
+        if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
     except HFValidationError as error:
         raise ConfigError(f"model: there is no folder {model}, and it is no hub id") from error
-    _from_hub(model, None, ["config.json"], f"model: there is no folder {model}")
+    _from_hub(model, revision, ["config.json"], f"model: there is no folder {model}")
 
 
 def adapters_in(folder: Path) -> Path:
@@ -94,12 +97,12 @@ def located_adapters(spec: str) -> str:
     return ",".join(f"{role}={_located(source, role)}" for role, source in _pairs(spec).items())
 
 
-def adapter_folders(spec: str | None, players: Mapping[str, str]) -> dict[str, Path]:
+def adapter_folders(spec: str | None, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, of a setting as `located_adapters` returns it.
 
     Args:
         spec: the setting; None where there are no adapters.
-        players: role -> policy.
+        roles_to_policies: role -> policy.
 
     Raises:
         ConfigError: a policy without an adapter, or with two.
@@ -107,18 +110,18 @@ def adapter_folders(spec: str | None, players: Mapping[str, str]) -> dict[str, P
     """
     if spec is None:
         return {}
-    policies = [policy for policy in dict.fromkeys(players.values()) if policy != BASE]
+    policies = [policy for policy in dict.fromkeys(roles_to_policies.values()) if policy != BASE]
     if not is_folder(spec):
-        return _of_roles(_pairs(spec), players)
+        return _of_roles(_pairs(spec), roles_to_policies)
     if (Path(spec) / CONFIG_FILE).is_file():
         return dict.fromkeys(policies, Path(spec))
     found = sorted(path.name for path in Path(spec).iterdir() if path.is_dir())
-    for role, policy in players.items():
+    for role, policy in roles_to_policies.items():
         if policy not in (*found, BASE):
             raise ConfigError(
                 f"{spec} has no adapter for the policy {policy!r}; it has "
                 f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
-                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in players)}"
+                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in roles_to_policies)}"
             )
     return {policy: Path(spec) / policy for policy in policies}
 
@@ -158,13 +161,15 @@ def check_base(folder: Path, model: str) -> None:
         )
 
 
-def _of_roles(pairs: Mapping[str, Path | str], players: Mapping[str, str]) -> dict[str, Path]:
+def _of_roles(
+    pairs: Mapping[str, Path | str], roles_to_policies: Mapping[str, str]
+) -> dict[str, Path]:
     found: dict[str, Path] = {}
     for role, folder in pairs.items():
-        if role not in players:
-            hint = did_you_mean(role, players)
+        if role not in roles_to_policies:
+            hint = did_you_mean(role, roles_to_policies)
             raise UnknownNameError(f"adapters names the unknown role {role!r}; {hint}")
-        policy = players[role]
+        policy = roles_to_policies[role]
         if policy == BASE or found.setdefault(policy, Path(folder)) != Path(folder):
             whose = "the base model" if policy == BASE else "another role's, too"
             raise ConfigError(
@@ -215,10 +220,17 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
     Raises:
         ConfigError: they cannot be had; `otherwise` says what else the name is not.
     """
+    alone = not reach.hub_answers()
     try:
-        return Path(snapshot_download(name, revision=revision, allow_patterns=list(patterns)))
+        folder = snapshot_download(
+            name, revision=revision, allow_patterns=list(patterns), local_files_only=alone
+        )
+        return Path(folder)
     except (OSError, HfHubHTTPError, HFValidationError) as error:
-        reason = str(error).strip().splitlines()[0].partition(". ")[0].rstrip(".")
+        lines = str(error).strip().splitlines() or [type(error).__name__]
+        reason = lines[0].partition(". ")[0].rstrip(".").removeprefix("Got: ")
+        if alone:
+            reason = reach.silence()
         raise ConfigError(
             f"{otherwise}, and the Hugging Face hub did not hand out {name!r} ({reason}); check "
             "the name and the network, or give the path of a downloaded copy"

@@ -53,6 +53,7 @@ class LoraWeights:
         base: its name or path, as users know it.
         configs: policy -> PEFT configuration.
         seed: of the adapters' first weights.
+        float32: keep adapters in float32, whatever the base has; else in the base's dtype.
         merge: sample from merged copies of the adapted weights. Costs one copy of these per
             policy. In bfloat16 a merged weight would round small updates away, so only float32
             bases are worth merging.
@@ -68,6 +69,7 @@ class LoraWeights:
         *,
         seed: int,
         merge: bool,
+        float32: bool = True,
     ) -> None:
         self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
@@ -79,10 +81,13 @@ class LoraWeights:
             config.base_model_name_or_path = None  # `read_tensors` checks the base
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
+                own = _inside(name)
                 if peft_model is None:
-                    peft_model = get_peft_model(model, config, adapter_name=_inside(name))
+                    peft_model = get_peft_model(
+                        model, config, adapter_name=own, autocast_adapter_dtype=float32
+                    )
                 else:
-                    peft_model.add_adapter(_inside(name), config)
+                    peft_model.add_adapter(own, config, autocast_adapter_dtype=float32)
         if peft_model is None:
             raise ConfigError("at least one policy is needed, got none")
         self._peft = peft_model
@@ -90,7 +95,7 @@ class LoraWeights:
         self._tensors = {name: self._adapter_tensors(name) for name in configs}
         self._active: str | None = None
         self._merged: dict[str, PreTrainedModel] = {}
-        self._pairs: dict[str, list[tuple[Linear, nn.Parameter]]] = {}
+        self._pairs: dict[str, list[tuple[Any, nn.Parameter]]] = {}
         if plain is not None:
             for name in configs:
                 self._merged[name] = _share(plain)
@@ -146,9 +151,9 @@ class LoraWeights:
             for part in ("lora_A", "lora_B")
         }
 
-    def _own_weights(self, policy: str) -> list[tuple[Linear, nn.Parameter]]:
+    def _own_weights(self, policy: str) -> list[tuple[Any, nn.Parameter]]:
         """Allocates the merged copy's weights that this policy adapts; pairs them with their layers."""
-        pairs: list[tuple[Linear, nn.Parameter]] = []
+        pairs: list[tuple[Any, nn.Parameter]] = []
         for path, layer in self._layers(policy):
             merged = nn.Parameter(
                 torch.empty_like(layer.get_base_layer().get_parameter("weight")), False
@@ -163,20 +168,23 @@ class LoraWeights:
         names = [
             path.removesuffix(".base_layer").rpartition(".")[2]
             for path, layer in self._model.named_modules()
-            if type(layer) is nn.Linear and layer is not head and ".lora_" not in path
+            if isinstance(layer, nn.Linear) and layer is not head and ".lora_" not in path
         ]
         return list(dict.fromkeys(names))
 
-    def _layers(self, policy: str) -> list[tuple[str, Linear]]:
+    def _layers(self, policy: str) -> list[tuple[str, LoraLayer]]:
         """The layers that this policy adapts, with their paths.
 
         Raises:
             ConfigError: one of them is not a linear layer.
         """
-        found: list[tuple[str, Linear]] = []
+        found: list[tuple[str, LoraLayer]] = []
         for path, layer in self._model.named_modules():
             if isinstance(layer, LoraLayer) and _inside(policy) in layer.r:
-                if not isinstance(layer, Linear):
+                # PEFT has classes of its own for quantized layers, which are linear all the same.
+                if not isinstance(layer, Linear) and not isinstance(
+                    layer.get_base_layer(), nn.Linear
+                ):
                     raise ConfigError(
                         f"target module {path} is of type {type(layer.get_base_layer()).__name__}; "
                         "adapters are for linear layers only, use --lora-target-modules "

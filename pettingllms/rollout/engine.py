@@ -44,6 +44,9 @@ class RolloutShape:
     """Candidates of one prompt."""
     branch: str = "best"
     """The candidate to continue from: best (ties at random), sample or first."""
+    probes: bool = False
+    """Whether the other candidates are played to the end as well, with one completion at each
+    prompt, to see what they lead to (`Candidate.later`)."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class RolloutEngine:
         # Frozen policies get one completion while trained ones get `width`, and a call of the
         # sampler has one `n`.
         for n in dict.fromkeys((1, self.shape.width)):
-            places = [i for i, r in enumerate(requests) if self._width(r.policy) == n]
+            places = [i for i, (_, e) in enumerate(live) if self._width(e, requests[i]) == n]
             if not places:
                 continue
             answers = self.sampler.sample([requests[i] for i in places], n, **self.settings)
@@ -160,8 +163,9 @@ class RolloutEngine:
     def _policy_for(self, role: str) -> str:
         return (self.policies or {}).get(role) or self.sampler.policy_for(role)
 
-    def _width(self, policy: str) -> int:
-        return self.shape.width if self.wide is None or policy in self.wide else 1
+    def _width(self, episode: Episode, request: Request) -> int:
+        wide = self.wide is None or request.policy in self.wide
+        return self.shape.width if wide and not episode.probe else 1
 
     # ------------------------------------------------------------------------------- scoring
 
@@ -172,13 +176,16 @@ class RolloutEngine:
             wait([future for future in open_ones if not future.done()], return_when=FIRST_COMPLETED)
         for cohort in done:
             for decision in cohort.pending:
-                self._advance(decision)
+                cohort.add(self._advance(decision))
             cohort.pending.clear()
             scoring.remove(cohort)
         return [cohort for cohort in done if cohort.live()]
 
-    def _advance(self, decision: _Pending) -> None:
-        """Records the candidates of a decision, and continues the episode from one of them."""
+    def _advance(self, decision: _Pending) -> list[Episode]:
+        """Records the candidates of a decision, and continues the episode from one of them.
+
+        Returns the probes that continue from the others, if there are any.
+        """
         episode, branches = decision.episode, decision.scored.result()
         rewards = [branch.result.reward for branch in branches]
         # Ties are common; always taking the first would bias which states are seen next. The
@@ -200,7 +207,10 @@ class RolloutEngine:
         request = decision.request
         key = episode.key(request.prompt_ids)
         group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
+        probing = self.shape.probes and not episode.probe
+        probes = episode.fork(branches, chosen) if probing else []
         episode.advance(group, branches[chosen])
+        return probes
 
 
 class _Pending(NamedTuple):
@@ -216,8 +226,12 @@ class _Cohort:
     """Episodes that share batches: all of them advance, then the next batch is sampled."""
 
     def __init__(self, episodes: Sequence[Episode]) -> None:
-        self._episodes = episodes
+        self._episodes = list(episodes)
         self.pending: list[_Pending] = []
+
+    def add(self, episodes: Sequence[Episode]) -> None:
+        """Lets further episodes share its batches."""
+        self._episodes += episodes
 
     def live(self) -> list[Episode]:
         """Episodes that are not over."""

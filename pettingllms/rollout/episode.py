@@ -5,6 +5,7 @@ The environment may be any PettingZoo AEC environment with text (`pettingllms.en
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -29,7 +30,7 @@ from pettingllms.envs.aec import (
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.trajectory import Overlong, Trajectory
-from pettingllms.types import Completion, Group, GroupKey, Task
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task
 
 AnyEnv = AECEnv[Any, Any, Any]
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
@@ -58,11 +59,16 @@ class Episode:
         self._early: dict[str, float] = {}
         self._cooperative = False
         self._overlong: Overlong | None = None
+        self.probe: tuple[int, int] | None = None
+        """The decision and the candidate that it continues from, if it only looks ahead."""
+        self._ahead = False
+        self._probes: dict[tuple[int, str], Episode] = {}
+        """Depth and text of a candidate that was not continued from -> what it leads to."""
 
     @property
     def depth(self) -> int:
         """Decisions taken so far."""
-        return len(self._groups)
+        return len(self._groups) + (0 if self.probe is None else self.probe[0] + 1)
 
     @property
     def agent(self) -> str | None:
@@ -97,7 +103,8 @@ class Episode:
 
         It depends on `purpose` and on the place of the decision, never on what else is in progress.
         """
-        place = "/".join(map(str, (*purpose, self.task.id, self.index, self.depth)))
+        own = (self.task.id, self.index, self.depth, *(self.probe or ()))
+        place = "/".join(map(str, (*purpose, *own)))
         # Below 2**62, the bound of `Request.seed`.
         return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest()) >> 2
 
@@ -105,11 +112,27 @@ class Episode:
         """The observation of the agent to act."""
         return observe_text(self.env, self.agent or "")
 
+    def fork(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
+        """Starts a probe from each other text among the candidates of the pending decision."""
+        self._ahead, started = True, []
+        for k, branch in enumerate(branches):
+            place = self.depth, branch.completion.text
+            if branch.completion.text == branches[chosen].completion.text or place in self._probes:
+                continue  # equal texts lead to equal states
+            probe = copy.copy(self)
+            probe.env, probe.probe = clone_env(branch.env), (self.depth, k)
+            probe._groups, probe._turns, probe._latest = [], defaultdict(int, self._turns), {}
+            probe._early, probe._probes = dict(branch.result.others), {}
+            probe._ahead = False
+            self._probes[place] = probe
+            started.append(probe)
+        return started
+
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
         agent = group.key.agent
         self._turns[agent] += 1
-        self._latest[agent] = self.depth
+        self._latest[agent] = len(self._groups)
         self._groups.append(group)
         # A late reward belongs to the decision that its agent took last. Before its first there is
         # none, but the return must have it.
@@ -139,10 +162,51 @@ class Episode:
         return Trajectory.of(
             self.task,
             self.index,
-            self._groups,
+            self._looking_ahead() if self._ahead else self._groups,
             early=early,
             cooperative=self._cooperative,
             overlong=self._overlong,
+        )
+
+    def _looking_ahead(self) -> list[Group]:
+        """The decisions, with what each candidate led to (`Candidate.later`)."""
+        found: list[Group] = []
+        ahead: dict[str, float] = defaultdict(float)  # agent -> rewards from the next node on
+        for depth, group in reversed(list(enumerate(self._groups))):
+            agent, later = group.key.agent, []
+            ahead[agent] += group.late_reward
+            for candidate in group.candidates:
+                probe = self._probes.get((depth, candidate.completion.text))
+                found_out = ahead if probe is None else probe.trajectory().returns
+                later.append(defaultdict(float, found_out))
+            found.append(replace(group, candidates=self._with_later(depth, group, later)))
+            agents = {agent, *(name for each in later for name in each)}
+            ahead = defaultdict(
+                float, {name: sum(each[name] for each in later) / len(later) for name in agents}
+            )
+            mean = sum(candidate.reward for candidate in group.candidates) / len(later)
+            ahead[agent] += mean
+        return found[::-1]
+
+    def _with_later(
+        self, depth: int, group: Group, later: Sequence[Mapping[str, float]]
+    ) -> tuple[Candidate, ...]:
+        spent: dict[str, int] = {}
+        for (at, text), probe in self._probes.items():
+            if at == depth:
+                spent[text] = sum(
+                    len(c.completion.token_ids) for g in probe._groups for c in g.candidates
+                )
+        shared = self._cooperative
+        return tuple(
+            replace(
+                candidate,
+                later=Later(
+                    sum(each.values()) if shared else each[group.key.agent],
+                    spent.pop(candidate.completion.text, 0),
+                ),
+            )
+            for candidate, each in zip(group.candidates, later, strict=True)
         )
 
 

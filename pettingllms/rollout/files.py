@@ -35,6 +35,7 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
             advantage       training: a number, or one for each token; null where not compared
             chosen          whether the episode continued from it
             info            what else the environment said: success, parse_error, statuses, ...
+            later           look-ahead trees: what followed, as reward and tokens generated to find out
 
 `decisions` is the last key of a line, so that a reader finds what a line is about in its first
 bytes. Scores of an evaluation are computed from these records alone, so a file that is read back
@@ -66,6 +67,13 @@ class OverlongRow(TypedDict):
     longest: int
 
 
+class LaterRow(TypedDict):
+    """What followed a candidate in a look-ahead tree."""
+
+    reward: float
+    tokens: int
+
+
 class CandidateRow(TypedDict):
     """A completion with its rewards."""
 
@@ -79,6 +87,7 @@ class CandidateRow(TypedDict):
     advantage: float | Sequence[float] | None
     chosen: bool
     info: dict[str, Any]
+    later: NotRequired[LaterRow]
 
 
 class DecisionRow(TypedDict):

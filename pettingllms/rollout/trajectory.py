@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
 from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow
-from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Task
+from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Later, Task
 
 
 class Overlong(NamedTuple):
@@ -55,7 +55,11 @@ class Trajectory:
         own = _returns(drafts, early)
         shared = sum(own.values()) if cooperative else 0.0
         done = tuple(
-            replace(group, episode_return=shared if cooperative else own[group.key.agent])
+            replace(
+                group,
+                episode_return=shared if cooperative else own[group.key.agent],
+                cooperative=cooperative,
+            )
             for group in drafts
         )
         return cls(task, episode, done, cooperative, dict(early), overlong)
@@ -154,6 +158,17 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
+def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
+    """Whether nothing but the last decisions of episodes earned anything.
+
+    A comparison of what candidates earn right away then says nothing about earlier decisions.
+    """
+    early = [g for each in trajectories for g in each.groups[:-1]]
+    last = [g for each in trajectories for g in each.groups[-1:]]
+    paid = [any(c.reward > 0 for c in group.candidates) for group in early]
+    return bool(early) and not any(paid) and any(c.reward > 0 for g in last for c in g.candidates)
+
+
 def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
     returns: dict[str, float] = defaultdict(float, early)
     # Only the chosen candidates happened; the others were played on copies.
@@ -181,7 +196,7 @@ def _decision(group: Group) -> DecisionRow:
 
 def _candidate(candidate: Candidate) -> CandidateRow:
     completion = candidate.completion
-    return {
+    row: CandidateRow = {
         "completion": completion.text,
         "token_ids": list(completion.token_ids),
         "truncated": completion.truncated,
@@ -193,6 +208,9 @@ def _candidate(candidate: Candidate) -> CandidateRow:
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
     }
+    if candidate.later is not None:
+        row["later"] = {"reward": candidate.later.reward, "tokens": candidate.later.tokens}
+    return row
 
 
 def _group(task: Task, episode: int, row: DecisionRow) -> Group:
@@ -222,6 +240,7 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
             chosen=each["chosen"],
             info=each["info"],
             advantage=_advantage(each["advantage"]),
+            later=Later(**each["later"]) if "later" in each else None,
         )
         for each in row["candidates"]
     )

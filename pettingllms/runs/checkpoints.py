@@ -33,7 +33,7 @@ from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
 from pettingllms.rollout.files import CONFIG
 from pettingllms.runs.folder import RunFolder, sync
-from pettingllms.trainers.at_grpo import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
 logger = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class Checkpoint(NamedTuple):
     """Digest of the base model."""
 
 
-def capture(trainer: ATGRPOTrainer) -> TrainerState:
+def capture(trainer: ATGRPO) -> TrainerState:
     """A copy of the trainer's state between two steps."""
     state = _current(trainer)
     return replace(
@@ -111,7 +111,7 @@ def capture(trainer: ATGRPOTrainer) -> TrainerState:
     )
 
 
-def _current(trainer: ATGRPOTrainer) -> TrainerState:
+def _current(trainer: ATGRPO) -> TrainerState:
     """The trainer's state, with the very tensors of its optimizers."""
     policies = trainer.policies
     return TrainerState(
@@ -130,7 +130,7 @@ def _current(trainer: ATGRPOTrainer) -> TrainerState:
     )
 
 
-def restore(trainer: ATGRPOTrainer, state: TrainerState) -> None:
+def restore(trainer: ATGRPO, state: TrainerState) -> None:
     """Makes the trainer what it was when `state` was captured, bit for bit.
 
     Raises:
@@ -146,7 +146,7 @@ def restore(trainer: ATGRPOTrainer, state: TrainerState) -> None:
     trainer.step, trainer.tokens, trainer.intact = state.step, state.tokens, True
 
 
-def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
+def save(folder: RunFolder, trainer: ATGRPO) -> Path:
     """Writes a checkpoint and the adapters as of now; removes checkpoints older than the last two.
 
     Raises:
@@ -170,7 +170,7 @@ def save(folder: RunFolder, trainer: ATGRPOTrainer) -> Path:
     return target
 
 
-def resume(folder: RunFolder, trainer: ATGRPOTrainer) -> int:
+def resume(folder: RunFolder, trainer: ATGRPO) -> int:
     """Restores the newest checkpoint and cuts the logs back to it; returns its step.
 
     Without any checkpoint the run starts again at step 0, with empty logs.
@@ -203,7 +203,7 @@ def _settings(config: ATGRPOConfig) -> dict[str, Any]:
     return values | {"output_dir": None}
 
 
-def _check_same(folder: RunFolder, trainer: ATGRPOTrainer, checkpoint: Checkpoint) -> None:
+def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> None:
     """Compares settings and base model with those that the checkpoint was written under.
 
     Raises:
@@ -229,7 +229,7 @@ def _check_same(folder: RunFolder, trainer: ATGRPOTrainer, checkpoint: Checkpoin
         logger.warning("%s was changed, and is followed from here on: %s", path, shown)
 
 
-def _save_adapters(folder: RunFolder, trainer: ATGRPOTrainer) -> None:
+def _save_adapters(folder: RunFolder, trainer: ATGRPO) -> None:
     for name in trainer.policies.names:
         with folder.writing(f"adapters/{name}"):
             trainer.policies.save(name, folder.path / "adapters" / name)

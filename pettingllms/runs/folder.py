@@ -57,25 +57,34 @@ class Folder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._locks: list[int] = []
+        """Descriptors of the locked file, and of those that it has replaced."""
+        self._acquire()
+
+    def _acquire(self) -> None:
+        """Locks the file `lock`; called again where that file has been replaced."""
+        path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
-            self._descriptor = os.open(path / self.lock, flags, 0o644)
+            descriptor = os.open(path / self.lock, flags, 0o644)
         except OSError as error:
             raise RunFolderError(
                 f"{path} cannot be written: {error.strerror}; choose another {self.option}"
             ) from error
         try:
-            fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            os.close(self._descriptor)
+            os.close(descriptor)
             raise RunFolderError(
                 f"{path} is in use by another process; wait for it, or choose another {self.option}"
             ) from error
+        self._locks.append(descriptor)
 
     def close(self) -> None:
         """Releases the lock."""
-        os.close(self._descriptor)
+        while self._locks:
+            os.close(self._locks.pop())
 
     def __enter__(self) -> Self:
         return self

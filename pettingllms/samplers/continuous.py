@@ -23,7 +23,7 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.row_cache import RowCache
+from pettingllms.samplers.row_cache import RowCache, prompt_cache
 from pettingllms.samplers.transformers import distribution, draw, uniform
 
 Likely = tuple[tuple[int, float], ...]
@@ -140,8 +140,10 @@ class ContinuousBatch:
         """Computes the rows' prompts, equal ones once, draws a token for each row, and takes them in."""
         distinct = {prompt: u for u, prompt in enumerate(dict.fromkeys(r.prompt_ids for r in rows))}
         owners = [distinct[row.prompt_ids] for row in rows]
-        cache = DynamicCache()
-        logits_UPV = self._prefill(list(distinct), cache, whole=any(r.score_prompt for r in rows))
+        model = self._model()
+        cache = prompt_cache(model)
+        whole = any(row.score_prompt for row in rows)
+        logits_UPV = self._prefill(model, list(distinct), cache, whole=whole)
         prompts = {
             row.key: self._scores(row, logits_UPV[owner])
             for row, owner in zip(rows, owners, strict=True)
@@ -194,10 +196,14 @@ class ContinuousBatch:
     # ------------------------------------------------------------------------------ the parts
 
     def _prefill(
-        self, prompts: Sequence[tuple[int, ...]], cache: DynamicCache, *, whole: bool
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[tuple[int, ...]],
+        cache: DynamicCache,
+        *,
+        whole: bool,
     ) -> torch.Tensor:
         """Logits `_UPV` at every position, or at the last one alone; fills the cache."""
-        model = self._model()
         width = max(map(len, prompts))
         pads = [width - len(prompt) for prompt in prompts]
         ids = [

@@ -1,8 +1,8 @@
 """Keys and values of rows that join and leave a batch while others are decoded.
 
-A cache for any transformers model whose layers attend to keys and values. All rows end in one
-column, so that a step writes a single column for all of them; shorter rows have unused columns on
-their left, which the mask hides:
+A cache for any transformers model whose layers attend to keys and values, keep states of a fixed size
+(linear attention, convolutions), or both. All rows end in one column, so that a step writes a single
+column for all of them; shorter rows have unused columns on their left, which the mask hides:
 
     columns    start .......... end
     row 0      . . . p p p p t t t|
@@ -10,7 +10,8 @@ their left, which the mask hides:
     row 2      . . . . . . . p p p|     . : hidden
 
 Rows move to fill the place of one that left, and the buffer is laid out anew when it is full, which
-happens at most once in as many steps as the longest row has tokens.
+happens at most once in as many steps as the longest row has tokens. Layers that see a window keep all
+columns, because rows of other lengths need other ones; their mask hides the rest.
 
 Shapes: `_R` rows, `_U` prompts, `_P` columns of the prompts, `_S` columns in use, `_h` key-value
 heads, `_D` head size.
@@ -22,11 +23,42 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import DynamicCache
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    Cache,
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
+
+from pettingllms.errors import ConfigError
 
 _SPARE_COLUMNS = 64
 _SPARE_ROWS = 8
+
+
+def prompt_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for prompts of a model, from which rows can join a `RowCache`.
+
+    Raises:
+        ConfigError: a layer keeps something that rows cannot take along.
+    """
+    cache = DynamicCache(config=model.config)
+    for place, layer in enumerate(cache.layers):
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[place] = DynamicLayer()
+        elif type(layer) not in (
+            DynamicLayer,
+            LinearAttentionLayer,
+            LinearAttentionAndFullAttentionLayer,
+        ):
+            raise ConfigError(
+                f"models of type {model.config.model_type!r} cannot be served in this process: "
+                f"requests that come and go cannot share a {type(layer).__name__}; use --backend "
+                "vllm"
+            )
+    return cache
 
 
 class _Layer(DynamicLayer):
@@ -56,12 +88,45 @@ class _Layer(DynamicLayer):
         return self._cache.end - self._cache.start
 
 
+class _MixedLayer(_Layer, LinearAttentionLayer):  # type: ignore[misc]
+    """A layer that has keys and values as well as states."""
+
+    def __init__(self, cache: RowCache, keys: torch.Tensor, values: torch.Tensor) -> None:
+        LinearAttentionLayer.__init__(self)
+        _Layer.__init__(self, cache, keys, values)
+
+
+_STATES = ("conv_states", "recurrent_states")
+_MARKS = (
+    "is_conv_states_initialized",
+    "is_recurrent_states_initialized",
+    "has_previous_state",
+    "conv_kernel_size",
+)
+
+
+def _join(mine: LinearAttentionLayer, theirs: LinearAttentionLayer, owner_R: torch.Tensor) -> None:
+    """Appends rows to the states of a layer: those of the prompts that the rows continue."""
+    LinearAttentionLayer.reorder_cache(theirs, owner_R)  # type: ignore[arg-type]
+    for kind in _STATES:
+        old, new = getattr(mine, kind), getattr(theirs, kind)
+        for number, state in new.items():
+            if state is not None:
+                held = old.get(number)
+                old[number] = state if held is None else torch.cat([held, state])
+    for mark in _MARKS:
+        setattr(mine, mark, getattr(theirs, mark))
+
+
 class RowCache(Cache):
     """The cache of a batch; `add` and `keep` change its rows, a forward pass appends a token to each."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])
         self._mine: list[_Layer] = []
+        """The layers with keys and values."""
+        self._states: list[LinearAttentionLayer] = []
+        """The layers with states, which may be among the others as well."""
         self.start = self.end = 0
         self.lengths: list[int] = []
         """Tokens of each row."""
@@ -81,23 +146,38 @@ class RowCache(Cache):
         """Appends rows that continue prompts.
 
         Args:
-            prompts: their keys and values, padded on the left.
+            prompts: from `prompt_cache`, filled with prompts that are padded on the left.
             lengths: tokens of each prompt.
             owners: index of the prompt of each new row.
         """
         width, new, old = max(lengths), len(owners), self.rows
-        states: list[list[Any]] = [[layer.keys, layer.values] for layer in prompts.layers]  # type: ignore[union-attr]
-        if not self._mine:
-            self._mine = [_Layer(self, *(each[:0, :, :0] for each in pair)) for pair in states]
-            self.layers = list(self._mine)
+        if not self.layers:
+            self._begin(prompts)
         self._make_room(old + new, width)
         place = (slice(old, old + new), slice(None), slice(self.end - width, self.end))
-        for layer, pair in zip(self._mine, states, strict=True):
-            owner_R = torch.tensor(owners, device=layer.device)
-            for buffer, theirs in zip(layer.buffers, pair, strict=True):
-                buffer[place] = theirs.index_select(0, owner_R)
+        found: list[Any] = prompts.layers
+        for layer, theirs in zip(self.layers, found, strict=True):
+            owner_R = torch.tensor(owners, device=getattr(theirs, "device", None))
+            if isinstance(layer, _Layer):
+                for buffer, states in zip(layer.buffers, (theirs.keys, theirs.values), strict=True):
+                    buffer[place] = states.index_select(0, owner_R)
+            if isinstance(layer, LinearAttentionLayer):
+                _join(layer, theirs, owner_R)
         self.lengths += [lengths[owner] for owner in owners]
         self.start = self.end - max(self.lengths)
+
+    def _begin(self, prompts: DynamicCache) -> None:
+        """Makes empty layers of the kinds that the prompts have."""
+        found: list[Any] = prompts.layers
+        for theirs in found:
+            kind = _MixedLayer if isinstance(theirs, LinearAttentionLayer) else _Layer
+            if isinstance(theirs, DynamicLayer) and theirs.is_initialized:
+                pair: tuple[Any, Any] = (theirs.keys, theirs.values)
+                self.layers.append(kind(self, *(each[:0, :, :0] for each in pair)))
+            else:  # states alone, or a layer that keeps nothing
+                self.layers.append(type(theirs)())
+        self._mine = [layer for layer in self.layers if isinstance(layer, _Layer)]
+        self._states = [layer for layer in self.layers if isinstance(layer, LinearAttentionLayer)]
 
     def before_step(self) -> None:
         """Makes sure that there is a column for the tokens of the next step."""
@@ -113,8 +193,11 @@ class RowCache(Cache):
         moved = [(to, source) for to, source in enumerate(index) if to != source]
         self.lengths = [self.lengths[source] for source in index]
         if not index:
-            self._mine, self.layers, self.start, self.end = [], [], 0, 0
+            self._mine, self._states, self.layers, self.start, self.end = [], [], [], 0, 0
             return
+        for each in self._states:
+            index_R = torch.tensor(index, device=each.device)
+            LinearAttentionLayer.reorder_cache(each, index_R)  # type: ignore[arg-type]
         if moved:
             to, source = zip(*moved, strict=True)
             window = slice(self.start, self.end)

@@ -45,6 +45,8 @@ REFUSED: Mapping[str, str] = {
     "max_lora_rank": "set to the rank of the adapters, see --lora-r",
     "logprobs_mode": "training needs the log-probabilities of the distribution sampled from",
 }
+AUTO = "auto"
+"""As a sampler: vLLM where it runs well, see `default_sampler`."""
 LOG = "vllm.log"
 """File of a run folder that vLLM logs to."""
 RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
@@ -104,6 +106,27 @@ class SamplerOptions(Protocol):
     server_key: str | None
     serve: bool
     full: bool
+    load_in_4bit: bool
+    device: str
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the model is the one that comes with this package."""
+
+
+def default_sampler(chosen: SamplerOptions) -> str:
+    """The sampler where none is chosen: vLLM if it is installed and there is an NVIDIA GPU for it.
+
+    Not for the embedded model, which is too small to gain from it, nor for a base in 4 bits,
+    which vLLM would sample from unquantized.
+    """
+    if chosen.embedded or chosen.load_in_4bit or chosen.device not in (AUTO, "cuda"):
+        return "transformers"
+    if not installed():
+        return "transformers"
+    import torch
+
+    return "vllm" if torch.cuda.is_available() else "transformers"
 
 
 def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
@@ -114,7 +137,12 @@ def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
         ConfigError: what is wrong, and what to do.
     """
     sampler, server = chosen.sampler, chosen.server
-    SAMPLERS.path_of(sampler)
+    if sampler != AUTO:
+        SAMPLERS.path_of(sampler)
+    if chosen.load_in_4bit and sampler.startswith("vllm"):
+        raise ConfigError(
+            "vLLM would sample from the unquantized model; with load_in_4bit use sampler transformers"
+        )
     remote = sampler == "vllm-server"
     if remote and (server is not None) == chosen.serve:
         raise ConfigError("sampler vllm-server needs either a server's URL (server), or serve")
@@ -122,7 +150,8 @@ def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"server and serve are for sampler vllm-server, not for {sampler}")
     if chosen.server_key is not None and server is None:
         raise ConfigError("server_key is for a running server; give its URL as well (server)")
-    if options and (sampler == "transformers" or server is not None):
+    none = sampler == "transformers" or (sampler == AUTO and not installed())
+    if options and (none or server is not None):
         place = "its own command line" if server else "sampler vllm, or vllm-server with serve"
         raise ConfigError(f"settings of vLLM ({', '.join(options)}) are for {place}")
     if chosen.full and remote:

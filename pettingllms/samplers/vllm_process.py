@@ -20,7 +20,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPSConnection
 from pathlib import Path
@@ -90,6 +90,41 @@ class VllmEndpoint:
         """
         return self._answer("POST", path, content, timeout)
 
+    def stream(
+        self, path: str, content: Mapping[str, Any], timeout: float
+    ) -> Generator[dict[str, Any]]:
+        """The events that answer JSON content; leaving the iterator ends the request.
+
+        Args:
+            path: where.
+            content: what is asked.
+            timeout: seconds for each event.
+
+        Raises:
+            ServerError: another status than 200, or an error among the events.
+            OSError, HTTPException: no answer in time, or not of HTTP.
+        """
+        connection = self._sent("POST", path, content, timeout)
+        try:
+            response = connection.getresponse()
+            if response.status != 200:
+                text = response.read().decode("utf-8", "replace")
+                raise ServerError(response.status, _message(text))
+            for line in response:
+                data = line.removeprefix(b"data:").strip()
+                if data == line.strip() or data == b"[DONE]":  # no data, or the last
+                    continue
+                text = data.decode("utf-8", "replace")
+                try:
+                    event = json.loads(text)
+                except ValueError as error:
+                    raise ServerError(502, f"an event is not JSON: {text[:60]!r}") from error
+                if not isinstance(event, dict) or "error" in event:
+                    raise ServerError(500, _message(text))
+                yield event
+        finally:
+            connection.close()
+
     def _answer(
         self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
     ) -> Any:
@@ -105,6 +140,17 @@ class VllmEndpoint:
     def _request(
         self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
     ) -> tuple[int, bytes]:
+        connection = self._sent(method, path, content, timeout)
+        try:
+            response = connection.getresponse()
+            return response.status, response.read()
+        finally:
+            connection.close()
+
+    def _sent(
+        self, method: str, path: str, content: Mapping[str, Any] | None, timeout: float
+    ) -> HTTPConnection:
+        """A connection of which an answer can be read; to be closed."""
         parts = urlsplit(self.url)
         host, port = parts.hostname or "", parts.port
         connection: HTTPConnection
@@ -119,10 +165,10 @@ class VllmEndpoint:
         body = None if content is None else json.dumps(content).encode()
         try:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            return response.status, response.read()
-        finally:
+        except BaseException:
             connection.close()
+            raise
+        return connection
 
 
 def _message(text: str) -> str:

@@ -8,6 +8,7 @@ connection to vLLM is closed, which ends its request there.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.samplers.vllm_server import completion_body
+from pettingllms.serving.choices import TextStream
 from pettingllms.serving.http import Streamed, unless_gone
 from pettingllms.serving.requests import MESSAGES, RequestReader, flag
 from pettingllms.serving.team import TeamPlayer
@@ -33,8 +35,8 @@ from pettingllms.serving.worker import Stopped
 from pettingllms.types import Completion, Request
 
 CONTROL_SECONDS = 60.0
-ANSWER_SECONDS = 600.0
-"""For one turn of a team."""
+EVENT_SECONDS = 600.0
+"""For the first token of a team's turn, and for each other."""
 _PATHS = {True: "/v1/chat/completions", False: "/v1/completions"}
 _CHUNK = 1 << 16
 
@@ -124,19 +126,33 @@ class VllmServer:
     def _speak(
         self, role: str, request: Request, params: SamplingParams, heard: Callable[[str], None]
     ) -> Completion:
-        ends = self.reader.players.chat.end_ids
-        content = completion_body(role, request.prompt_ids, 1, params, request.seed, ends)
+        chat = self.reader.players.chat
+        content = completion_body(role, request.prompt_ids, 1, params, request.seed, chat.end_ids)
+        text, ids, logprobs = TextStream(chat.decode), list[int](), list[float]()
+        finished = False
+        events = self._endpoint.stream("/v1/completions", content | {"stream": True}, EVENT_SECONDS)
         try:
-            answer = self._endpoint.post("/v1/completions", content, ANSWER_SECONDS)
-            [choice] = answer["choices"]
+            with contextlib.closing(events):
+                for choice in (each for event in events for each in event.get("choices", ())):
+                    new = choice.get("token_ids") or []
+                    ids += new
+                    logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
+                    finished = choice.get("finish_reason") is not None
+                    heard("".join(text.push(token) for token in new if token not in chat.end_ids))
         except (OSError, HTTPException, ServerError) as error:
             raise Stopped(f"vLLM's server failed: {error}") from error
-        ids = tuple(choice["token_ids"])
-        text = self.reader.players.chat.decode(ids)
-        heard(text)
-        logprobs = tuple(choice["logprobs"]["token_logprobs"])
-        truncated = ids[-1] not in ends
-        return Completion(request.prompt_ids, ids, logprobs, text, truncated, version=0)
+        if not (finished and ids):
+            raise Stopped("vLLM's server broke off in the middle of a turn; its log says why")
+        heard(text.rest())
+        truncated = ids[-1] not in chat.end_ids
+        return Completion(
+            request.prompt_ids,
+            tuple(ids),
+            tuple(logprobs),
+            chat.decode(ids),
+            truncated,
+            version=0,
+        )
 
 
 def _asked(messages: Any, prompt: RolePrompt | None) -> Any:

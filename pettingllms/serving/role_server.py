@@ -14,6 +14,7 @@ from pettingllms.envs.questions import role_prompts
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.row_cache import prompt_cache
 from pettingllms.serving.completing import Completing, Inbox, completed
 from pettingllms.serving.http import EventStream, unless_gone
 from pettingllms.serving.requests import RequestReader
@@ -37,6 +38,9 @@ class RoleServer:
         max_tokens: length of a completion if the request does not set it.
         env: the team's environment, for the prompts of its roles; None: the chat template alone.
         most_waiting: requests that may wait; one more is refused with 429.
+
+    Raises:
+        ConfigError: requests that come and go cannot share a batch of this model.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class RoleServer:
         *,
         most_waiting: int = MOST_WAITING,
     ) -> None:
+        prompt_cache(policies.sampling_model(policies.names[0]))  # not at the first request
         self.policies = policies
         prompts = {} if env is None else role_prompts(env)
         self.reader = RequestReader(policies, prompts, max_tokens)
@@ -97,6 +102,7 @@ class RoleServer:
             likeliest=wanted.likeliest or 0,
             score_prompts=wanted.echo
             and (wanted.likeliest is not None or not wanted.params.max_new_tokens),
+            pieces=wanted.stream,
         )
         writer = Writer(wanted, self.policies.chat)
         self.worker.submit(job)

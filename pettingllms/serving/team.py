@@ -123,7 +123,8 @@ class TeamPlayer:
         hear(said, "")
         policy = self._players.policy_for(role)
         request = Request(policy, ids, episode.seed(wanted.seed))
-        completion = self._speak(role, request, params, heard)
+        spoken = self._speak(role, request, params, heard)
+        completion = replace(spoken, text=self._players.chat.reply(spoken.text))
         [branch] = score(episode, [completion])
         result = branch.result
         candidate = Candidate(
@@ -132,7 +133,7 @@ class TeamPlayer:
         episode.advance(Group(key, policy, episode.prompt(), ids, (candidate,)), branch)
         return replace(
             said,
-            text=completion.text,
+            text=spoken.text,
             tokens=len(completion.token_ids),
             parse_error=result.info.get("parse_error"),
         )

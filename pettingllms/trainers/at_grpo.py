@@ -6,7 +6,7 @@ Zhao et al. 2025, "Stronger-MAS", https://arxiv.org/abs/2510.11062, section 4.
                     own copy of the environment; the episode continues from one of the copies
     credited        the same records with advantages: what each earned above its group
     policy_batches  for each policy the completions to train on
-    policy_loss     PPO-clip on token ratios, with TRL's loss types
+    policy_loss     PPO-clip on token ratios, or another of TRL's losses (`pettingllms.trainers.losses`)
     update          every policy on its own completions only, with its own optimizer
     train_step      all of these, then the new weights are published to the sampler
 
@@ -26,7 +26,6 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.engine import RolloutEngine
@@ -35,22 +34,22 @@ from pettingllms.rollout.room import check_room, longest_prompt
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Task
 
 
-class ATGRPOTrainer:
+class ATGRPO:
     """Trains the policies of a team on copies of one environment.
 
     Args:
         config: settings; those that follow from the model and the environment may be open.
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
-        estimator: a class, in place of the one that `config` names.
+        estimator: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`.
     """
 
@@ -59,12 +58,12 @@ class ATGRPOTrainer:
         config: ATGRPOConfig,
         env: AnyEnv,
         policies: PolicySet,
-        estimator: type[Estimator] | None = None,
+        estimator: type[Estimator] | Estimator | None = None,
         callbacks: Sequence[Callback] = (),
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator: Estimator = (estimator or ESTIMATORS.load(config.estimator))(config)
+        self.estimator = estimator_of(config, estimator)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True
@@ -187,44 +186,3 @@ class ATGRPOTrainer:
         norm = torch.nn.utils.clip_grad_norm_(policies.parameters(policy), config.max_grad_norm)
         meter.check_finite("gradient norm", norm)
         return norm.item()
-
-
-def k3(log_ratio: torch.Tensor) -> torch.Tensor:
-    """Unbiased, never negative estimate of KL: http://joschu.net/blog/kl-approx.html."""
-    return torch.exp(log_ratio) - log_ratio - 1
-
-
-def policy_loss(
-    config: ResolvedConfig,
-    own: PolicyBatch,
-    batch: Batch,
-    logp_BT: torch.Tensor,
-    entropy_BT: torch.Tensor | None,
-    reference_BT: torch.Tensor | None,
-    meter: LossMeter,
-) -> torch.Tensor:
-    """This micro-batch's part of the loss; the parts of `own`, the policy's batch, add up to the whole.
-
-    Everything is as in TRL's GRPO, also that the KL term is weighed by the ratio, which makes its
-    gradient unbiased (arXiv 2512.02556). For one process `bnpo` and `dapo` are the same. Which
-    completions the means are over: `policy_batches`.
-    """
-    ratio_BT = torch.exp(logp_BT - batch.old_logprobs_BT)
-    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
-    capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
-    loss_BT = -torch.min(capped_BT * batch.advantages_BT, clipped_BT * batch.advantages_BT)
-    kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
-    if kl_BT is not None:
-        loss_BT = loss_BT + config.beta * kl_BT
-    weight_BT = batch.mask_BT * batch.counts_B[:, None]
-    if config.loss_type == "grpo":
-        lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
-        loss = (loss_BT * weight_BT / lengths_B1).sum() / own.replies
-    elif config.loss_type == "dr_grpo":
-        loss = (loss_BT * weight_BT).sum() / (own.replies * config.max_completion_length)
-    else:
-        loss = (loss_BT * weight_BT).sum() / own.tokens
-    if entropy_BT is not None and config.entropy_coef:
-        loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / own.tokens
-    meter.add(config, batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
-    return loss

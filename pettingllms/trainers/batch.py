@@ -67,7 +67,8 @@ def _batch(
     samples: list[Sample] = []
     replies = tokens = silent = cut = 0
     masked = config.mask_truncated_completions
-    own = [group for group in groups if group.policy == policy]
+    turns = config.turns
+    own = [g for g in groups if g.policy == policy and (turns is None or g.key.turn in turns)]
     for group in own:
         quiet = not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
         silent += quiet

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pettingllms.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:
-    from pettingllms.trainers.at_grpo import ATGRPOTrainer
+    from pettingllms.trainers.at_grpo import ATGRPO
 
-HOOKS = ("on_step", "on_evaluation", "on_save")
+HOOKS = ("on_begin", "on_step", "on_evaluation", "on_save", "on_end")
 
 
 class Callback:
@@ -30,14 +30,20 @@ class Callback:
             if name.startswith("on_") and name not in HOOKS:
                 raise ConfigError(f"{cls.__name__}: no hook {name!r}; {did_you_mean(name, HOOKS)}")
 
-    def on_step(self, trainer: ATGRPOTrainer, row: Mapping[str, Any]) -> bool | None:
+    def on_begin(self, trainer: ATGRPO) -> bool | None:
+        """Called before the first evaluation and step of this process; `trainer.step` may be above 0."""
+
+    def on_step(self, trainer: ATGRPO, row: Mapping[str, Any]) -> bool | None:
         """Called after each step, with its metrics as in metrics.jsonl."""
 
-    def on_evaluation(self, trainer: ATGRPOTrainer, row: Mapping[str, Any]) -> bool | None:
+    def on_evaluation(self, trainer: ATGRPO, row: Mapping[str, Any]) -> bool | None:
         """Called after each evaluation: `row["when"]` is before, validation or after."""
 
-    def on_save(self, trainer: ATGRPOTrainer, folder: Path) -> bool | None:
+    def on_save(self, trainer: ATGRPO, folder: Path) -> bool | None:
         """Called after each checkpoint, with its folder."""
+
+    def on_end(self, trainer: ATGRPO) -> bool | None:
+        """Called after the last evaluation, or after a stop that was asked for."""
 
 
 def called(callbacks: Iterable[Callback], hook: str, *arguments: Any) -> bool:
@@ -53,7 +59,7 @@ class Display(Protocol):
     def say(self, text: str) -> None:
         """Shows a message."""
 
-    def playing(self, what: str, done: int, total: int) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Shows how many held-out episodes are finished."""
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
@@ -66,7 +72,7 @@ class Silent:
     def say(self, text: str) -> None:
         """Shows nothing."""
 
-    def playing(self, what: str, done: int, total: int) -> None:
+    def evaluating(self, what: str, done: int, total: int) -> None:
         """Shows nothing."""
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:

@@ -12,23 +12,31 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-import json
-import math
-import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
-from pettingllms.samplers.vllm_args import check_sampler
+from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.settings import (
+    as_text,
+    check_names,
+    check_values,
+    json_object,
+    policies_setting,
+    sampling_setting,
+    setting,
+    task_setting,
+)
 
 EMBEDDED: dict[str, Any] = {
     "learning_rate": 5e-3,
@@ -59,70 +67,14 @@ LARGE: dict[str, Any] = {
     "scoring_threads": 16,
 }
 LARGE_FULL = {"learning_rate": 5e-6}
+CISPO_BOUND = 5.0
+"""`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
+_GIVEN = "_given"
+"""Where the names of explicit settings are between `__new__` and `__post_init__`."""
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
-def setting(group: str, default: Any, text: str, **more: Any) -> Any:
-    """A dataclass field that is a command-line option.
-
-    Args:
-        group: its heading in the help.
-        default: its value where none is given.
-        text: its help.
-        more: `choices`; `at_least`, `at_most` and `positive` limit a number; `why` explains a limit;
-            `aliases` are other spellings of the option; `shared` makes it an option of
-            `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
-    """
-    return field(default=default, metadata={"group": group, "help": text, **more})
-
-
-def check_values(settings: Any) -> None:
-    """Compares every value of a settings dataclass with what its field takes.
-
-    Raises:
-        ConfigError: names the field, the value and what it takes.
-    """
-    hints = typing.get_type_hints(type(settings))
-    for each in dataclasses.fields(settings):
-        name, value, limits = each.name, getattr(settings, each.name), each.metadata
-        if not limits:
-            continue
-        _check_kind(name, value, hints[name])
-        if value is None:
-            continue
-        if (known := limits.get("choices")) and value not in known:
-            hint = did_you_mean(str(value), known)
-            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}")
-        low, high, why = limits.get("at_least"), limits.get("at_most"), limits.get("why", "")
-        # `not >=` instead of `<`, so that NaN is refused too.
-        if high is not None and not low <= value <= high:
-            raise ConfigError(f"{name} must be from {low} to {high}, got {value}{why}")
-        if low is not None and not value >= low:
-            raise ConfigError(f"{name} must be at least {low}, got {value}{why}")
-        if limits.get("positive") and not value > 0:
-            raise ConfigError(f"{name} must be positive, got {value}{why}")
-
-
-def _check_kind(name: str, value: Any, hint: Any) -> None:
-    """Compares a value with the type of its field; a whole number is a number, too.
-
-    Raises:
-        ConfigError: it has another type, or is infinite or not a number.
-    """
-    kinds = typing.get_args(hint) or (hint,)
-    if float in kinds and isinstance(value, float) and not math.isfinite(value):
-        raise ConfigError(f"{name} must be a finite number, got {value}")
-    fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
-    if not fits or (isinstance(value, bool) and bool not in kinds):
-        kind = next(each for each in kinds if each is not type(None))
-        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
-
-
-_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-_task = partial(setting, "Task")
-_policies = partial(setting, "Policies")
-_sampling = partial(setting, "Sampling")
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
@@ -137,117 +89,155 @@ class ATGRPOConfig:
         UnknownNameError: no estimator of that name.
     """
 
-    env: str = _task(
+    env: str = task_setting(
         "coding",
         "Environment: a name (coding), or a path my_package.my_env:env of any PettingZoo AEC "
         "environment with text",
         shared="run",
     )
-    env_args: str | None = _task(
+    env_args: str | None = task_setting(
         None,
         "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
         shared="run",
     )
-    dataset: str | None = _task(
+    dataset: str | None = task_setting(
         None,
         "A data set, or a file of your own tasks, e.g. my.jsonl. Default: the environment's",
         shared="run",
     )
-    alpha: float = _task(
+    alpha: float = task_setting(
         1.0, "Weight of the team reward: alpha * team + local (paper, eq. 3)", shared="run"
     )
 
-    model: str | None = _policies(
+    model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
         "tiny model",
         shared="run",
     )
-    policies: str = _policies(
+    revision: str | None = policies_setting(
+        None, "Branch, tag or commit of a model on the hub", shared="run"
+    )
+    load_in_4bit: bool = policies_setting(
+        False,
+        "Quantize the base to 4 bits (NF4) when it is loaded, under adapters as in QLoRA; needs "
+        "bitsandbytes",
+        shared="run",
+    )
+    attn_implementation: str = policies_setting(
+        "auto",
+        "auto: ours, which computes a prompt once for all its completions, where the model allows "
+        "it; or one of transformers': sdpa, eager, flash_attention_2, ...",
+        shared="default",
+    )
+    policies: str = policies_setting(
         "per-role",
         "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
         "untrained model",
         shared="run",
     )
-    train_roles: str | None = _policies(
+    train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
-    adapters: str | None = _policies(
+    adapters: str | None = policies_setting(
         None,
         "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
         "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
-    full: bool = _policies(
+    full: bool = policies_setting(
         False, "Each policy is a full copy of the model instead of an adapter", shared="run"
     )
-    lora_r: int = _policies(16, "Rank of the adapters", at_least=1)
-    lora_alpha: int = _policies(
+    lora_r: int = policies_setting(16, "Rank of the adapters", at_least=1)
+    lora_alpha: int = policies_setting(
         32, "Scale of the adapters: their update counts lora_alpha / lora_r", positive=True
     )
-    lora_target_modules: str = _policies(
+    lora_target_modules: str = policies_setting(
         "all-linear", "Modules with an adapter: all-linear, or names, comma-separated"
     )
-    chat_template_kwargs: str | None = _policies(
+    adapter_dtype: str = policies_setting(
+        "float32",
+        "Adapters: float32, also over a base of 16 bits, where small updates would be rounded "
+        "away; or base: that of the base",
+        choices=("float32", "base"),
+    )
+    chat_template_kwargs: str | None = policies_setting(
         None,
         "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
         shared="run",
     )
-    dtype: str = _policies(
+    dtype: str = policies_setting(
         "auto",
         "Weights: auto (bfloat16 on cuda and mps, float32 on cpu), float32, bfloat16, float16",
         choices=("auto", "float32", "bfloat16", "float16"),
         shared="default",
     )
-    device: str = _policies(
+    device: str = policies_setting(
         "auto", "auto, cpu, cuda or mps", choices=("auto", "cpu", "cuda", "mps"), shared="default"
     )
 
-    temperature: float = _sampling(
+    temperature: float = sampling_setting(
         1.0,
         "Sampling temperature; log-probabilities are of the same distribution",
         positive=True,
         shared="default",
     )
-    max_completion_length: int | None = _sampling(
+    max_completion_length: int | None = sampling_setting(
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
     )
-    sampler: str = _sampling(
-        "transformers",
-        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP)",
+    sampler: str = sampling_setting(
+        AUTO,
+        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP); auto: vllm where "
+        "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
     )
-    server: str | None = _sampling(
+    server: str | None = sampling_setting(
         None,
         "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000",
         shared="default",
     )
-    server_key: str | None = _sampling(None, "File with the key of that server", shared="default")
-    serve: bool = _sampling(
+    server_key: str | None = sampling_setting(
+        None, "File with the key of that server", shared="default"
+    )
+    serve: bool = sampling_setting(
         False, "Start a vLLM server for the run, on this machine, for vllm-server", shared="default"
     )
-    server_timeout: float = _sampling(
+    server_timeout: float = sampling_setting(
         600.0,
         "Seconds for a batch of completions after which a vLLM server counts as hung",
         positive=True,
         shared="default",
     )
-    vllm: str | None = _sampling(
+    vllm: str | None = sampling_setting(
         None,
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",
         shared="default",
     )
 
+    method: str | None = _algorithm(
+        None,
+        "A method of the literature, which sets what is not given of the options below: "
+        f"{', '.join(METHODS)}",
+        choices=tuple(METHODS),
+    )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, grpo, agent, turn, or your own, "
-        "my_package.my_module:MyEstimator",
+        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
+        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+    )
+    estimator_args: str | None = _algorithm(
+        None,
+        "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
+    )
+    reward_funcs: str | None = _algorithm(
+        None,
+        "Functions that add to the local reward of a completion, as TRL's: "
+        "my_package.my_module:brevity, comma-separated",
     )
     num_generations: int | None = _algorithm(
         None,
         "K: completions of one prompt (tree), or episodes of one task",
-        at_least=2,
-        why=" (a group of one has no advantage)",
+        at_least=1,
     )
     tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
     max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
@@ -255,6 +245,10 @@ class ATGRPOConfig:
         None,
         "Generated tokens after which training ends; the learning rate then follows them",
         at_least=1,
+    )
+    train_turns: str | None = _algorithm(
+        None,
+        "An agent's own turns to train on, comma-separated and counted from 0, e.g. 1. Default: all",
     )
     branch: str = _algorithm(
         "best",
@@ -272,8 +266,14 @@ class ATGRPOConfig:
     )
     loss_type: str = _algorithm(
         "dapo",
-        "grpo, bnpo, dr_grpo or dapo, as in TRL",
-        choices=("grpo", "bnpo", "dr_grpo", "dapo"),
+        "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",
+        choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"),
+    )
+    importance_sampling_level: str = _algorithm(
+        "token",
+        "Ratio of new to old probabilities: of each token, or one for a whole sequence (GSPO; with "
+        "loss_type grpo or sapo)",
+        choices=("token", "sequence"),
     )
     scale_rewards: str = _algorithm(
         "group",
@@ -282,7 +282,10 @@ class ATGRPOConfig:
     )
     epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
     epsilon_high: float | None = _algorithm(
-        None, "Clip range above 1; equal to epsilon unless given", at_least=0.0
+        None,
+        "Clip range above 1; equal to epsilon unless given. With cispo the largest ratio itself, 5 "
+        "unless given",
+        at_least=0.0,
     )
     delta: float | None = _algorithm(
         None, "Upper bound of the ratio where the advantage is negative (dual clip)", positive=True
@@ -345,15 +348,62 @@ class ATGRPOConfig:
         None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
+    def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
+        """Checks the names of settings before `__init__` sees them."""
+        check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
+        made = super().__new__(cls)
+        made.__dict__[_GIVEN] = frozenset(settings)
+        return made
+
     def __post_init__(self) -> None:
+        given = self.__dict__.pop(_GIVEN, frozenset())
+        if self.method is not None and self.method in METHODS:
+            for name, value in METHODS[self.method].settings.items():
+                if name not in given:
+                    setattr(self, name, value)
+        for each in dataclasses.fields(self):
+            setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
         if self.epsilon_high is None:
-            self.epsilon_high = self.epsilon
+            self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
-        for name in ("env_args", "chat_template_kwargs", "vllm"):
+        self._check_loss()
+        _ = self.turns  # raises where they cannot be read
+        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
             self.mapping(name)
         check_sampler(self, self.mapping("vllm"))
+        if self.load_in_4bit and self.full:
+            raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    @property
+    def turns(self) -> frozenset[int] | None:
+        """The turns to train on; None for all.
+
+        Raises:
+            ConfigError: they are not whole numbers from 0.
+        """
+        if self.train_turns is None:
+            return None
+        words = [word.strip() for word in self.train_turns.split(",")]
+        if not all(word.isascii() and word.isdigit() for word in words):
+            raise ConfigError(
+                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
+            )
+        return frozenset(map(int, words))
+
+    def _check_loss(self) -> None:
+        if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
+            # One ratio for a completion, counted once a token: long completions would weigh more.
+            raise ConfigError(
+                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got "
+                f"{self.loss_type}, which averages over tokens"
+            )
+        if self.loss_type == "cispo" and cast("float", self.epsilon_high) < 1:
+            raise ConfigError(
+                f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got "
+                f"{self.epsilon_high}"
+            )
 
     @property
     def embedded(self) -> bool:
@@ -393,33 +443,6 @@ else:
     ResolvedConfig = ATGRPOConfig
 
 
-def json_object(name: str, text: str | None) -> dict[str, Any]:
-    """The JSON object that the setting `name` holds; empty for None.
-
-    Raises:
-        ConfigError: it is not a JSON object.
-    """
-    if text is None:
-        return {}
-    try:
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
-    return value
-
-
-def _no_number(text: str) -> float:
-    raise ValueError(f"{text} is no JSON")
-
-
-def _finite(text: str) -> float:
-    if not math.isfinite(value := float(text)):
-        raise ValueError(f"{text} is beyond the numbers of this machine")
-    return value
-
-
 def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     """`config` with every open value filled in by model and environment; explicit values stay.
 
@@ -431,6 +454,8 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
         UnknownNameError: no environment of that name.
         ConfigError: `embedded_training` of the environment names something else than an open value.
     """
+    if config.sampler == AUTO:
+        config = dataclasses.replace(config, sampler=default_sampler(config))
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
     filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
@@ -441,7 +466,7 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment; see `resolve`."""
     if config.embedded:
         maker = creator_of(config.env) if env is None else env
-        kind = maker if callable(maker) else maker.unwrapped
+        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
         own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
         for name in own:
             if name not in EMBEDDED:

@@ -33,7 +33,6 @@ from pettingllms.types import Candidate, Group
 
 if TYPE_CHECKING:
     from pettingllms.policies.packing import Batch
-    from pettingllms.trainers.config import ResolvedConfig
 
 
 class Clock:
@@ -60,10 +59,10 @@ class Clock:
 
 
 def generated_tokens(groups: Sequence[Group]) -> int:
-    """Tokens sampled for all candidates of all groups."""
-    return sum(
-        len(candidate.completion.token_ids) for group in groups for candidate in group.candidates
-    )
+    """Tokens sampled for all candidates of all groups, and for looking ahead from them."""
+    candidates = [candidate for group in groups for candidate in group.candidates]
+    ahead = sum(candidate.later.tokens for candidate in candidates if candidate.later)
+    return ahead + sum(len(candidate.completion.token_ids) for candidate in candidates)
 
 
 def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -132,7 +131,7 @@ class LossMeter:
 
     def add(
         self,
-        config: ResolvedConfig,
+        bounds: tuple[float, float],
         batch: Batch,
         logp_BT: torch.Tensor,
         ratio_BT: torch.Tensor,
@@ -140,10 +139,14 @@ class LossMeter:
         kl_BT: torch.Tensor | None,
         loss: torch.Tensor,
     ) -> None:
-        """Take note of one micro-batch; every token counts as often as its reply was drawn."""
+        """Take note of one micro-batch; every token counts as often as its reply was drawn.
+
+        `bounds` are the ratios beyond which the loss cuts a gradient.
+        """
+        low, high = bounds
         weight_BT = batch.mask_BT * batch.counts_B[:, None]
-        low_BT = (ratio_BT < 1 - config.epsilon) & (batch.advantages_BT < 0)
-        high_BT = (ratio_BT > 1 + config.epsilon_high) & (batch.advantages_BT > 0)
+        low_BT = (ratio_BT < low) & (batch.advantages_BT < 0)
+        high_BT = (ratio_BT > high) & (batch.advantages_BT > 0)
         gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT
         sums = {
             "clip_ratio/low_mean": low_BT * weight_BT,

@@ -3,9 +3,18 @@
 | name | compared within | compared by | rollout |
 |---|---|---|---|
 | `at_grpo` | task, episode, role, turn, parent | reward of the decision | tree: K candidates of one prompt, one is played on |
-| `grpo` | task | return of the episode | K episodes a task |
+| `look_ahead` | as `at_grpo` | reward of the decision and what followed it | tree in which every candidate is played to the end |
+| `gdpo` | as `at_grpo` | each part of the reward, scaled by itself | tree (arXiv 2601.05242) |
+| `grpo` | task; an episode counts once | return of the episode | K episodes a task (arXiv 2402.03300) |
+| `decision` | task; an episode counts once a decision | return of the episode | K episodes a task |
 | `agent` | task, agent | return of the episode | K episodes a task (Dr. MAS, arXiv 2602.08847) |
 | `turn` | task, turn | return of the episode | K episodes a task |
+| `agent_turn` | task, agent, turn | return of the episode | K episodes a task |
+| `gigpo` | task; and task, agent, equal prompt | return; and discounted rewards to go | K episodes a task (arXiv 2505.10978) |
+| `rae` | the role's own past | return of the episode | 1 or more episodes a task (SPIRAL, arXiv 2506.24119) |
+
+In a team that acts in a fixed cycle every agent has equally many decisions, so that `agent` and
+`decision` differ by a constant factor only: Dr. MAS needs a team whose calls vary.
 
 A return is the sum of the very rewards that `at_grpo` compares, of all roles and turns, so that
 these estimators differ in grouping alone. Where agents have returns of their own (environments
@@ -23,8 +32,14 @@ ESTIMATORS = Registry(
     "estimator",
     {
         "at_grpo": "pettingllms.trainers.estimators.group_relative:AtGrpo",
-        "grpo": "pettingllms.trainers.estimators.group_relative:Grpo",
+        "grpo": "pettingllms.trainers.estimators.grpo:Grpo",
+        "decision": "pettingllms.trainers.estimators.group_relative:PerDecision",
         "agent": "pettingllms.trainers.estimators.group_relative:PerAgent",
         "turn": "pettingllms.trainers.estimators.group_relative:PerTurn",
+        "agent_turn": "pettingllms.trainers.estimators.group_relative:PerAgentTurn",
+        "gigpo": "pettingllms.trainers.estimators.gigpo:Gigpo",
+        "look_ahead": "pettingllms.trainers.estimators.look_ahead:LookAhead",
+        "gdpo": "pettingllms.trainers.estimators.gdpo:Gdpo",
+        "rae": "pettingllms.trainers.estimators.rae:Rae",
     },
 )

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.rollout.engine import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.types import Advantage, Group
 
 
 class Estimator(ABC):
     """Turns the rewards of a rollout into advantages.
+
+    A subclass may take keyword arguments of its own after `config`: `estimator_args` holds them.
 
     Args:
         config: resolved settings of the run.
@@ -20,6 +25,8 @@ class Estimator(ABC):
 
     tree: ClassVar[bool] = False
     """The rollout it needs: K candidates of one prompt (a tree), or else K episodes a task."""
+    least: ClassVar[int] = 2
+    """The smallest K (`num_generations`) that it can work with."""
 
     def __init__(self, config: ResolvedConfig) -> None:
         self.config = config
@@ -56,3 +63,58 @@ class Estimator(ABC):
         """Continues from what `state_dict` returned."""
         if state:
             raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+
+def estimator_of(
+    config: ResolvedConfig, given: type[Estimator] | Estimator | None = None
+) -> Estimator:
+    """The estimator that the settings name, or `given`: a class, or an instance, which gets them.
+
+    Raises:
+        ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, or needs
+            more generations.
+        UnknownNameError: no estimator of that name.
+    """
+    made = ESTIMATORS.load(config.estimator) if given is None else given
+    if isinstance(made, Estimator):
+        made.config, found = config, made
+    else:
+        found = made(config, **_arguments(made, config)) if callable(made) else made
+    if not isinstance(found, Estimator):
+        raise ConfigError(
+            f"estimator {config.estimator!r} is a {type(found).__name__}; it must be a subclass of "
+            "Estimator"
+        )
+    if config.num_generations < found.least:
+        raise ConfigError(
+            f"num_generations must be at least {found.least} for estimator {config.estimator}, got "
+            f"{config.num_generations} (a group of one has no advantage)"
+        )
+    return found
+
+
+def _arguments(made: Callable[..., object], config: ResolvedConfig) -> dict[str, Any]:
+    """`estimator_args`, each of which the estimator's constructor names."""
+    given = config.mapping("estimator_args")
+    takes = [name for name in inspect.signature(made).parameters if name != "config"]
+    for name in given:
+        if name not in takes:
+            hint = did_you_mean(name, takes) if takes else "it takes none"
+            raise ConfigError(
+                f"estimator_args: {config.estimator} takes no argument {name!r}; {hint}"
+            )
+    return given
+
+
+def path_of(estimator: str | type[Estimator] | Estimator) -> str:
+    """What settings call an estimator.
+
+    Raises:
+        ConfigError: it is none.
+    """
+    if isinstance(estimator, str):
+        return estimator
+    kind = estimator if isinstance(estimator, type) else type(estimator)
+    if not issubclass(kind, Estimator):
+        raise ConfigError(f"estimator must be an Estimator or its name, got {estimator!r}")
+    return f"{kind.__module__}:{kind.__qualname__}"

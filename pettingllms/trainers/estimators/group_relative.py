@@ -1,4 +1,7 @@
-"""Group-relative advantages: a reward is compared with the others of its comparison group."""
+"""Group-relative advantages: a reward is compared with the others of its comparison group.
+
+Every decision is a member of its group. `grpo` compares episodes, each of which counts once.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import torch
 
 from pettingllms.errors import GroupError
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.types import Advantage, Group
+from pettingllms.types import Advantage, Candidate, Group
 
 EPSILON = 1e-4
 """Added to the standard deviation, as in TRL."""
@@ -37,19 +40,34 @@ class GroupRelative(Estimator):
         rewards: list[float] = []
         keys: list[Hashable] = []
         policies: list[str] = []
+        if self.tree:
+            check_tree(groups)
         for group in groups:
-            if self.tree and len(group.candidates) < 2:
-                raise GroupError(
-                    f"group {group.key} has one candidate, so its advantage is always zero; "
-                    "sample at least 2 (num_generations)"
-                )
             key = tuple(getattr(group.key, field) for field in self.key)
             for candidate in group.candidates:
-                rewards.append(candidate.reward if self.tree else group.episode_return)
+                rewards.append(self.value(group, candidate))
                 keys.append(key)
                 policies.append(group.policy)
         rewards_C = torch.tensor(rewards, dtype=torch.float64)
         return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
+
+    def value(self, group: Group, candidate: Candidate) -> float:
+        """What is compared: the reward of the decision in a tree, else the episode's return."""
+        return candidate.reward if self.tree else group.episode_return
+
+
+def check_tree(groups: Sequence[Group]) -> None:
+    """Checks that every prompt has candidates to compare.
+
+    Raises:
+        GroupError: a prompt has one.
+    """
+    for group in groups:
+        if len(group.candidates) < 2:
+            raise GroupError(
+                f"group {group.key} has one candidate, so its advantage is always zero; "
+                "sample at least 2 (num_generations)"
+            )
 
 
 class AtGrpo(GroupRelative):
@@ -59,14 +77,14 @@ class AtGrpo(GroupRelative):
     tree = True
 
 
-class Grpo(GroupRelative):
-    """All decisions of a task's episodes share a baseline."""
+class PerDecision(GroupRelative):
+    """All decisions of a task's episodes share a baseline, so that long episodes weigh more in it."""
 
     key = ("task",)
 
 
 class PerAgent(GroupRelative):
-    """An agent's decisions in a task's episodes share a baseline (Dr. MAS)."""
+    """An agent's decisions in a task's episodes share a baseline: Dr. MAS, arXiv 2602.08847."""
 
     key = ("task", "agent")
 
@@ -75,6 +93,12 @@ class PerTurn(GroupRelative):
     """The decisions of one turn in a task's episodes share a baseline."""
 
     key = ("task", "turn")
+
+
+class PerAgentTurn(GroupRelative):
+    """An agent's decisions of one turn in a task's episodes share a baseline."""
+
+    key = ("task", "agent", "turn")
 
 
 def centered(

@@ -1,17 +1,16 @@
 """Evaluates line-ups on held-out tasks: one completion a decision, no branching, no training.
 
-Episodes are played in chunks: one episode of each of some tasks. Every completion draws from random
-numbers of its own, and a chunk shares no batch with another. So a chunk that is played again comes
-out the same, on one machine and one version of its libraries: that is how an interrupted evaluation
-resumes, and why more samples of each task can be added to a finished one.
+Episodes are rolled out in chunks (`evaluation/chunks.py`). Every completion draws from random
+numbers of its own, and a chunk shares no batch with another. So a chunk that is rolled out again
+comes out the same, on one machine and one version of its libraries: that is how an interrupted
+evaluation resumes, and why more samples of each task can be added to a finished one.
 
 A completion may have `max_new_tokens` tokens, whatever its prompt. An episode whose next prompt
 leaves less room in the model's context ends there: it keeps what it has earned, is no success, and
 counts in the score `overlong`. Nothing is sampled beyond the context, and no prompt is shortened.
 
-`--swap coder=tester` makes two roles exchange their policies. `--swap all` plays every role with
-every other role's policy, one at a time: with the plain line-up the N x N matrix of policies in
-roles.
+`--swap coder=tester` makes two roles exchange their policies. `--swap all` gives every role every
+other role's policy, one at a time: with the plain line-up the N x N matrix of policies in roles.
 """
 
 from __future__ import annotations
@@ -19,11 +18,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self
 
 from pettingllms.envs.aec import role_of
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.policies.policy_set import PolicySet
@@ -35,36 +34,10 @@ from pettingllms.samplers.base import Sampler
 from pettingllms.types import Task
 
 BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
-EPISODES_AT_ONCE = 64
-"""Episodes of a chunk. Part of the results."""
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
 """The success of each finished episode; None if the environment does not report it."""
-
-
-class Chunk(NamedTuple):
-    """Episodes that are played together: one of each task."""
-
-    tasks: Sequence[Task]
-    sample: int
-    """Which of the task's episodes."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampling:
-    """How completions are drawn, and how many episodes each task has."""
-
-    max_new_tokens: int
-    samples: int = 1
-    """Episodes of each task."""
-    greedy: bool = False
-    """Always take the likeliest token."""
-    temperature: float = 1.0
-    top_p: float = 1.0
-    seed: int = 0
-    at_once: int = EPISODES_AT_ONCE
-    """Episodes of a chunk."""
 
 
 def evaluate(
@@ -82,12 +55,12 @@ def evaluate(
     scoring_threads: int = 4,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
-    """Plays each task `samples` times without branching, and scores the episodes.
+    """Rolls out `samples` episodes of each task without branching, and scores them.
 
     Args:
-        env: of the split to play; copied, never stepped itself.
+        env: of the split to evaluate; copied, never stepped itself.
         policies: sample the completions.
-        tasks: what to play, for example `held_out(env, "test", 100)`.
+        tasks: for example `held_out(env, "test", 100)`.
         max_new_tokens: of a completion.
         samples: episodes of each task.
         greedy: always take the likeliest token.
@@ -103,9 +76,9 @@ def evaluate(
         UnknownNameError: `swap` names an unknown role.
     """
     if not tasks or samples < 1:
-        raise ConfigError(f"nothing to play: {len(tasks)} tasks, {samples} samples of each")
+        raise ConfigError(f"nothing to evaluate: {len(tasks)} tasks, {samples} samples of each")
     sampling = Sampling(max_new_tokens, samples, greedy, temperature, top_p, seed)
-    players = players_of(policies, roles_of(env), swap)
+    roles_to_policies = policies_by_role(policies, roles_of(env), swap)
     total, episodes = len(tasks) * samples, list[Trajectory]()
 
     def on_batch(verdicts: Verdicts) -> None:
@@ -113,29 +86,29 @@ def evaluate(
 
     with ThreadPoolExecutor(scoring_threads) as pool:
         for chunk in chunks(tasks, sampling):
-            episodes += play_chunk(env, policies, players, pool, chunk, sampling, on_batch)
+            episodes += roll_out(env, policies, roles_to_policies, pool, chunk, sampling, on_batch)
     on_progress(total, total)
     check_room(episodes, max_new_tokens)
     return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
 
 
-def play_chunk(
+def roll_out(
     env: AnyEnv,
     policies: Sampler,
-    players: Mapping[str, str],
+    roles_to_policies: Mapping[str, str],
     pool: Executor,
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
 ) -> list[Trajectory]:
-    """Plays one chunk to its end, one completion a turn; one episode of each task, in order.
+    """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
     Args:
         env: a template, copied for every episode.
         policies: samples the completions.
-        players: role -> the policy that plays it.
+        roles_to_policies: role -> the policy that answers for it.
         pool: scores completions at the same time.
-        chunk: the tasks, and which sample of each is played.
+        chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
 
@@ -146,7 +119,7 @@ def play_chunk(
         env,
         policies,
         pool,
-        shape=RolloutShape(first=chunk.sample),
+        shape=RolloutShape(episodes=len(chunk.samples), first=chunk.samples.start),
         settings={
             "greedy": sampling.greedy,
             "temperature": sampling.temperature,
@@ -154,25 +127,12 @@ def play_chunk(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=players,
+        policies=roles_to_policies,
         longest=longest_prompt(policies, sampling.max_new_tokens),
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
     )
-
-
-def chunks(tasks: Sequence[Task], sampling: Sampling) -> list[Chunk]:
-    """What is played together, in order: the first sample of all tasks, then the second, ...
-
-    A chunk does not depend on how many samples there are, so that more can be added later.
-    """
-    starts = range(0, len(tasks), sampling.at_once)
-    return [
-        Chunk(tasks[start : start + sampling.at_once], sample)
-        for sample in range(sampling.samples)
-        for start in starts
-    ]
 
 
 def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
@@ -203,7 +163,7 @@ def roles_of(env: AnyEnv) -> list[str]:
     return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
 
 
-def players_of(
+def policies_by_role(
     policies: Sampler, roles: Sequence[str], swap: Mapping[str, str] | None
 ) -> dict[str, str]:
     """Role -> policy, after the exchange `swap`: role -> the role whose policy answers for it.
@@ -233,12 +193,16 @@ class Lineup(NamedTuple):
 
 
 def lineups_of(
-    players: Mapping[str, str], *, adapters: bool, base: bool = True, swap: str | None = None
+    roles_to_policies: Mapping[str, str],
+    *,
+    adapters: bool,
+    base: bool = True,
+    swap: str | None = None,
 ) -> list[Lineup]:
     """The line-ups to evaluate; the others are compared with the first.
 
     Args:
-        players: role -> policy.
+        roles_to_policies: role -> policy.
         adapters: whether there are any; else only the base model is evaluated.
         base: whether the base model is evaluated beside the adapters.
         swap: `all`, pairs of roles such as `coder=tester`, or None.
@@ -255,7 +219,7 @@ def lineups_of(
             )
         return [Lineup(BASE, adapters=False)]
     lineups = [Lineup(BASE, adapters=False)] if base else []
-    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, players)]
+    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, roles_to_policies)]
 
 
 def title_of_swap(role: str, other: str) -> str:
@@ -263,21 +227,23 @@ def title_of_swap(role: str, other: str) -> str:
     return f"{role} by {other}"
 
 
-def _swapped(spec: str | None, players: Mapping[str, str]) -> list[Lineup]:
+def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lineup]:
     if spec is None:
         return []
     if spec == "all":
         lineups = [
             Lineup(title_of_swap(role, other), adapters=True, swap={role: other})
-            for role, other in itertools.permutations(players, 2)
-            if players[role] != players[other]
+            for role, other in itertools.permutations(roles_to_policies, 2)
+            if roles_to_policies[role] != roles_to_policies[other]
         ]
     else:
-        swap = _exchanged(spec, list(players))
-        changes = any(players[role] != players[other] for role, other in swap.items())
+        swap = _exchanged(spec, list(roles_to_policies))
+        changes = any(
+            roles_to_policies[role] != roles_to_policies[other] for role, other in swap.items()
+        )
         lineups = [Lineup(SWAPPED, adapters=True, swap=swap)] if changes else []
     if not lineups:
-        shown = ", ".join(f"{role}={policy}" for role, policy in players.items())
+        shown = ", ".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
         raise ConfigError(
             f"swap {spec!r} exchanges nothing: the policies are {shown}; leave it out"
         )
@@ -319,11 +285,11 @@ def evaluate_lineups(
     Args:
         env: a template, copied for every episode.
         lineups: what to evaluate.
-        tasks: what every line-up plays.
+        tasks: the same for every line-up.
         sampling: how completions are drawn.
         load: makes the policies, with adapters or those of the base model.
         pool: scores completions at the same time.
-        folder: keeps the episodes; those that it has are not played again.
+        folder: keeps the episodes; those that it has are not rolled out again.
         on_progress: called before every batch with a title and how its finished episodes ended.
 
     Returns:
@@ -333,12 +299,12 @@ def evaluate_lineups(
         ConfigError: no task fits into the model's context.
         RunFolderError: the folder cannot be written, or has other episodes.
     """
-    played: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
+    done: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
     if folder:
-        folder.expect(list(played), tasks, sampling.samples)
+        folder.expect(list(done), tasks, sampling.samples)
     with _Loaded(load) as loaded:
         for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
-            episodes = played[lineup.title]
+            episodes = done[lineup.title]
 
             def on_batch(
                 verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
@@ -349,14 +315,16 @@ def evaluate_lineups(
                 known = folder.take(lineup.title, *chunk) if folder else []
                 if not known:
                     policies = loaded.policies(lineup.adapters)
-                    players = players_of(policies, roles_of(env), lineup.swap)
-                    known = play_chunk(env, policies, players, pool, chunk, sampling, on_batch)
+                    roles_to_policies = policies_by_role(policies, roles_of(env), lineup.swap)
+                    known = roll_out(
+                        env, policies, roles_to_policies, pool, chunk, sampling, on_batch
+                    )
                     if folder:
                         folder.add(lineup.title, known)
                 episodes += known
             on_batch([])
             check_room(episodes, sampling.max_new_tokens)
-    return {title: by_task(episodes, tasks) for title, episodes in played.items()}
+    return {title: by_task(episodes, tasks) for title, episodes in done.items()}
 
 
 def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Trajectory]:

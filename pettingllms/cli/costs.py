@@ -1,0 +1,326 @@
+"""What a training costs, as arithmetic: bytes by part, seconds of a step, and what makes it fit.
+
+Activations are within 15 % of what was measured on a CPU (`tests/test_estimate.py`); other bytes are
+counted. Times follow from the published rates of a GPU and from the shares of them in `ASSUMED`, which
+are guesses: nothing here was measured on a GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
+from pettingllms.trainers.config import ResolvedConfig
+
+GIB = 1 << 30
+OPTIMIZER_BYTES = 4 + 4 + 4 + 4
+"""Float32 master copy, gradient and AdamW's two moments of each trained number."""
+PROMPT = 1024
+"""Tokens of a prompt, as a guess."""
+FOUR_BITS = 0.5 + 0.016
+"""Bytes of a number in NF4 whose constants are quantized again."""
+USABLE = 0.95
+"""Share of a GPU's memory that tensors can have; CUDA and its allocator hold the rest."""
+VLLM_SHARE = 0.4
+"""Share of the GPU that vLLM takes beside the trainer, unless set."""
+VLLM_ROWS = 256
+"""Completions that vLLM decodes at the same time, by its default."""
+
+
+@dataclass(frozen=True, slots=True)
+class Assumed:
+    """Shares of a GPU's published rates, and what a layer costs however little it computes."""
+
+    compute: float = 0.4
+    bandwidth: float = 0.6
+    layer_s: float = 1e-3
+    """Seconds of a layer and decoded token with transformers: its kernels are started one by one."""
+    vllm_layer_s: float = 5e-5
+    """With vLLM, which replays recorded graphs."""
+
+
+ASSUMED = Assumed()
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as published; rates are dense bfloat16."""
+
+    name: str
+    gib: float
+    tflops: float
+    """0 where the rate is not known."""
+    gbytes: float
+    """GB/s of its memory."""
+
+
+GPUS: Mapping[str, Gpu] = {
+    "rtx-4090": Gpu("RTX 4090", 24, 165, 1008),
+    "l40s": Gpu("L40S", 48, 362, 864),
+    "a100": Gpu("A100 80GB", 80, 312, 2039),
+    "h100": Gpu("H100", 80, 989, 3350),
+    "h200": Gpu("H200", 141, 989, 4800),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """What the estimates need to know of a model."""
+
+    parameters: int
+    adapter: int
+    """Numbers in one adapter."""
+    layers: int
+    hidden: int
+    inner: int
+    """Width between the two matrices of a layer's feed-forward part."""
+    queries: int
+    """Query heads times their size."""
+    cache_per_token: int
+    """Keys and values of one token in all layers, numbers."""
+    vocabulary: int
+    linear: int = 0
+    """Numbers in linear layers but the output layer: what 4 bits shrink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes by part. Sampling and update come one after the other, so that the larger one counts."""
+
+    weights: Mapping[str, float]
+    """There all the time."""
+    sampling: Mapping[str, float]
+    update: Mapping[str, float]
+
+    @property
+    def peak(self) -> float:
+        """Bytes at the fullest moment."""
+        return sum(self.weights.values()) + max(
+            sum(self.sampling.values()), sum(self.update.values())
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """A run as the estimates see it."""
+
+    config: ResolvedConfig
+    shape: ModelShape
+    policies: int
+    trained: int
+    agents: int
+    turns: int
+    tree: bool
+    gpu: Gpu | None
+    """None: a CPU."""
+    probes: bool = False
+    """Whether every candidate of a tree is played to the end."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the computation."""
+        if self.config.dtype == "auto":
+            return 4 if self.gpu is None else 2
+        return 4 if self.config.dtype == "float32" else 2
+
+    @property
+    def vllm_share(self) -> float:
+        """Share of the GPU that vLLM takes."""
+        return float(self.config.mapping("vllm").get("gpu_memory_utilization", VLLM_SHARE))
+
+    @property
+    def row_bytes(self) -> int:
+        """The cache of a completion of full length with its prompt."""
+        length = PROMPT + self.config.max_completion_length
+        return length * self.shape.cache_per_token * self.width
+
+    @property
+    def rows(self) -> int:
+        """Completions that are due at the same time."""
+        return self.config.tasks_per_step * self.config.num_generations
+
+    @property
+    def completions(self) -> int:
+        """Of a step, at the most."""
+        return self.rows * self.agents * self.turns
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in a step, at the most."""
+        return self.completions * self.config.max_completion_length
+
+
+# ------------------------------------------------------------------------------------------ bytes
+
+
+def memory(work: Workload) -> Memory:
+    """Bytes by part."""
+    config, shape, width = work.config, work.shape, work.width
+    base = shape.parameters * width
+    if config.full:
+        models = work.policies + (config.beta > 0)
+        weights: dict[str, float] = {
+            f"{models} full models (sampling copies)": models * base,
+            "training state (float32 weights, gradients, AdamW)": work.trained
+            * shape.parameters
+            * OPTIMIZER_BYTES,
+        }
+    else:
+        if config.load_in_4bit:
+            base = int((shape.parameters - shape.linear) * width + shape.linear * FOUR_BITS)
+        weights = {
+            "base model" + (" in 4 bits" if config.load_in_4bit else ""): base,
+            f"{work.policies} adapters, gradients, AdamW": work.policies
+            * shape.adapter
+            * OPTIMIZER_BYTES,
+        }
+    sampling = {}
+    if config.sampler == "transformers":
+        positions = min(
+            DEFAULT_TOKENS_PER_BATCH, work.rows * (config.max_completion_length + PROMPT)
+        )
+        sampling[f"cache of a sampling batch of {positions} tokens"] = float(
+            positions * shape.cache_per_token * width
+        )
+    elif config.sampler == "vllm" and work.gpu is not None:
+        weights[f"vLLM, a copy of the model and its cache ({work.vllm_share:.0%} of the GPU)"] = (
+            work.vllm_share * work.gpu.gib * GIB
+        )
+    batch = config.tokens_per_batch
+    update = {
+        f"activations of an update of {batch} tokens": float(
+            activation_bytes(shape, batch, width, checkpointing=config.gradient_checkpointing)
+        ),
+        # Float32 logits of one chunk, their gradient and what is computed of them.
+        "logits": float(4 * 4 * min(LOGITS_PER_CHUNK, batch * shape.vocabulary)),
+    }
+    return Memory(weights, sampling, update)
+
+
+def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
+    """Bytes that an update with adapters keeps for its backward pass, logits apart.
+
+    The factors were fitted to what is kept of random weights of four shapes with an adapter of rank
+    16 (`tests/test_estimate.py`). In 16 bits more is kept: norms and adapters are computed in
+    float32.
+    """
+    hidden, inner, queries = (6, 4.2, 8.4) if width == 4 else (17, 5.3, 10.5)
+    layer = hidden * shape.hidden + inner * shape.inner + queries * shape.queries
+    if checkpointing:  # the input of every layer, and one layer whole
+        return int(tokens * width * (shape.layers * shape.hidden + layer))
+    return int(tokens * width * shape.layers * layer)
+
+
+def fits(work: Workload) -> bool:
+    """Whether the fullest moment fits into the GPU, and the model into vLLM; a CPU is not asked."""
+    if work.gpu is None:
+        return True
+    whole = memory(work).peak <= USABLE * work.gpu.gib * GIB
+    return whole and (work.config.sampler != "vllm" or vllm_rows(work, work.gpu) >= 1)
+
+
+def cure(work: Workload) -> tuple[list[str], Workload] | None:
+    """Options that make a run fit, the mildest first, and the run with them; None if none do."""
+    taken: dict[str, tuple[str, dict[str, Any]]] = {}
+    for name, value, changes in _smaller(work.config):
+        taken[name] = (value, changes)
+        if fits(_with(work, taken)):
+            break
+    else:
+        return None
+    # An option may have helped nothing, such as a smaller update where sampling needs more.
+    for name in [*taken]:
+        rest = {other: each for other, each in taken.items() if other != name}
+        if fits(_with(work, rest)):
+            taken = rest
+    return [f"{name} {value}".strip() for name, (value, _) in taken.items()], _with(work, taken)
+
+
+def _with(work: Workload, options: Mapping[str, tuple[str, dict[str, Any]]]) -> Workload:
+    changes = {name: value for _, own in options.values() for name, value in own.items()}
+    return dataclasses.replace(work, config=dataclasses.replace(work.config, **changes))
+
+
+def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    """Options, their values and settings, with ever less memory, each on top of those before."""
+    if not config.gradient_checkpointing:
+        yield "--gradient-checkpointing", "", {"gradient_checkpointing": True}
+    tokens = config.tokens_per_batch
+    # A micro-batch has at least one completion with its prompt, however small it is asked to be.
+    while tokens >= 2 * (PROMPT + config.max_completion_length):
+        tokens //= 2
+        yield "--tokens-per-batch", str(tokens), {"tokens_per_batch": tokens}
+    if config.full:
+        yield "--full", "false", {"full": False}
+    if config.sampler == "vllm":
+        for share in (0.3, 0.2, 0.5, 0.6, 0.7):
+            text = f'{{"gpu_memory_utilization": {share}}}'
+            yield "--vllm.gpu_memory_utilization", str(share), {"vllm": text}
+        yield "--sampler", "transformers", {"sampler": "transformers", "vllm": None}
+    if not config.load_in_4bit:
+        options = {"load_in_4bit": True, "full": False, "sampler": "transformers", "vllm": None}
+        yield "--load-in-4bit", "", options
+    rows = config.tasks_per_step
+    while rows > 1:
+        rows //= 2
+        yield "--tasks-per-step", str(rows), {"tasks_per_step": rows}
+
+
+# ---------------------------------------------------------------------------------------- seconds
+
+
+def vllm_rows(work: Workload, gpu: Gpu) -> int:
+    """Completions whose cache fits into vLLM's share beside its copy of the model."""
+    room = work.vllm_share * gpu.gib * GIB - work.shape.parameters * work.width
+    return max(0, int(room / work.row_bytes))
+
+
+def rows_at_once(work: Workload) -> int:
+    """Completions that the sampler decodes at the same time."""
+    if work.config.sampler == "vllm" and work.gpu is not None:
+        return max(1, min(work.rows, VLLM_ROWS, vllm_rows(work, work.gpu)))
+    if work.config.sampler.startswith("vllm"):
+        return min(work.rows, VLLM_ROWS)
+    length = PROMPT + work.config.max_completion_length
+    return max(1, min(work.rows, DEFAULT_TOKENS_PER_BATCH // length))
+
+
+def sampling_seconds(work: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's sampling, if every completion has its full length.
+
+    A decoded token reads all weights and the cache of its row. Agents' decisions follow one another.
+    """
+    shape, length, at_once = work.shape, work.config.max_completion_length, rows_at_once(work)
+    cache = at_once * (PROMPT + length / 2) * shape.cache_per_token * work.width
+    read = (shape.parameters * work.width + cache) / (gpu.gbytes * 1e9 * ASSUMED.bandwidth)
+    rate = gpu.tflops * 1e12 * ASSUMED.compute
+    computed = 2 * shape.parameters * at_once / rate
+    fast = work.config.sampler.startswith("vllm")
+    started = shape.layers * (ASSUMED.vllm_layer_s if fast else ASSUMED.layer_s)
+    passes = math.ceil(work.rows / at_once)
+    decisions = work.agents * work.turns
+    if work.probes:
+        # At each decision the K - 1 probes of every earlier one are still played.
+        k = work.config.num_generations
+        passes = math.ceil(passes * (1 + (k - 1) / k * (decisions - 1) / 2))
+    prompts = work.config.tasks_per_step if work.tree else work.rows
+    prefill = 2 * shape.parameters * prompts * PROMPT / rate
+    return decisions * (prefill + passes * length * (max(read, computed) + started))
+
+
+def update_seconds(work: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's updates. Operations a parameter and token: 2 forward, 2 or 4 backward.
+
+    Under adapters the base has no gradient of its own; checkpointing computes the forward pass again.
+    """
+    config = work.config
+    each = (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
+    prompts = work.completions // (config.num_generations if work.tree else 1)
+    tokens = work.tokens + prompts * PROMPT
+    operations = each * work.shape.parameters * tokens * config.num_iterations
+    return operations / (gpu.tflops * 1e12 * ASSUMED.compute)

@@ -1,0 +1,51 @@
+"""Records of `TextEnv`: what a reply leads to, a decision as it is kept, and a snapshot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SNAPSHOT_VERSION = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Result of one reply: the next state and its scores."""
+
+    state: Any
+    team: float
+    """Reward that the reply earned the team; weighted with `alpha`."""
+    local: float
+    """Reward that the reply earned its author alone."""
+    success: bool
+    """Whether the task is solved now. Says nothing about the end of the episode."""
+    done: bool = False
+    """Whether the environment ends the episode here, e.g. because the agents agree."""
+    parse_error: str | None = None
+    """Reason why the reply could not be read; None where it could."""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    """More entries for `infos[agent]`; values must not be changed later."""
+
+
+class Record(NamedTuple):
+    """One decision of an episode, as kept in `TextEnv.transcript`."""
+
+    turn: int
+    agent: str
+    text: str
+    """The observation that the reply answered."""
+    reply: str
+    team: float
+    local: float
+    parse_error: str | None
+
+
+class Snapshot(NamedTuple):
+    """Everything that changes during an episode. Opaque and picklable; `restore` reads it."""
+
+    version: int
+    env: tuple[tuple[str, Any], ...]
+    """The environment and the arguments that it must have been made with."""
+    fields: dict[str, Any] | None
+    """None before the first `reset`."""

@@ -1,0 +1,97 @@
+"""Reward functions of a user's own, added to what an environment pays; called as TRL calls them.
+
+    def brevity(completions, **kwargs):
+        return [-0.001 * len(text) for text in completions]
+
+A function gets lists with an entry for each completion of one prompt: `prompts`, `completions` (as
+written, with a thought), `agent`, `role` and `info` (the environment's of this step). It returns a
+number for each, or None where it does not apply. The sum goes to the author's local reward; each
+value is kept in the info, as `rewards/<name>`. Functions are called on several threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import Any
+
+from pettingllms.envs.files import importable
+from pettingllms.envs.records import Outcome
+from pettingllms.errors import ConfigError
+from pettingllms.registry import resolve
+
+RewardFunction = Callable[..., Sequence[float | None]]
+
+
+def reward_functions(given: str | RewardFunction | Sequence[Any] | None) -> list[RewardFunction]:
+    """Returns functions that are given by themselves or by paths `module:attribute`.
+
+    Raises:
+        ConfigError, UnknownNameError: something else, or a path that leads to no function.
+    """
+    if given is None:
+        return []
+    if isinstance(given, str):
+        given = [resolve(importable(each.strip()), "reward function") for each in given.split(",")]
+    functions: list[RewardFunction] = []
+    for each in given if isinstance(given, Sequence) else [given]:
+        if isinstance(each, str):
+            functions += reward_functions(each)
+        elif callable(each):
+            functions.append(each)
+        else:
+            raise ConfigError(
+                f"reward_funcs takes functions or their paths, got {each!r}; a function returns a "
+                "number for each completion"
+            )
+    return functions
+
+
+def name_of(function: RewardFunction) -> str:
+    """Returns the path of a function, as settings hold it."""
+    named: Any = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}:{named.__qualname__}"
+
+
+def paid(
+    functions: Sequence[RewardFunction],
+    outcomes: Sequence[Outcome],
+    *,
+    agent: str,
+    prompt: str,
+    replies: Sequence[str],
+) -> list[Outcome]:
+    """Returns the outcomes of replies to one prompt, with what the functions pay for each.
+
+    Raises:
+        ConfigError: a function returns something else than a number or None for each.
+    """
+    paid_for = list(outcomes)
+    for function in functions:
+        count, label = len(replies), name_of(function).rpartition(":")[2]
+        values = function(
+            prompts=[prompt] * count,
+            completions=list(replies),
+            agent=[agent] * count,
+            role=[agent.rpartition("_")[0]] * count,
+            info=[dict(outcome.info) for outcome in outcomes],
+        )
+        for place, value in enumerate(_checked(values, count, label)):
+            one = paid_for[place]
+            info: Mapping[str, Any] = {**one.info, f"rewards/{label}": value}
+            paid_for[place] = replace(one, local=one.local + (value or 0.0), info=info)
+    return paid_for
+
+
+def _checked(values: Any, count: int, label: str) -> list[float | None]:
+    try:
+        found = list(values)
+    except TypeError:
+        found = []
+    if len(found) != count or not all(each is None or isinstance(each, Real) for each in found):
+        raise ConfigError(
+            f"the reward function {label} returned {values!r:.200} for {count} completions; it must "
+            "return a list with a number, or None, for each"
+        )
+    return [None if each is None else float(each) for each in found]

@@ -1,0 +1,50 @@
+"""Thoughts: what a reasoning model writes between `<think>` and `</think>` before its reply.
+
+A reply begins after the last `</think>`, so that no draft counts as an answer. Where a `<think>`
+has no end, there is no reply: the model was cut while it was thinking. `TextEnv` takes thoughts
+away before `_act` sees a reply, in environments of one's own as well; nothing of a thought reaches
+teammates unless the argument `show_thinking` is set. The transcript keeps all that was written.
+
+A chat template may have opened the thought already; `pettingllms.policies.chat` then puts
+`<think>` before the completion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+
+from pettingllms.envs.records import Record
+
+OPEN, CLOSE = "<think>", "</think>"
+UNCLOSED = (
+    f"the thought is not closed: there is no {CLOSE} after {OPEN}, and only what follows it is read"
+)
+SHOWN_CHARS = 2000
+"""Of a longer thought, half of this from its beginning and half from its end is shown."""
+
+
+def thought_in(text: str) -> str:
+    """Returns the thought before what `text` says, shortened; empty where there is none.
+
+    It holds neither of the two tags, which would begin a thought in the prompt of its reader.
+    """
+    thought, closed, said = text.rpartition(CLOSE)
+    if not closed:
+        thought = said if OPEN in said else ""
+    thought = thought.strip().removeprefix(OPEN).strip()
+    if len(thought) > SHOWN_CHARS:
+        half = SHOWN_CHARS // 2
+        thought = f"{thought[:half]}\n[...]\n{thought[-half:]}"
+    # A space in place of nothing: without the tag in its middle, `<t<think>hink>` would be one.
+    return thought.replace(OPEN, "< think>").replace(CLOSE, "< /think>")
+
+
+def shown_thoughts(transcript: Iterable[Record], agent: str, heard: Collection[str]) -> str:
+    """Returns the thoughts of the agents in `heard` since the last reply of `agent`, as it is shown them."""
+    parts: list[str] = []
+    for record in transcript:
+        if record.agent == agent:
+            parts.clear()
+        elif record.agent in heard and (thought := thought_in(record.reply)):
+            parts.append(f"\n\n{record.agent} thought:\n{thought}")
+    return "".join(parts)

@@ -1,0 +1,189 @@
+"""The model of a run: a name or an object, how it is loaded, and its fresh adapters."""
+
+from __future__ import annotations
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from peft import PeftModel
+from torch import nn
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+from trl.trainer.utils import disable_dropout_in_model
+
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.policies.prefix_trial import check_head, share_prompts
+
+_DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelSpec:
+    """A base model, named or given, and the adapters that are put into it.
+
+    Raises:
+        ConfigError: an object that is no model or no tokenizer.
+    """
+
+    name: str
+    """Hugging Face id, or a folder; of a given model what adapters and messages call it."""
+    revision: str | None = None
+    attn_implementation: str = "auto"
+    """As transformers has it; auto: the attention of this package where it fits."""
+    load_in_4bit: bool = False
+    adapter_dtype: str = "float32"
+    """Or "base": that of the base."""
+    model: PreTrainedModel | None = None
+    """Loaded already; it is used itself, and adapters are put into it."""
+    tokenizer: PreTrainedTokenizerBase | None = None
+
+    def __post_init__(self) -> None:
+        model, tokenizer = self.model, self.tokenizer
+        if isinstance(model, PeftModel):
+            raise ConfigError(
+                "model has an adapter already; give its base model, and the adapter's folder as "
+                "adapters"
+            )
+        if model is not None and not (isinstance(model, PreTrainedModel) and model.can_generate()):
+            raise ConfigError(
+                f"model must be a name, a folder or a causal model of transformers, got a "
+                f"{type(model).__name__}"
+            )
+        if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
+            raise ConfigError(
+                f"processing_class must be a tokenizer of transformers, got a "
+                f"{type(tokenizer).__name__}"
+            )
+
+    @classmethod
+    def of(cls, model: str | Path | Self) -> Self:
+        """A model of this name, or in this folder; a `ModelSpec` is itself."""
+        return model if isinstance(model, cls) else cls(str(model))
+
+    def dtype_and_device(
+        self, dtype: str | torch.dtype | None, device: str | torch.device | None
+    ) -> tuple[torch.dtype, torch.device]:
+        """The dtype and device of the computation; open ones follow from the model or the machine.
+
+        Raises:
+            ConfigError: an unknown name, or a device that is not there.
+        """
+        if self.model is not None:
+            dtype, device = dtype or self.model.dtype, device or self.model.device
+        place = _device(device)
+        return _dtype(dtype, place), place
+
+
+def load_base(
+    spec: ModelSpec, dtype: torch.dtype, device: torch.device, checkpointing: bool
+) -> tuple[PreTrainedTokenizerBase, PreTrainedModel]:
+    """The tokenizer, and the model on its device, without dropout.
+
+    Args:
+        spec: which.
+        dtype: of the weights.
+        device: where they are put.
+        checkpointing: whether to compute activations again in the backward pass.
+
+    Raises:
+        ConfigError: it cannot be loaded.
+    """
+    tokenizer = spec.tokenizer or _from_name(AutoTokenizer, spec)
+    base = (
+        _from_name(AutoModelForCausalLM, spec, dtype, device) if spec.model is None else spec.model
+    )
+    if base.dtype != dtype and not quantized(base):
+        # Casting it would cast what has to stay in float32, too, such as tables of positions.
+        raise ConfigError(f"the model is in {base.dtype} and needed in {dtype}; load it in {dtype}")
+    base.eval()
+    if quantized(base):  # on its device already
+        # On some CPUs bitsandbytes packs weights for inference when they are first used, and then
+        # has no gradient.
+        for module in base.modules():
+            if hasattr(module, "support_avx512bf16_for_cpu"):
+                module.support_avx512bf16_for_cpu = False
+    else:
+        nn.Module.to(base, device)  # transformers' own `to` is not typed
+    disable_dropout_in_model(base)
+    check_head(base)
+    if checkpointing:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    if spec.attn_implementation == "auto":
+        share_prompts(base)
+    return tokenizer, base
+
+
+def quantized(model: PreTrainedModel) -> bool:
+    """Whether the model's weights are quantized."""
+    return getattr(model, "hf_quantizer", None) is not None
+
+
+def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
+    """The tokenizer, or with dtype and device the model, of a name or a folder."""
+    options: dict[str, Any] = {} if spec.revision is None else {"revision": spec.revision}
+    if place:
+        options["dtype"], device = place
+        if spec.attn_implementation != "auto":
+            options["attn_implementation"] = spec.attn_implementation
+        if spec.load_in_4bit:
+            options |= {"quantization_config": _four_bits(place[0]), "device_map": {"": device}}
+    try:
+        return kind.from_pretrained(spec.name, **options)
+    except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if spec.model is not None:
+            raise ConfigError(
+                f"the model {spec.name!r} has no tokenizer of its own ({reason}); give it as "
+                "processing_class"
+            ) from error
+        raise ConfigError(
+            f"model {spec.name!r} cannot be loaded: {reason}; give the folder of a causal "
+            "language model with its tokenizer, or its Hugging Face id"
+        ) from error
+
+
+def _four_bits(compute: torch.dtype) -> BitsAndBytesConfig:
+    """The quantization of QLoRA (arXiv 2305.14314): NF4, its constants quantized again."""
+    if importlib.util.find_spec("bitsandbytes") is None:
+        raise ConfigError("load_in_4bit needs bitsandbytes: pip install bitsandbytes")
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=compute,
+    )
+
+
+def _device(device: str | torch.device | None) -> torch.device:
+    gpus = {"cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}
+    if device is None:
+        return torch.device(next((kind for kind, present in gpus.items() if present), "cpu"))
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"unknown device {str(device)!r}; use cpu, cuda or mps") from error
+    if not gpus.get(place.type, True):
+        raise ConfigError(f"device {str(device)!r} is not available here; use cpu")
+    return place
+
+
+def _dtype(dtype: str | torch.dtype | None, device: torch.device) -> torch.dtype:
+    if dtype is None:
+        return torch.float32 if device.type == "cpu" else torch.bfloat16
+    if isinstance(dtype, torch.dtype):
+        return dtype
+    if dtype not in _DTYPES:
+        raise ConfigError(f"unknown dtype {dtype!r}; {did_you_mean(dtype, _DTYPES)}")
+    return _DTYPES[dtype]

@@ -1,0 +1,285 @@
+"""`ATGRPOTrainer`: the trainer as users of TRL know it, with objects wherever there are names."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from peft import LoraConfig
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
+
+from pettingllms.assembly import EnvSource, build_policies, make_env, spec_of
+from pettingllms.envs.arguments import one_of
+from pettingllms.envs.reward_funcs import RewardFunction, name_of, reward_functions
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.evaluation import Evaluation, held_out
+from pettingllms.evaluation import evaluate as play_held_out
+from pettingllms.evaluation.config import SPLITS
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE
+from pettingllms.samplers.vllm_args import AUTO
+from pettingllms.session import Summary, TrainPlan, plan_run
+from pettingllms.trainers.callbacks import Callback, Display
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.estimators.base import Estimator, path_of
+from pettingllms.trainers.settings import as_text
+from pettingllms.trainers.transformers_callbacks import as_callbacks
+
+
+class ATGRPOTrainer:
+    """Trains a team, with the arguments of TRL's trainers and objects wherever there are names.
+
+        trainer = ATGRPOTrainer(model=model, env=MyEnv, args=ATGRPOConfig(max_steps=50))
+        trainer.train()
+        trainer.evaluate().scores["success"]
+        trainer.save_model("adapters")
+
+    Nothing is loaded before it is needed, but all settings are checked at once.
+
+    Args:
+        model: a name, a folder, or a causal model of transformers, into which adapters are put.
+            Default: that of `args`, else the embedded one.
+        env: a name or path, an environment, or a function or class that makes one. Default: that of
+            `args`.
+        args: the settings.
+        policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
+            `load_policies` has made, in place of a model.
+        estimator: a name or path, a class, or an instance.
+        peft_config: rank, scale and targets of the adapters (default: all linear modules).
+        processing_class: the tokenizer; default: the model's own.
+        callbacks: of this package or of transformers (`TrainerCallback`).
+        reward_funcs: functions or their paths that add to the local reward of a completion
+            (`pettingllms.envs.reward_funcs`).
+        display: receives progress; nothing is printed without one.
+        unknown: is refused, with the name that an argument of TRL's trainers has here.
+
+    Raises:
+        ConfigError, UnknownNameError: an argument that cannot be used; nothing was written.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | PreTrainedModel | None = None,
+        env: EnvSource | None = None,
+        args: ATGRPOConfig | None = None,
+        *,
+        policies: str | Mapping[str, str] | PolicySet | None = None,
+        estimator: str | type[Estimator] | Estimator | None = None,
+        peft_config: LoraConfig | None = None,
+        processing_class: PreTrainedTokenizerBase | None = None,
+        callbacks: Sequence[Callback | TrainerCallback | type] | Callback | TrainerCallback = (),
+        reward_funcs: str | RewardFunction | Sequence[RewardFunction | str] | None = None,
+        display: Display | None = None,
+        **unknown: Any,
+    ) -> None:
+        _refuse(unknown)
+        config = ATGRPOConfig() if args is None else args
+        if not isinstance(config, ATGRPOConfig):
+            raise ConfigError(f"args must be an ATGRPOConfig, got a {type(args).__name__}")
+        given: dict[str, Any] = {}
+        self._policies = policies if isinstance(policies, PolicySet) else None
+        if isinstance(policies, PolicySet):
+            if model is not None or peft_config is not None or processing_class is not None:
+                raise ConfigError("policies that are loaded have a model; leave out what makes one")
+            given = {"model": policies.base, "policies": policies.roles_to_policies}
+        elif policies is not None:
+            given["policies"] = policies
+        if model is not None:
+            given |= _settings_of(model, config.sampler)
+        if estimator is not None:
+            given["estimator"] = path_of(estimator)
+        if isinstance(env, str):
+            given["env"] = env
+        functions = reward_functions(reward_funcs or config.reward_funcs)
+        if functions:
+            given["reward_funcs"] = [name_of(function) for function in functions]
+        config = _over(config, given | _adapters_of(peft_config))
+        self._spec = dataclasses.replace(
+            spec_of(config),
+            model=None if isinstance(model, str | Path) else model,
+            tokenizer=processing_class,
+        )
+        loaded = self._spec.model is not None or self._policies is not None
+        self._plan_for: Callable[[ATGRPOConfig, Path | None], TrainPlan] = lambda settings, resume: (
+            plan_run(
+                settings,
+                resume=resume,
+                env=None if isinstance(env, str) else env,
+                named=not loaded,
+                reward_funcs=functions,
+                estimator=None if isinstance(estimator, str) else estimator,
+            )
+        )
+        self._plan = self._plan_for(config, None)
+        self._display = display
+        self._callbacks = as_callbacks(callbacks, self._plan.path)
+
+    @property
+    def args(self) -> ResolvedConfig:
+        """The settings, without open values."""
+        return self._plan.config
+
+    @property
+    def policies(self) -> PolicySet:
+        """The policies; loaded at the first use."""
+        if self._policies is None:
+            plan = self._plan
+            run = plan.path if plan.path.is_dir() else None
+            self._policies = build_policies(plan.config, plan.roles_to_policies, run, self._spec)
+        return self._policies
+
+    def train(self, resume: str | Path | None = None) -> Summary:
+        """Trains to the end and writes a run folder, as `pettingllms-train` does.
+
+        Args:
+            resume: the folder of a run with these settings, to be continued.
+
+        Raises:
+            RunFolderError: a folder that cannot be used; without `output_dir` every trainer has
+                its own.
+            NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state after the last whole
+                step was saved.
+        """
+        plan = self._plan
+        if resume is not None:
+            plan = self._plan = self._plan_for(plan.config, Path(resume))
+        with plan.folder() as folder:
+            return plan.run(folder, self.policies, callbacks=self._callbacks, display=self._display)
+
+    def evaluate(
+        self, split: str = "test", *, limit: int | None = None, greedy: bool = False
+    ) -> Evaluation:
+        """Plays held-out tasks with the policies as they are; `scores["success"]` is one score.
+
+        Args:
+            split: train, val or test.
+            limit: number of tasks; `eval_tasks` of the settings if None.
+            greedy: take the likeliest token instead of sampling.
+
+        Raises:
+            ConfigError: the environment has no such tasks.
+        """
+        config = self.args
+        one_of("split", split, SPLITS)
+        env = make_env(config, split, self._plan.source, divide=True)
+        return play_held_out(
+            env,
+            self.policies,
+            tasks=held_out(env, split, config.eval_tasks if limit is None else limit),
+            max_new_tokens=config.max_completion_length,
+            greedy=greedy,
+            temperature=config.temperature,
+            seed=config.seed,
+            scoring_threads=config.scoring_threads,
+        )
+
+    def save_model(self, output_dir: str | Path | None = None) -> Path:
+        """Writes a folder for each policy, as PEFT or transformers does; returns their parent.
+
+        Args:
+            output_dir: the parent; `adapters` in the run folder if None.
+        """
+        parent = self._plan.path / "adapters" if output_dir is None else Path(output_dir)
+        for policy in self.policies.names:
+            if policy != BASE:
+                self.policies.save(policy, parent / policy)
+        return parent
+
+    def close(self) -> None:
+        """Ends the sampling engine; what was trained can still be saved."""
+        if self._policies is not None:
+            self._policies.close()
+
+
+_ELSEWHERE = {
+    "config": "args",
+    "tokenizer": "processing_class",
+    "train_dataset": "env, and dataset of ATGRPOConfig",
+    "eval_dataset": "env, and dataset of ATGRPOConfig",
+    "environment_factory": "env",
+    "rollout_func": "env",
+    "ref_model": "beta of ATGRPOConfig; the reference is the base model",
+    "optimizers": "learning_rate and the like of ATGRPOConfig",
+    "adapters": "adapters of ATGRPOConfig",
+}
+"""Arguments of other trainers -> what has their purpose here."""
+
+
+def _refuse(unknown: Mapping[str, Any]) -> None:
+    for name in unknown:
+        known = inspect.signature(ATGRPOTrainer).parameters.keys() - {"unknown"}
+        if name in _ELSEWHERE:
+            hint = f"use {_ELSEWHERE[name]}"
+        elif name in {field.name for field in dataclasses.fields(ATGRPOConfig)}:
+            hint = f"it is a setting: args=ATGRPOConfig({name}=...)"
+        else:
+            hint = did_you_mean(name, known)
+        raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
+
+
+def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:
+    """`config` with the trainer's own arguments.
+
+    Raises:
+        ConfigError: one is given twice, and differs.
+    """
+    default = ATGRPOConfig()
+    for name, value in given.items():
+        before, now = getattr(config, name), as_text(name, value)
+        if before not in (getattr(default, name), now):
+            raise ConfigError(
+                f"{name} is given twice: {now!r} to the trainer, {before!r} in its settings; leave "
+                "one out"
+            )
+    return dataclasses.replace(config, **given)
+
+
+def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
+    """The settings of the adapters that PEFT's configuration describes.
+
+    Raises:
+        ConfigError: it is none of LoRA, or has more than settings hold.
+    """
+    if config is None:
+        return {}
+    if not isinstance(config, LoraConfig):
+        raise ConfigError(f"peft_config must be a peft.LoraConfig, got a {type(config).__name__}")
+    plain = LoraConfig(
+        r=config.r,
+        lora_alpha=config.lora_alpha,
+        target_modules=config.target_modules,
+        task_type=config.task_type,
+        base_model_name_or_path=config.base_model_name_or_path,
+        inference_mode=config.inference_mode,
+    ).to_dict()
+    for name, value in config.to_dict().items():
+        if value != plain[name]:
+            raise ConfigError(
+                f"peft_config: {name}={value!r} is not supported; adapters are plain LoRA, so that "
+                "sampling and update compute them alike: r, lora_alpha and target_modules"
+            )
+    targets = config.target_modules or "all-linear"
+    return {
+        "lora_r": config.r,
+        "lora_alpha": config.lora_alpha,
+        "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
+    }
+
+
+def _settings_of(model: Any, sampler: str) -> dict[str, str]:
+    """What settings and adapters call a model, and what samples from one that is an object.
+
+    Raises:
+        ConfigError: a sampler that loads the model by itself.
+    """
+    if isinstance(model, str | Path):
+        return {"model": str(model)}
+    if sampler.startswith("vllm"):
+        raise ConfigError(
+            "vLLM loads a model by its name; give the name, or use sampler transformers"
+        )
+    name = str(getattr(model, "name_or_path", "")) or type(model).__name__
+    return {"model": name, "sampler": "transformers" if sampler == AUTO else sampler}

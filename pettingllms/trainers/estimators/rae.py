@@ -1,0 +1,67 @@
+"""Role-conditioned advantages: a running mean of each role's return is its baseline.
+
+SPIRAL, Liu et al. 2025, https://arxiv.org/abs/2506.24119.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pettingllms.errors import ConfigError
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.estimators.grpo import member_of
+from pettingllms.types import Advantage, Group
+
+
+class Rae(Estimator):
+    """Subtracts what the role has earned so far; one episode a task is enough.
+
+        A = R - b[role],  then  b[role] <- decay * b[role] + (1 - decay) * R
+
+    In self-play the seats of one game earn different returns whatever they do, so that a common
+    baseline would pay the better seat. Returns are taken up in the order of tasks, episodes, and of
+    who acted first. Advantages are not scaled. A constant return never gives exactly 0, so no
+    group is silent.
+
+    Args:
+        config: resolved settings of the run.
+        decay: share of the old mean that is kept at each return.
+
+    Raises:
+        ConfigError: decay is not in [0, 1).
+    """
+
+    least = 1
+
+    def __init__(self, config: ResolvedConfig, *, decay: float = 0.95) -> None:
+        super().__init__(config)
+        if not 0 <= decay < 1:
+            raise ConfigError(f"estimator_args: decay must be from 0 to below 1, got {decay}")
+        self.decay = decay
+        self.baseline: dict[str, float] = {}
+        """Environment and role -> mean return so far, 0 at first."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The return of each decision's role above the baseline as it was before that return."""
+        tasks = {group.key.task: None for group in groups}
+        order = {task: number for number, task in enumerate(tasks)}
+        found: dict[tuple[object, ...], float] = {}
+        ahead = sorted(groups, key=lambda g: (order[g.key.task], g.key.episode, g.key.parent))
+        for group in ahead:
+            member = (*member_of(group), group.key.role)
+            if member not in found:
+                key = f"{self.config.env}/{group.key.role}"
+                base, value = self.baseline.get(key, 0.0), group.episode_return
+                found[member] = value - base
+                self.baseline[key] = self.decay * base + (1 - self.decay) * value
+        return [found[*member_of(g), g.key.role] for g in groups for _ in g.candidates]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The running means."""
+        return {"baseline": dict(self.baseline)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from the running means of an earlier step."""
+        self.baseline = dict(state.get("baseline", {}))

@@ -1,0 +1,108 @@
+"""Losses of a policy: what a token contributes, and what the contributions are averaged over.
+
+| `loss_type` | a token's part | average |
+|---|---|---|
+| `grpo` (arXiv 2402.03300) | `-min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)` | over the tokens of a completion, then over completions |
+| `dapo`, `bnpo` (arXiv 2503.14476) | the same | over tokens; the two are one for a single process |
+| `dr_grpo` (arXiv 2503.20783) | the same | over completions, each by the limit of its length |
+| `cispo` (arXiv 2506.13585) | `-stopgrad(min(r, epsilon_high)) A log p` | over tokens |
+| `sapo` (arXiv 2511.20347) | `-(4 / t) sigmoid(t (r - 1)) A`, `t` by the sign of A | as `grpo` |
+
+`r` is the ratio of a token's probability to the one that it was sampled with. With
+`importance_sampling_level="sequence"` it is one for all tokens of a completion, the geometric mean
+of theirs: with `grpo`, that is GSPO (arXiv 2507.18071).
+
+Values and gradients are those of TRL's `GRPOTrainer`, also that the KL term is weighed by the ratio,
+which makes its gradient unbiased (arXiv 2512.02556).
+
+Shape suffixes: _B completions, _T tokens of a completion (right-padded, mask 0).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from pettingllms.policies.packing import Batch
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.metrics import LossMeter
+
+SAPO_TEMPERATURES = 1.0, 1.05
+"""For completions that are better and worse than their group, as the paper and TRL have them."""
+
+
+def policy_loss(
+    config: ResolvedConfig,
+    own: PolicyBatch,
+    batch: Batch,
+    logp_BT: torch.Tensor,
+    entropy_BT: torch.Tensor | None,
+    reference_BT: torch.Tensor | None,
+    meter: LossMeter,
+) -> torch.Tensor:
+    """This micro-batch's part of the loss; the parts of `own`, the policy's batch, add up to the whole.
+
+    Which completions the means are over: `policy_batches`.
+    """
+    ratio_BT = importance_ratio(config, batch, logp_BT)
+    loss_BT = token_loss(config, ratio_BT, batch.advantages_BT, logp_BT)
+    kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
+    if kl_BT is not None:
+        loss_BT = loss_BT + config.beta * kl_BT
+    weight_BT = batch.mask_BT * batch.counts_B[:, None]
+    if config.loss_type in ("grpo", "sapo"):
+        lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
+        loss = (loss_BT * weight_BT / lengths_B1).sum() / own.replies
+    elif config.loss_type == "dr_grpo":
+        loss = (loss_BT * weight_BT).sum() / (own.replies * config.max_completion_length)
+    else:
+        loss = (loss_BT * weight_BT).sum() / own.tokens
+    if entropy_BT is not None and config.entropy_coef:
+        loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / own.tokens
+    bounds = clip_bounds(config)
+    meter.add(bounds, batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
+    return loss
+
+
+def importance_ratio(config: ResolvedConfig, batch: Batch, logp_BT: torch.Tensor) -> torch.Tensor:
+    """Each token's probability over the one that it was sampled with; see the module docstring."""
+    log_ratio_BT = logp_BT - batch.old_logprobs_BT
+    if config.importance_sampling_level == "sequence":
+        lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
+        mean_B1 = (log_ratio_BT * batch.mask_BT).sum(-1, keepdim=True) / lengths_B1
+        log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
+    return torch.exp(log_ratio_BT)
+
+
+def token_loss(
+    config: ResolvedConfig,
+    ratio_BT: torch.Tensor,
+    advantages_BT: torch.Tensor,
+    logp_BT: torch.Tensor,
+) -> torch.Tensor:
+    """What each token contributes, KL and entropy apart."""
+    if config.loss_type == "cispo":
+        return -ratio_BT.clamp(max=config.epsilon_high).detach() * advantages_BT * logp_BT
+    if config.loss_type == "sapo":
+        better, worse = (torch.full_like(ratio_BT, value) for value in SAPO_TEMPERATURES)
+        heat_BT = torch.where(advantages_BT > 0, better, worse)
+        return -4 / heat_BT * torch.sigmoid(heat_BT * (ratio_BT - 1)) * advantages_BT
+    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
+    capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
+    return -torch.min(capped_BT * advantages_BT, clipped_BT * advantages_BT)
+
+
+def clip_bounds(config: ResolvedConfig) -> tuple[float, float]:
+    """The ratios below and above which a token's gradient is cut, for the metrics."""
+    if config.loss_type == "cispo":
+        return 0.0, config.epsilon_high
+    if config.loss_type == "sapo":
+        return 0.0, math.inf
+    return 1 - config.epsilon, 1 + config.epsilon_high
+
+
+def k3(log_ratio: torch.Tensor) -> torch.Tensor:
+    """Unbiased, never negative estimate of KL: http://joschu.net/blog/kl-approx.html."""
+    return torch.exp(log_ratio) - log_ratio - 1

@@ -1,0 +1,106 @@
+"""Methods of the literature as settings: `--method NAME` fills in what is not given.
+
+A method here is an estimator (`pettingllms.trainers.estimators`), a loss
+(`pettingllms.trainers.losses`) and their options. What the settings do not cover, such as an
+environment with its own workflow, a method's description says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+
+class Method(NamedTuple):
+    """A named set of settings."""
+
+    about: str
+    source: str
+    settings: Mapping[str, Any]
+
+
+def _method(about: str, source: str, **settings: Any) -> Method:
+    return Method(about, source, MappingProxyType(settings))
+
+
+METHODS: Mapping[str, Method] = MappingProxyType(
+    {
+        "at_grpo": _method(
+            "K completions of one prompt are compared; the episode continues from one of them",
+            "arXiv 2510.11062",
+            estimator="at_grpo",
+        ),
+        "look_ahead": _method(
+            "AT-GRPO with candidates compared by what they lead to, for outcomes paid at the end",
+            "arXiv 2410.01679, 2412.01928",
+            estimator="look_ahead",
+            branch="sample",
+        ),
+        "grpo": _method(
+            "K episodes of a task are compared by return", "arXiv 2402.03300", estimator="grpo"
+        ),
+        "dr_mas": _method(
+            "Each agent's decisions are compared with its own, over all of its calls in the K episodes",
+            "arXiv 2602.08847",
+            estimator="agent",
+        ),
+        "gigpo": _method(
+            "Episodes are compared, and so are the steps that they took from equal states",
+            "arXiv 2505.10978",
+            estimator="gigpo",
+        ),
+        "gdpo": _method(
+            "Team and local reward are scaled apart before they are added",
+            "arXiv 2601.05242",
+            estimator="gdpo",
+        ),
+        "rae": _method(
+            "A running mean of each role's return is its baseline: one episode a task, for self-play",
+            "SPIRAL, arXiv 2506.24119",
+            estimator="rae",
+            num_generations=1,
+        ),
+        "igrpo": _method(
+            "The best of K drafts goes into the prompt of the second turn, and only that turn is "
+            "trained; for a single agent with two turns",
+            "arXiv 2602.09000",
+            estimator="at_grpo",
+            branch="best",
+            train_turns="1",
+        ),
+        "mlpo": _method(
+            "A leader, the role `judge`, learns to use frozen peers; for a team with a judge",
+            "arXiv 2507.08960",
+            estimator="at_grpo",
+            train_roles="judge",
+            scale_rewards="none",
+        ),
+        "dr_grpo": _method(
+            "GRPO without the deviation and with one divisor for all lengths",
+            "arXiv 2503.20783",
+            estimator="grpo",
+            loss_type="dr_grpo",
+            scale_rewards="none",
+        ),
+        "gspo": _method(
+            "GRPO with one ratio for a whole completion",
+            "arXiv 2507.18071",
+            estimator="grpo",
+            loss_type="grpo",
+            importance_sampling_level="sequence",
+        ),
+        "cispo": _method(
+            "GRPO in which a clipped ratio weighs a token instead of silencing it",
+            "arXiv 2506.13585",
+            estimator="grpo",
+            loss_type="cispo",
+        ),
+        "sapo": _method(
+            "GRPO with a soft gate in place of the clip",
+            "arXiv 2511.20347",
+            estimator="grpo",
+            loss_type="sapo",
+        ),
+    }
+)

@@ -1,0 +1,157 @@
+"""Fields of settings dataclasses: how one becomes an option, and what it takes.
+
+Mappings, lists and paths, as Python has them, become the text that a configuration file holds.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import ConfigError, did_you_mean
+
+INSTEAD = {
+    "model_name_or_path": "model",
+    "per_device_train_batch_size": "tasks_per_step",
+    "generation_batch_size": "tasks_per_step",
+    "gradient_accumulation_steps": "tokens_per_batch",
+    "num_train_epochs": "max_steps",
+    "resume_from_checkpoint": "resume",
+    "run_name": "output_dir",
+    "lora_modules": "lora_target_modules",
+}
+"""Options of TRL whose purpose has another name here."""
+
+
+def check_names(given: Iterable[str], known: Sequence[str]) -> None:
+    """Compares names of settings with those that there are.
+
+    Raises:
+        ConfigError: for the first unknown one, with its name here or the nearest known one.
+    """
+    for name in given:
+        if name not in known:
+            other = INSTEAD.get(name)
+            hint = f"use {other!r}" if other in known else did_you_mean(name, known)
+            raise ConfigError(f"unknown setting {name!r}; {hint}")
+
+
+def setting(group: str, default: Any, text: str, **more: Any) -> Any:
+    """A dataclass field that is a command-line option.
+
+    Args:
+        group: its heading in the help.
+        default: its value where none is given.
+        text: its help.
+        more: `choices`; `at_least`, `at_most` and `positive` limit a number; `why` explains a limit;
+            `aliases` are other spellings of the option; `shared` makes it an option of
+            `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
+    """
+    return field(default=default, metadata={"group": group, "help": text, **more})
+
+
+# What training and evaluation have in common.
+task_setting = partial(setting, "Task")
+policies_setting = partial(setting, "Policies")
+sampling_setting = partial(setting, "Sampling")
+
+
+def check_values(settings: Any) -> None:
+    """Compares every value of a settings dataclass with what its field takes.
+
+    Raises:
+        ConfigError: names the field, the value and what it takes.
+    """
+    hints = typing.get_type_hints(type(settings))
+    for each in dataclasses.fields(settings):
+        name, value, limits = each.name, getattr(settings, each.name), each.metadata
+        if not limits:
+            continue
+        _check_kind(name, value, hints[name])
+        if value is None:
+            continue
+        if (known := limits.get("choices")) and value not in known:
+            hint = did_you_mean(str(value), known)
+            raise ConfigError(f"{name} must be one of {', '.join(known)}, got {value!r}; {hint}")
+        low, high, why = limits.get("at_least"), limits.get("at_most"), limits.get("why", "")
+        # `not >=` instead of `<`, so that NaN is refused too.
+        if high is not None and not low <= value <= high:
+            raise ConfigError(f"{name} must be from {low} to {high}, got {value}{why}")
+        if low is not None and not value >= low:
+            raise ConfigError(f"{name} must be at least {low}, got {value}{why}")
+        if limits.get("positive") and not value > 0:
+            raise ConfigError(f"{name} must be positive, got {value}{why}")
+
+
+def _check_kind(name: str, value: Any, hint: Any) -> None:
+    """Compares a value with the type of its field; a whole number is a number, too.
+
+    Raises:
+        ConfigError: it has another type, or is infinite or not a number.
+    """
+    kinds = typing.get_args(hint) or (hint,)
+    if float in kinds and isinstance(value, float) and not math.isfinite(value):
+        raise ConfigError(f"{name} must be a finite number, got {value}")
+    fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+    if not fits or (isinstance(value, bool) and bool not in kinds):
+        kind = next(each for each in kinds if each is not type(None))
+        raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
+
+
+_KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
+
+
+def as_text(name: str, value: Any) -> Any:
+    """The value of a setting as a configuration file holds it: paths, mappings and lists as text.
+
+    Raises:
+        ConfigError: a mapping that JSON cannot hold.
+    """
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping) and name in ("policies", "adapters"):
+        return ",".join(f"{role}={policy}" for role, policy in value.items())
+    if isinstance(value, Mapping):
+        try:
+            return json.dumps(dict(value))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(
+                f"{name} must be what JSON can hold, got {value!r}: {error}"
+            ) from error
+    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+        return ",".join(value)
+    return value
+
+
+def json_object(name: str, text: str | None) -> dict[str, Any]:
+    """The JSON object that the setting `name` holds; empty for None.
+
+    Raises:
+        ConfigError: it is not a JSON object.
+    """
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, TypeError) as error:
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
+    if not isinstance(value, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
+    return value
+
+
+def _no_number(text: str) -> float:
+    raise ValueError(f"{text} is no JSON")
+
+
+def _finite(text: str) -> float:
+    if not math.isfinite(value := float(text)):
+        raise ValueError(f"{text} is beyond the numbers of this machine")
+    return value

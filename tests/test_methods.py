@@ -1,0 +1,131 @@
+"""Methods: named settings that give way to explicit ones, and the turns that are trained on."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+import torch
+
+import pettingllms as pl
+from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
+from pettingllms.trainers import estimators, losses
+from pettingllms.trainers.batch import policy_batches
+from pettingllms.trainers.callbacks import Silent
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.methods import METHODS
+from pettingllms.types import Task
+from tests.test_estimators_golden import decision
+
+torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", list(METHODS))
+def test_a_method_sets_what_its_table_says_and_can_be_trained(name):
+    config = resolve(ATGRPOConfig(method=name))
+    assert {field: getattr(config, field) for field in METHODS[name].settings} == dict(
+        METHODS[name].settings
+    )
+    assert estimator_of(config).config is config
+
+
+def test_an_explicit_setting_goes_over_that_of_the_method():
+    config = ATGRPOConfig(method="gspo", loss_type="sapo", estimator="at_grpo")
+    assert (config.loss_type, config.estimator) == ("sapo", "at_grpo")
+    assert config.importance_sampling_level == "sequence"
+
+
+def test_a_copy_of_settings_is_equal_to_them():
+    config = ATGRPOConfig(method="rae", num_generations=4)
+    assert dataclasses.replace(config) == config
+    assert resolve(config).num_generations == 4
+    assert dataclasses.replace(config, estimator="grpo").estimator == "grpo"
+
+
+def test_an_unknown_method_is_refused_with_the_nearest_name():
+    with pytest.raises(ValueError, match="did you mean 'dr_mas'"):
+        ATGRPOConfig(method="drmas")
+
+
+@pytest.mark.parametrize("turns", ["", "a", "-1", "0;1", "1.5", "٣"])
+def test_turns_that_are_no_numbers_are_refused(turns):
+    with pytest.raises(ValueError, match="train_turns must be whole numbers from 0"):
+        ATGRPOConfig(train_turns=turns)
+
+
+def test_only_the_decisions_of_the_turns_asked_for_are_trained_on():
+    groups = [decision(0.0, 1.0, turn=turn, parent=turn) for turn in range(3)]
+    credited = [
+        dataclasses.replace(
+            group,
+            candidates=tuple(
+                dataclasses.replace(c, advantage=c.reward - 0.5) for c in group.candidates
+            ),
+        )
+        for group in groups
+    ]
+    for turns, count in ((None, 6), ("1", 2), ("0,2", 4), ("7", 0)):
+        config = resolve(ATGRPOConfig(train_turns=turns, silent_groups="count"))
+        (batch,) = policy_batches(config, ["p"], credited).values()
+        assert (len(batch.samples), batch.replies) == (count, count)
+
+
+def an_episode(*rewards):
+    groups = [decision(*paid, parent=n, turn=n) for n, paid in enumerate(rewards)]
+    return Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=True)
+
+
+@pytest.mark.parametrize(
+    ("episodes", "late"),
+    [
+        ([((0.0, 0.0), (1.0, 0.0))], True),
+        ([((-0.1, 0.0), (1.0, 0.0))], True),
+        ([((0.0, 0.2), (1.0, 0.0))], False),
+        ([((0.0, 0.0), (0.0, 0.0))], False),
+        ([((1.0, 0.0),)], False),
+        ([], False),
+    ],
+)
+def test_an_outcome_is_late_where_only_last_decisions_earn(episodes, late):
+    assert outcome_is_late([an_episode(*each) for each in episodes]) is late
+
+
+class Heard(Silent):
+    def __init__(self):
+        self.said = []
+
+    def say(self, text):
+        self.said.append(text)
+
+
+@pytest.mark.parametrize(("estimator", "warned"), [("at_grpo", True), ("grpo", False)])
+def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, estimator, warned):
+    heard = Heard()
+    pl.train(
+        env="tests.late_env:env",
+        policies="per-role",
+        estimator=estimator,
+        num_generations=2,
+        tasks_per_step=2,
+        max_steps=1,
+        max_completion_length=4,
+        eval_tasks=1,
+        eval_steps=0,
+        output_dir=str(tmp_path / "run"),
+        display=heard,
+    )
+    assert any("earlier decisions may learn nothing" in text for text in heard.said) is warned
+
+
+def test_the_page_of_methods_describes_every_estimator_and_loss():
+    page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
+    documented = f"{estimators.__doc__}{losses.__doc__}"
+    assert "{{ methods }}" in page
+    for name in ESTIMATORS.paths():
+        assert f"`{name}`" in documented, name
+    loss_types = next(f for f in dataclasses.fields(ATGRPOConfig) if f.name == "loss_type")
+    for name in loss_types.metadata["choices"]:
+        assert f"`{name}`" in documented, name
