@@ -42,7 +42,7 @@ function Compared({ group, current, onPick, what }) {
       ${many.map(([column, count]) => html`<text key=${column} x=${9 * column + 8} y="16">× ${count}</text>`)}
       <text x="8" y="50">${number(low)}</text><text x="292" y="50" text-anchor="end">${number(high)}</text>
     </svg>
-    <figcaption>Compared with ${what}: mean ${number(middle)}, deviation ${number(spread)}${same ? html` – <b>no signal</b>` : ""}</figcaption>
+    <figcaption>${what}: mean ${number(middle)}, deviation ${number(spread)}${same ? html` – <b>no signal</b>` : ""}</figcaption>
   </figure>`;
 }
 
@@ -70,6 +70,7 @@ function Facts({ decision, candidate }) {
     ["Tokens", `${number(candidate.tokens)}${candidate.truncated ? ", cut at the limit" : ""}`],
     ["Log-probability", candidate.logprob === null ? "not recorded" : `${number(candidate.logprob)} nats, ${number(each)} a token`],
     ["Policy", `${decision.policy}, version ${decision.version}`],
+    candidate.later ? ["What followed", `reward ${signed(candidate.later.reward)}, found out with ${number(candidate.later.tokens)} tokens`] : null,
     decision.late_reward ? ["Late reward", signed(decision.late_reward)] : null,
     candidate.info.success !== undefined ? ["Team solved it", candidate.info.success ? "yes" : "not yet"] : null,
     ...Object.entries(candidate.info)

@@ -111,16 +111,23 @@ function useDrawn(source, line, again) {
   return { error, episodes: known.some((each) => each.line === line) ? known : [value], main: value };
 }
 
+// Estimators whose comparison is the one that is drawn; others compare in a way of their own.
+const WITHIN_PROMPT = new Set(["at_grpo", "look_ahead", "gdpo"]);
+const WITHIN_TASK = new Set(["grpo", "decision", "agent", "turn", "agent_turn", "gigpo"]);
+
 function comparedWith(tree, node, source) {
+  const estimator = source ? settingText(source.settings.estimator) : "";
+  const how = (known) => (known.has(estimator) ? "Compared with" : "Beside");
   if (tree.wide) {
     const group = tree.columns[node.d];
-    return [group.map((each) => ({ id: each.id, value: each.candidate.reward })), `the ${group.length} replies to this prompt (rewards)`];
+    const ahead = group.some((each) => each.candidate.later);
+    const values = group.map((each) => ({ id: each.id, value: each.candidate.reward + (each.candidate.later ? each.candidate.later.reward : 0) }));
+    return [values, `${how(WITHIN_PROMPT)} the ${group.length} replies to this prompt (rewards${ahead ? ", with what followed" : ""})`];
   }
   if (source && source.kind === "eval") return [[], ""];
   const total = (each) => Object.values(each.returns).reduce((a, b) => a + b, 0);
   const group = tree.columns[node.d].map((each) => ({ id: each.id, value: total(tree.rows.get(each.line)) }));
-  const estimator = source && source.settings.estimator ? `, ${settingText(source.settings.estimator)}` : "";
-  return [group, `the ${group.length} episodes of this task (returns${estimator})`];
+  return [group, `${how(WITHIN_TASK)} the ${group.length} episodes of this task (returns, ${estimator})`];
 }
 
 function TreeView({ place, tick }) {
