@@ -132,9 +132,12 @@ def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettin
             key = Path(config.server_key).read_text(encoding="utf-8").strip()
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"server_key {config.server_key} cannot be read: {error}") from error
+    options = config.mapping("vllm")
+    if config.revision is not None and config.sampler.startswith("vllm") and not config.server:
+        options["revision"] = config.revision  # vLLM loads the base by itself
     return SamplerSettings(
         config.sampler,
-        config.mapping("vllm"),
+        options,
         url=config.server,
         key=key,
         timeout=config.server_timeout,

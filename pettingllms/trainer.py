@@ -20,6 +20,7 @@ from pettingllms.evaluation import evaluate as play_held_out
 from pettingllms.evaluation.config import SPLITS
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
+from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
@@ -87,7 +88,7 @@ class ATGRPOTrainer:
         elif policies is not None:
             given["policies"] = policies
         if model is not None:
-            given["model"] = _name_of(model)
+            given |= _settings_of(model, config.sampler)
         if estimator is not None:
             given["estimator"] = path_of(estimator)
         if isinstance(env, str):
@@ -268,8 +269,17 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
     }
 
 
-def _name_of(model: Any) -> str:
-    """What settings and adapters call a model."""
+def _settings_of(model: Any, sampler: str) -> dict[str, str]:
+    """What settings and adapters call a model, and what samples from one that is an object.
+
+    Raises:
+        ConfigError: a sampler that loads the model by itself.
+    """
     if isinstance(model, str | Path):
-        return str(model)
-    return str(getattr(model, "name_or_path", "")) or type(model).__name__
+        return {"model": str(model)}
+    if sampler.startswith("vllm"):
+        raise ConfigError(
+            "vLLM loads a model by its name; give the name, or use sampler transformers"
+        )
+    name = str(getattr(model, "name_or_path", "")) or type(model).__name__
+    return {"model": name, "sampler": "transformers" if sampler == AUTO else sampler}

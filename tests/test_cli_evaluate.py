@@ -83,6 +83,7 @@ def test_a_run_is_played_under_its_own_settings_and_scores_as_after_training(
     assert re.search(r"base +adapters", out)
     assert "test split, 5 held-out tasks" in out
     assert "adapters, success" in out
+    assert re.search(rf"see every episode: .*pettingllms\S*view {tmp_path / 'out'}\n", out)
     found = results(tmp_path / "out")
     assert found["base"] == trained.before[0].row()
     assert found["adapters"] == trained.after[0].row()

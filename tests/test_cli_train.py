@@ -52,6 +52,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert re.search(r"step 2/2  executed: success \d\.\d\d  writer .*tokens/s", out)
     assert re.search(r"team +success +sampled +0\.\d\d \[0\.\d\d, .* greedy", out, re.DOTALL)
     assert out.rstrip().endswith(f"pettingllms-eval --env tests.letters_env:env --adapters {run}")
+    assert re.search(rf"see what they did: .*pettingllms\S*view {run}\n", out)
     base = AutoModelForCausalLM.from_pretrained(model)
     ids = torch.tensor([[3, 4, 5]])
     with torch.no_grad():
@@ -236,9 +237,9 @@ def test_help_shows_the_values_that_a_run_would_use(
 
 
 def test_every_command_says_its_version(capsys: pytest.CaptureFixture[str]) -> None:
-    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train
+    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train, view
 
-    for command in (data, envs, evaluate, sandbox, serve, train):
+    for command in (data, envs, evaluate, sandbox, serve, train, view):
         with pytest.raises(SystemExit):
             command.main(["--version"])
         assert capsys.readouterr().out == f"pettingllms {pettingllms.__version__}\n"

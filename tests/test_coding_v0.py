@@ -411,6 +411,7 @@ def test_a_function_is_called_and_its_value_compared(play):
     )  # the reference fails on a number
     _, info = step(other, code("def thrice(x):\n    return x"))
     assert info["statuses"] == ["error", "error"]
+    assert info["verdicts"] == [False, False]
     assert step(other, checks(("3", "3")))[1]["parse_error"]
 
 

@@ -126,7 +126,7 @@ def test_commands_are_understood(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
-    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train
+    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train, view
 
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("alpha: 0.5\n")
@@ -135,6 +135,7 @@ def test_commands_are_understood(
         "pettingllms-train": train.parse,
         "pettingllms-eval": evaluate.parse,
         "pettingllms-serve": serve.parse,
+        "pettingllms-view": view.parse,
         "pettingllms-envs": envs._parser().read,
         "pettingllms-data": data._parser().read,
         "pettingllms-sandbox": sandbox._parser().read,

@@ -10,14 +10,13 @@ import pytest
 
 from pettingllms.errors import RunFolderError
 from pettingllms.evaluation.folder import (
-    RESULTS,
-    SETTINGS,
     EvalFolder,
     digest,
     read_trajectories,
     revision,
     write_file,
 )
+from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import TRAJECTORIES
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task

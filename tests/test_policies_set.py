@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from pettingllms.errors import ConfigError, SamplerUnavailable, StaleSamplerError, UnknownNameError
+from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.types import Request, Sample
@@ -23,8 +25,9 @@ def model_dir(tmp_path_factory):
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
-def some_policies(model_dir, **changes):
-    return load_policies(model_dir, ROLES, **{"lora_r": 4, "lora_alpha": 8, "seed": 3, **changes})
+def some_policies(model_dir, attention="auto", **changes):
+    spec = ModelSpec(str(model_dir), attn_implementation=attention)
+    return load_policies(spec, ROLES, **{"lora_r": 4, "lora_alpha": 8, "seed": 3, **changes})
 
 
 def stir(policies, policy, scale=0.1, seed=0):
@@ -59,10 +62,10 @@ def samples_of(replies, policies, policy):
     ]
 
 
-KINDS = {
+KINDS: dict[str, dict[str, Any]] = {
     "merged": {},
     "adapters": {"merge": False},
-    "plain attention": {"shared_prompts": False},
+    "plain attention": {"attention": "sdpa"},
     "full": {"full": True, "reference": True},
 }
 

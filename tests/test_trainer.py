@@ -19,7 +19,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
 from tests.own_estimator import RunningMean
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import save_tiny, tiny_model
 
 torch.set_num_threads(1)
 
@@ -180,6 +180,10 @@ def test_settings_take_mappings_lists_and_paths(tmp_path: Path) -> None:
 
 WRONG: dict[str, Any] = {
     "a number as model": (lambda: {"model": 3}, "model must be a name, a folder or a causal model"),
+    "a model that vLLM cannot have": (
+        lambda: {"model": torch.nn.Linear(2, 2), "args": pl.ATGRPOConfig(sampler="vllm")},
+        "vLLM loads a model by its name",
+    ),
     "a plain module as model": (
         lambda: {"model": torch.nn.Linear(2, 2)},
         "model must be .* got a Linear",
@@ -217,6 +221,15 @@ def test_a_wrong_argument_is_one_clear_error(call: str) -> None:
     given, says = WRONG[call]
     with pytest.raises(PettingLLMsError, match=says):
         pl.ATGRPOTrainer(**given())
+
+
+def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path) -> None:
+    trainer = pl.ATGRPOTrainer(tiny_model(), LETTERS, settings(tmp_path / "run"))
+    with pytest.raises(ConfigError, match="give it as processing_class"):
+        trainer.train()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    given: dict[str, Any] = {"args": settings(tmp_path / "run"), "processing_class": tokenizer}
+    assert pl.ATGRPOTrainer(tiny_model(), LETTERS, **given).train().finished
 
 
 def test_settings_by_another_name_are_named() -> None:

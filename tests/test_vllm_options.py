@@ -154,6 +154,11 @@ def test_the_servers_key_is_read_from_its_file(tmp_path):
     assert sampler_settings(resolve(ATGRPOConfig()), tmp_path).name == "transformers"
 
 
+def test_vllm_loads_the_revision_that_is_trained(tmp_path):
+    config = ATGRPOConfig(model="x/y", revision="abc", sampler="vllm", vllm='{"dtype": "auto"}')
+    assert sampler_settings(config, tmp_path).options == {"dtype": "auto", "revision": "abc"}
+
+
 def test_every_sampler_opens_and_a_misspelt_one_is_refused_with_what_was_meant():
     assert all(callable(SAMPLERS.load(name)) for name in SAMPLERS.paths())
     with pytest.raises(UnknownNameError, match="unknown sampler 'vlm'; did you mean 'vllm'"):

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pettingllms.cli.guard import guarded, terminable
+from pettingllms.cli.guard import guarded, terminable, viewing
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -143,8 +143,8 @@ def _evaluated(options: EvalConfig) -> EvalResult:
 def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     from pettingllms.cli.display import best_display
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.folder import RESULTS
     from pettingllms.evaluation.run import run_each
+    from pettingllms.rollout.files import RESULTS
 
     with terminable(), best_display() as display:
         results = run_each(options, envs, display)
@@ -155,12 +155,13 @@ def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
             print(f"warning: {env}: {warning}")
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}, and a folder for each environment")
+        print(f"see every episode: {viewing(options.out)}")
     return max(_verdict(options, result, f"{env}: ") for env, result in results.items())
 
 
 def _evaluate(options: EvalConfig) -> int:
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.folder import RESULTS
+    from pettingllms.rollout.files import RESULTS
 
     result = _evaluated(options)
     gains = result.gains()
@@ -175,6 +176,7 @@ def _evaluate(options: EvalConfig) -> int:
         print(f"\nwarning: {warning}")
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}")
+        print(f"see every episode: {viewing(options.out)}")
     return _verdict(options, result)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn, Protocol
 
-from pettingllms.errors import PettingLLMsError
+from pettingllms.errors import ConfigError, PettingLLMsError
 
 EXTRA_MODULES = (
     "torch",
@@ -163,6 +163,22 @@ def terminable() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
+@contextlib.contextmanager
+def needing_serve() -> Iterator[None]:
+    """Says which extra is missing where an import fails.
+
+    Raises:
+        ConfigError: a library of the `serve` extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in ("h11", "uvicorn", "starlette"):
+            raise
+        raise ConfigError(f"{name} is not installed; pip install 'pettingllms[serve]'") from error
+
+
 def typed(command: str) -> str:
     """A command of this package as it has to be typed here.
 
@@ -177,3 +193,8 @@ def typed(command: str) -> str:
         return shlex.join([str(beside), *words])
     module = {"pettingllms-eval": "evaluate"}.get(program, program.removeprefix("pettingllms-"))
     return shlex.join([sys.executable, "-m", f"pettingllms.cli.{module}", *words])
+
+
+def viewing(folder: str | Path) -> str:
+    """The command that shows a run or an evaluation in the browser, as it has to be typed here."""
+    return typed(shlex.join(["pettingllms-view", str(folder)]))

@@ -18,7 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import guarded, needing_serve
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import check_values, json_object, setting
@@ -187,15 +187,9 @@ def _front(options: ServeOptions, listening: socket.socket) -> Answer:
     Raises:
         ConfigError: a package for serving is missing, or the key cannot be read.
     """
-    try:
+    with needing_serve():
         from pettingllms.serving.app import application
         from pettingllms.serving.run import serve
-    except ModuleNotFoundError as error:
-        if error.name not in ("h11", "uvicorn", "starlette"):
-            raise
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[serve]'"
-        ) from error
     key = _key(options)
 
     def answer(server: TeamServer) -> None:

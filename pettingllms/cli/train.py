@@ -12,7 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, NamedTuple
 
-from pettingllms.cli.guard import INTERRUPTED, TERMINATED, guarded, typed
+from pettingllms.cli.guard import INTERRUPTED, TERMINATED, guarded, typed, viewing
 from pettingllms.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def _run(command: TrainCommand) -> int:
         print(f"stopped after step {summary.step}; resume with: {again}")
         return TERMINATED if stop.signal == signal.SIGTERM else INTERRUPTED
     print(f"adapters: {run / 'adapters'}, curves: {run / 'curves.png'}")
+    print(f"see what they did: {viewing(run)}")
     print(f"next: {typed(summary.next)}")
     return 0
 

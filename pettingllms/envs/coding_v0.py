@@ -19,7 +19,8 @@ around the blocks is free. A reply that cannot be parsed, or is too long, leaves
 
 The episode ends when the program passes all of the tester's tests: agreement, which is not success.
 A coder alone is shown its earlier programs, and the episode ends when it writes the same program again. Success is
-that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known.
+that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known; a coder's
+has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`.
 
 # Rewards
 
@@ -223,10 +224,9 @@ class raw_env(TeamEnv):
         runs = self._runs_ahead(state, inputs)
         # Another reply's input must not bear on this one's, so that none ends the list.
         within = self._limits_of(task, REFERENCE_SHARE)
-        reference: Mapping[str, RunResult] = {}
-        if task.reference:
-            ahead = runs.within(within, end_at_limit=False)
-            reference = self._outputs(task, task.reference, inputs, ahead)
+        reference = self._outputs(
+            task, task.reference or None, inputs, runs.within(within, end_at_limit=False)
+        )
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
         return [
             self._unread(state, agent, reply.why)
@@ -249,11 +249,13 @@ class raw_env(TeamEnv):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
         (results,) = coding.run_tests(state.task, [program], run)
-        passed = sum(
+        verdicts = [
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
-        )
-        share = passed / max(1, len(tests))
-        info = {"passed": share, "statuses": [result.status for result in results]}
+        ]
+        share = sum(verdicts) / max(1, len(tests))
+        # Not what a test asks, nor what the program printed: that could hold a hidden test.
+        statuses = [result.status for result in results]
+        info = {"passed": share, "statuses": statuses, "verdicts": verdicts}
         after = replace(state, program=program, passed=share)
         if self._team:
             return self._outcome(after, "coder_0", share, info=info)
@@ -329,10 +331,11 @@ class raw_env(TeamEnv):
         return disagreements_of(tests, ran, task.function)
 
     def _outputs(
-        self, task: CodingTask, program: str, inputs: list[str], run: Run
+        self, task: CodingTask, program: str | None, inputs: list[str], run: Run
     ) -> dict[str, RunResult]:
-        """What a program, which may be empty, does with each input."""
-        if not inputs:
+        """What a program does with each input; empty if there is none of either."""
+        # An empty program is one, too: a coder may write it.
+        if program is None or not inputs:
             return {}
         (results,) = coding.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))

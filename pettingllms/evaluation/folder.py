@@ -1,7 +1,7 @@
 """The folder of an evaluation: its settings, every episode, and the results.
 
     settings.json       settings, versions, git revision: written first, and compared on resuming
-    trajectories.jsonl  one line an episode, see `pettingllms.rollout.trajectory`
+    trajectories.jsonl  one line an episode, see `pettingllms.rollout.files`
     results.json        settings and scores, once all episodes are over
     results.md          the tables, with results.png
 
@@ -25,12 +25,10 @@ from typing import Any, NamedTuple
 
 from pettingllms.errors import RunFolderError
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, kept
+from pettingllms.rollout.files import RESULTS, SETTINGS, TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.runs.folder import TRAJECTORIES, Folder, replace_file, versions
+from pettingllms.runs.folder import Folder, replace_file, versions
 from pettingllms.types import Task
-
-SETTINGS, RESULTS = "settings.json", "results.json"
-
 
 Key = tuple[str, str, int]
 """Of an episode: team, task, sample."""

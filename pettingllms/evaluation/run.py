@@ -30,7 +30,7 @@ from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.folder import RESULTS, SETTINGS, EvalFolder, digest, write_file
+from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
     ADAPTERS,
@@ -52,6 +52,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config

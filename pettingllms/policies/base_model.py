@@ -132,8 +132,6 @@ def quantized(model: PreTrainedModel) -> bool:
 
 def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
     """The tokenizer, or with dtype and device the model, of a name or a folder."""
-    if not spec.name:
-        raise ConfigError("the model has no name to find its tokenizer by; give processing_class")
     options: dict[str, Any] = {} if spec.revision is None else {"revision": spec.revision}
     if place:
         options["dtype"], device = place
@@ -144,9 +142,15 @@ def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:
     try:
         return kind.from_pretrained(spec.name, **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
+        reason = str(error).strip().splitlines()[0]
+        if spec.model is not None:
+            raise ConfigError(
+                f"the model {spec.name!r} has no tokenizer of its own ({reason}); give it as "
+                "processing_class"
+            ) from error
         raise ConfigError(
-            f"model {spec.name!r} cannot be loaded: {str(error).strip().splitlines()[0]}; give the "
-            "folder of a causal language model with its tokenizer, or its Hugging Face id"
+            f"model {spec.name!r} cannot be loaded: {reason}; give the folder of a causal "
+            "language model with its tokenizer, or its Hugging Face id"
         ) from error
 
 

@@ -1,41 +1,7 @@
 """`Trajectory`: the record of an episode, and its line of `trajectories.jsonl`.
 
-Training and evaluation write the same lines, `FORMAT` 1; keys that only one of them has are marked:
-
-    format          1
-    step            training: the step, counted from 1
-    team            evaluation: the line-up that played
-    task, seed      the task's id, and the seed that `reset` was given
-    episode         which of the task's parallel episodes
-    success         of the team at the end; null where the environment does not say
-    cooperative     whether the agents share one return
-    returns         agent -> its return, late rewards included
-    early           agent -> rewards paid to it before its first decision; absent if none
-    overlong        the prompt that ended the episode because it left no room for a completion:
-                    agent, prompt_tokens, longest; absent where there was none
-    decisions       in order; for each
-        agent, role, policy, version    of the policy's weights
-        turn            decisions that this agent took before
-        depth           decisions that were taken before, by all agents
-        state_hash      equal exactly where the prompt tokens are
-        prompt          the observation, without the chat template
-        prompt_ids      the prompt's tokens, chat template included
-        late_reward     paid to the agent at other agents' steps, after this decision
-        candidates      the completions that were sampled; for each
-            completion      its text
-            token_ids       its tokens, the end-of-turn token included
-            truncated       whether it was cut at the token limit
-            logprob         sum over its tokens, in nats; null in a record that was read back
-            reward          alpha * team_reward + local_reward
-            team_reward, local_reward
-            advantage       training: a number, or one for each token; null where not compared
-            chosen          whether the episode continued from it
-            info            what else the environment said: success, parse_error, statuses, ...
-            later           look-ahead trees: what followed, as reward and tokens generated to find out
-
-Scores of an evaluation are computed from these records alone, so a file that is read back has the
-scores that it had when it was played. Log-probabilities token by token are not written: they
-would be most of the file.
+`pettingllms.rollout.files` describes the line. What is computed here from a record is the same
+whether the episode was just played or read back, except for log-probabilities.
 """
 
 from __future__ import annotations
@@ -45,9 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Self
 
+from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow
 from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Later, Task
-
-FORMAT = 1
 
 
 class Overlong(NamedTuple):
@@ -212,7 +177,7 @@ def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, f
     return dict(returns)
 
 
-def _decision(group: Group) -> dict[str, Any]:
+def _decision(group: Group) -> DecisionRow:
     key = group.key
     return {
         "agent": key.agent,
@@ -229,9 +194,9 @@ def _decision(group: Group) -> dict[str, Any]:
     }
 
 
-def _candidate(candidate: Candidate) -> dict[str, Any]:
+def _candidate(candidate: Candidate) -> CandidateRow:
     completion = candidate.completion
-    return {
+    row: CandidateRow = {
         "completion": completion.text,
         "token_ids": list(completion.token_ids),
         "truncated": completion.truncated,
@@ -242,10 +207,13 @@ def _candidate(candidate: Candidate) -> dict[str, Any]:
         "advantage": candidate.advantage,
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
-    } | ({} if candidate.later is None else {"later": candidate.later._asdict()})
+    }
+    if candidate.later is not None:
+        row["later"] = {"reward": candidate.later.reward, "tokens": candidate.later.tokens}
+    return row
 
 
-def _group(task: Task, episode: int, row: Mapping[str, Any]) -> Group:
+def _group(task: Task, episode: int, row: DecisionRow) -> Group:
     prompt_ids = tuple(row["prompt_ids"])
     key = GroupKey(
         task=task.id,

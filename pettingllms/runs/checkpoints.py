@@ -31,7 +31,8 @@ from safetensors.torch import load_file, save_file
 
 from pettingllms.errors import RunFolderError
 from pettingllms.policies.weights import write_directory
-from pettingllms.runs.folder import CONFIG, RunFolder, sync
+from pettingllms.rollout.files import CONFIG
+from pettingllms.runs.folder import RunFolder, sync
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 

@@ -27,11 +27,16 @@ from safetensors import SafetensorError
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, RunFolderError, did_you_mean
 from pettingllms.rollout.episode import plain
+from pettingllms.rollout.files import (
+    CONFIG,
+    FORMAT,
+    METRICS,
+    RUN_LOCK,
+    STARTS,
+    TRAJECTORIES,
+)
 from pettingllms.trainers.config import ATGRPOConfig
 
-CONFIG = "config.yaml"
-METRICS = "metrics.jsonl"
-TRAJECTORIES = "trajectories.jsonl"
 LOGS = (METRICS, TRAJECTORIES)
 PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
 
@@ -45,7 +50,7 @@ class Folder:
 
     option: ClassVar[str]
     """The command-line option that chooses the folder."""
-    lock: ClassVar[str] = ".lock"
+    lock: ClassVar[str] = RUN_LOCK
     """The file that is locked; it is created if missing."""
     remedy: ClassVar[str]
     """What to do after a failed write; `{path}` stands for the folder."""
@@ -178,6 +183,7 @@ class RunFolder(Folder):
             isolation: what confines the agents' programs; None where they write none.
         """
         start = {
+            "format": FORMAT,
             "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             "command": sys.argv,
             "platform": platform.platform(),
@@ -185,9 +191,9 @@ class RunFolder(Folder):
             "isolation": isolation,
             "versions": versions(),
         }
-        path = self.path / "run.json"
+        path = self.path / STARTS
         starts = _starts(path) if path.exists() else []
-        self.write("run.json", json.dumps([*starts, start], indent=2) + "\n")
+        self.write(STARTS, json.dumps([*starts, start], indent=2) + "\n")
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, config_text(config))
 

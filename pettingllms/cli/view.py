@@ -1,0 +1,162 @@
+"""`pettingllms-view`: shows runs and evaluations in the browser, or as one HTML file."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pettingllms.cli.guard import guarded, needing_serve, terminable
+from pettingllms.cli.options import CommandParser
+from pettingllms.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pettingllms.viewer.library import Library
+
+PORT = 8765
+EXAMPLES = (
+    "pettingllms-view",
+    "pettingllms-view runs/latest",
+    "pettingllms-view runs/one runs/two evals/mine",
+    "pettingllms-view runs/latest --export run.html --steps 1,50,100 --tasks 8",
+)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit code: 0 when done or stopped, 2 on an error."""
+    words = sys.argv[1:] if argv is None else list(argv)
+    return guarded(lambda: _run(parse(words)))
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """Reads a command line.
+
+    Raises:
+        ConfigError: an option or value that cannot be used.
+    """
+    parser = CommandParser(
+        prog="pettingllms-view",
+        description="Shows what teams did: curves of runs, every episode as a tree of decisions, "
+        "every completion with its rewards, evaluations task by task. Serves on this machine alone, "
+        "follows runs that are going on, and changes nothing.",
+        examples=EXAMPLES,
+    )
+    parser.add_argument(
+        "folders",
+        nargs="*",
+        metavar="RUN_OR_EVAL",
+        help="Folders of runs or evaluations, or above them. Default: runs and evals",
+    )
+    parser.add_argument(
+        "--port", type=_port, help=f"Port to listen on. Default: {PORT}, or a free one"
+    )
+    parser.add_argument(
+        "--export",
+        type=Path,
+        metavar="FILE.html",
+        help="Write one file that opens from disk, without a server and without a network",
+    )
+    parser.add_argument(
+        "--steps",
+        type=_steps,
+        metavar="1,50,100",
+        help="--export: only the episodes of these steps. Default: all",
+    )
+    parser.add_argument(
+        "--tasks", type=_count, metavar="N", help="--export: only the first N tasks of each step"
+    )
+    options = parser.read(argv)
+    for name in ("steps", "tasks"):
+        if getattr(options, name) is not None and options.export is None:
+            raise ConfigError(f"--{name} is for --export FILE.html")
+    if options.export is not None and options.port is not None:
+        raise ConfigError("--export writes a file and listens on no port; leave out --port")
+    return options
+
+
+def _run(options: argparse.Namespace) -> int:
+    from pettingllms.viewer.folders import checked
+    from pettingllms.viewer.library import Library
+
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    library = Library(checked(options.folders), Path(base) / "pettingllms" / "viewer")
+    if options.export is not None:
+        return _export(library, options)
+    with needing_serve():
+        from pettingllms.viewer.app import serve
+    with _listening(options.port) as listening:
+        print(f"http://127.0.0.1:{listening.getsockname()[1]}/", flush=True)
+        print("Ctrl-C stops", file=sys.stderr, flush=True)
+        serve(library, listening)
+    return 0
+
+
+def _export(library: Library, options: argparse.Namespace) -> int:
+    from pettingllms.runs.folder import replace_file
+    from pettingllms.viewer.export import exported
+
+    bar = sys.stderr.isatty()
+
+    def progress(done: int, total: int) -> None:
+        if bar:
+            end = "\n" if done == total else ""
+            print(f"\r{done}/{total} steps and teams", end=end, file=sys.stderr, flush=True)
+
+    with terminable():
+        text = exported(
+            library, steps=options.steps, tasks=options.tasks, on_progress=progress
+        ).encode()
+    target: Path = options.export
+    try:
+        replace_file(target, text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {target}: {error.strerror}; choose another file") from None
+    print(f"{target}: {len(text) / 1e6:.1f} MB")
+    return 0
+
+
+def _listening(port: int | None) -> socket.socket:
+    """A socket that listens on this machine's own address.
+
+    Raises:
+        ConfigError: the port that was asked for is taken.
+    """
+    try:
+        return socket.create_server(("127.0.0.1", PORT if port is None else port))
+    except OSError as error:
+        if port is None and error.errno == errno.EADDRINUSE:
+            return socket.create_server(("127.0.0.1", 0))
+        why = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"cannot listen on port {port or PORT}: {why}; give a --port") from error
+
+
+def _port(text: str) -> int:
+    number = int(text) if text.isascii() and text.isdecimal() else -1
+    if not 0 <= number <= 65535:
+        raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
+    return number
+
+
+def _count(text: str) -> int:
+    if not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"a number of tasks, 1 or more, got {text!r}")
+    return int(text)
+
+
+def _steps(text: str) -> frozenset[str]:
+    steps = [step.strip() for step in text.split(",") if step.strip()]
+    for step in steps:
+        if not (step.isascii() and step.isdecimal()):
+            raise argparse.ArgumentTypeError(f"steps are numbers like 1,50,100, got {step!r}")
+    if not steps:
+        raise argparse.ArgumentTypeError("name at least one step, such as 1,50,100")
+    return frozenset(str(int(step)) for step in steps)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

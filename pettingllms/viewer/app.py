@@ -1,0 +1,154 @@
+"""The viewer's HTTP interface: the page, and the answers of a `Library` as JSON.
+
+It answers requests that name this machine by a loopback name alone: a site elsewhere that points
+its own name at 127.0.0.1 (DNS rebinding) gets nothing. Every request is a GET, and nothing is
+written but the cache of indices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError
+from pettingllms.viewer.episodes import encoded
+from pettingllms.viewer.library import Library
+from pettingllms.viewer.page import INDEX, POLICY, TYPES, assets
+
+HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+LONGEST_QUERY = 1000
+"""Characters of a text that is searched for."""
+HEADERS = {
+    "Content-Security-Policy": POLICY,
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_Message = MutableMapping[str, Any]
+_App = Callable[
+    [_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
+    Awaitable[None],
+]
+
+
+def application(library: Library) -> _App:
+    """The ASGI application of a viewer."""
+    # A handler that is no coroutine runs on a thread: reading never stops other requests.
+    routes = [
+        Route("/", _page, methods=["GET"]),
+        Route("/static/{path:path}", _asset, methods=["GET"]),
+        *(
+            Route(f"/api/{name}", _answering(library, answer), methods=["GET"])
+            for name, answer in ANSWERS.items()
+        ),
+    ]
+    return _loopback_only(Starlette(routes=routes))
+
+
+def serve(library: Library, listening: socket.socket) -> None:
+    """Serves until SIGINT or SIGTERM."""
+    config = uvicorn.Config(
+        application(library),
+        log_level="warning",
+        access_log=False,
+        lifespan="off",
+        timeout_graceful_shutdown=2,
+    )
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listening])
+
+
+ANSWERS: dict[str, Callable[[Library, Request], Any]] = {
+    "sources": lambda library, _: library.listed(),
+    "metrics": lambda library, request: library.metrics(
+        _source(library, request), _number(request, "from")
+    ),
+    "labels": lambda library, request: library.labels(_source(library, request)),
+    "outcomes": lambda library, request: library.outcomes(
+        _source(library, request), _text(request, "label")
+    ),
+    "facts": lambda library, request: library.facts(
+        _source(library, request), _text(request, "label"), _number(request, "after")
+    ),
+    "search": lambda library, request: library.search(
+        _source(library, request),
+        _text(request, "label"),
+        _text(request, "q")[:LONGEST_QUERY],
+        _number(request, "after"),
+    ),
+    "episode": lambda library, request: library.episode(
+        _source(library, request), _number(request, "line")
+    ),
+    "results": lambda library, request: library.results(_source(library, request)),
+}
+"""What can be asked, by the last part of its path."""
+
+
+def _page(_: Request) -> Response:
+    return Response(assets()[INDEX], media_type=TYPES["html"], headers=HEADERS)
+
+
+def _asset(request: Request) -> Response:
+    # A look-up, not a path: there is nothing to leave.
+    name = request.path_params["path"]
+    content = assets().get(name)
+    if content is None:
+        return Response("not found", 404, HEADERS, "text/plain")
+    return Response(content, media_type=TYPES[name.rpartition(".")[2]], headers=HEADERS)
+
+
+def _answering(
+    library: Library, answer: Callable[[Library, Request], Any]
+) -> Callable[[Request], Response]:
+    def handler(request: Request) -> Response:
+        try:
+            value, status = answer(library, request), 200
+        except PettingLLMsError as error:
+            value = {"error": str(error)}
+            status = 404 if isinstance(error, UnknownNameError) else 400
+        return Response(encoded(value), status, HEADERS, "application/json")
+
+    return handler
+
+
+def _source(library: Library, request: Request) -> Any:
+    return library.source(_text(request, "source"))
+
+
+def _text(request: Request, name: str) -> str:
+    return request.query_params.get(name, "")
+
+
+def _number(request: Request, name: str) -> int:
+    given = _text(request, name) or "0"
+    if not (given.isascii() and given.isdecimal() and len(given) < 19):
+        raise ConfigError(f"{name} must be a number, got {given[:40]!r}")
+    return int(given)
+
+
+def _loopback_only(app: _App) -> _App:
+    async def guard(
+        scope: _Message,
+        receive: Callable[[], Awaitable[_Message]],
+        send: Callable[[_Message], Awaitable[None]],
+    ) -> None:
+        if scope["type"] == "http":
+            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+            name = host if host.endswith("]") else host.rpartition(":")[0] or host
+            if name not in HOSTS:
+                refusal = Response("ask for this page at 127.0.0.1\n", 421, HEADERS, "text/plain")
+                await refusal(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return guard

@@ -1,0 +1,101 @@
+"""A run or an evaluation as one HTML file: the page of the server with the answers in it.
+
+The file needs no server and no network. What the server would be asked is answered when the file
+is written: one block for everything but the episodes, and one for the episodes of each step or
+team, compressed, so that the file opens at once and each step is unpacked when it is looked at.
+"""
+
+from __future__ import annotations
+
+import base64
+import gzip
+from collections.abc import Callable, Collection
+from typing import Any
+
+from pettingllms.errors import ConfigError
+from pettingllms.viewer.episodes import encoded, facts, shown
+from pettingllms.viewer.folders import Source
+from pettingllms.viewer.library import Library
+from pettingllms.viewer.page import single_file
+
+MAIN = "data-main"
+
+
+def exported(
+    library: Library,
+    *,
+    steps: Collection[str] | None = None,
+    tasks: int | None = None,
+    on_progress: Callable[[int, int], None] = lambda _done, _total: None,
+) -> str:
+    """The text of the file.
+
+    Args:
+        library: what to export.
+        steps: the steps of runs whose episodes are included; None for all. Curves are always
+            complete, and of evaluations all teams are included.
+        tasks: of each step or team, the episodes of the first so many tasks; None for all.
+        on_progress: called with finished and all blocks.
+
+    Raises:
+        ConfigError: no run has one of `steps`.
+    """
+    sources = library.sources()
+    wanted = [
+        (source, label)
+        for source in sources
+        for label in library.complete(source)
+        if source.kind == "eval" or steps is None or label in steps
+    ]
+    _check_steps(steps, {label for _, label in wanted})
+    blocks, places = dict[str, str](), dict[str, dict[str, str]]()
+    answers = {source.name: _answers(library, source) for source in sources}
+    for number, (source, label) in enumerate(wanted):
+        on_progress(number, len(wanted))
+        places.setdefault(source.name, {})[label] = f"data-{number}"
+        blocks[f"data-{number}"] = _packed(_episodes(library, source, label, tasks))
+    on_progress(len(wanted), len(wanted))
+    main = {"sources": library.listed()["sources"], "answers": answers, "places": places}
+    return single_file({MAIN: _packed(main), **blocks})
+
+
+def _check_steps(steps: Collection[str] | None, found: Collection[str]) -> None:
+    missing = sorted(set(steps or ()) - set(found))
+    if missing:
+        raise ConfigError(f"no run has step {missing[0]}; leave --steps out for all steps")
+
+
+def _answers(library: Library, source: Source) -> dict[str, Any]:
+    rows: list[Any] = []
+    start = 0
+    while True:
+        part = library.metrics(source, start)
+        rows += part["rows"]
+        if part["next"] == start:
+            break
+        start = part["next"]
+    labels = library.labels(source)
+    return {
+        "metrics": {"rows": rows, "next": start, "restarted": False, "broken": []},
+        "labels": labels,
+        "outcomes": {label: library.outcomes(source, label) for label, *_ in labels["labels"]},
+        "results": library.results(source),
+    }
+
+
+def _episodes(library: Library, source: Source, label: str, tasks: int | None) -> dict[str, Any]:
+    taken: dict[str, None] = {}
+    table: list[dict[str, Any]] = []
+    episodes: dict[int, dict[str, Any]] = {}
+    for entry, row in library.rows(source, label):
+        if tasks is not None and entry.task not in taken and len(taken) >= tasks:
+            continue
+        taken.setdefault(entry.task)
+        table.append({"line": entry.line, **facts(row)})
+        episodes[entry.line] = shown(row)
+    return {"facts": table, "episodes": episodes}
+
+
+def _packed(value: Any) -> str:
+    # Without a time stamp: the same run gives the same file.
+    return base64.b64encode(gzip.compress(encoded(value), mtime=0)).decode()

@@ -1,0 +1,445 @@
+"""What the viewer reads: folders, the index of large files, answers; and the command around it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pettingllms.cli import view
+from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.rollout.files import METRICS, TRAJECTORIES, CandidateRow, DecisionRow, EpisodeRow
+from pettingllms.viewer import index as index_module
+from pettingllms.viewer.episodes import encoded, facts, parsed, shown
+from pettingllms.viewer.folders import checked, sources_in
+from pettingllms.viewer.index import EpisodeIndex
+from pettingllms.viewer.library import Library
+from tests.viewer_runs import (
+    HOSTILE,
+    add_step,
+    candidate,
+    episode,
+    eval_folder,
+    lines,
+    run_folder,
+)
+
+ROOT = Path(__file__).parents[1]
+
+
+def opened(path: Path) -> Any:
+    return lambda: path.open("rb") if path.exists() else None
+
+
+def indexed(path: Path, cache: Path | None = None) -> EpisodeIndex:
+    index = EpisodeIndex(opened(path), cache)
+    assert index.refresh()
+    return index
+
+
+def about(index: EpisodeIndex) -> list[tuple[Any, ...]]:
+    return [tuple(entry) for label in index.labels for entry in index.entries(label)]
+
+
+# The format
+
+
+def test_the_records_have_the_keys_that_are_written() -> None:
+    row = json.loads(lines([episode("t", [["a", "b"]])], step=1))
+    optional = {"team", "early", "overlong", "later"}
+    assert set(row) == set(EpisodeRow.__annotations__) - optional
+    assert list(row)[-1] == "decisions"  # readers rely on it
+    decision = row["decisions"][0]
+    assert set(decision) == set(DecisionRow.__annotations__)
+    assert set(decision["candidates"][0]) == set(CandidateRow.__annotations__) - optional
+
+
+def test_the_page_gets_everything_but_token_ids() -> None:
+    row = json.loads(lines([episode("t", [["a", "bc"]])], step=1))
+    kept = shown(row)
+    assert {**kept, "decisions": 0} == {**row, "decisions": 0}
+    decision, written = kept["decisions"][0], row["decisions"][0]
+    assert decision["prompt_tokens"] == len(written["prompt_ids"])
+    assert [each["tokens"] for each in decision["candidates"]] == [1, 2]
+    assert "token_ids" not in encoded(kept).decode()
+    assert decision["candidates"][1]["logprob"] == -1.0
+
+
+def test_facts_say_what_the_table_filters_by() -> None:
+    best = candidate("b", reward=1.0, chosen=True, info={"statuses": ["ok", "timeout", "ok"]})
+    worst = candidate("a", reward=0.0, info={"parse_error": "no program", "statuses": "odd"})
+    made = episode("t", [["x"]])
+    row: Any = json.loads(lines([made], step=1))
+    from dataclasses import replace
+
+    row["decisions"] = json.loads(
+        lines([replace(made, groups=(replace(made.groups[0], candidates=(worst, best)),))])
+    )["decisions"]
+    (group,) = facts(row)["groups"]
+    assert group["statuses"] == {"ok": 2, "timeout": 1}
+    assert (group["low"], group["high"], group["chosen"]) == (0.0, 1.0, 1.0)
+    assert (group["unread"], group["solved"], group["width"], group["flat"]) == (1, 1, 2, False)
+
+
+@pytest.mark.parametrize("text", HOSTILE, ids=range(len(HOSTILE)))
+def test_any_text_reaches_the_page_as_it_was_written(text: str) -> None:
+    row = parsed(lines([episode("t", [[text]], prompt=text)], step=1))
+    sent = json.loads(encoded(shown(row)))
+    assert sent["decisions"][0]["candidates"][0]["completion"] == text
+    assert sent["decisions"][0]["prompt"] == text
+
+
+def test_numbers_that_json_does_not_know_are_null() -> None:
+    assert encoded({"a": [float("nan"), float("inf"), 1.0]}) == b'{"a":[null,null,1.0]}'
+
+
+# The index
+
+
+def test_an_index_knows_every_line_by_its_step(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", steps=3) / TRAJECTORIES
+    index = indexed(path)
+    assert index.labels == ["1", "2", "3"]
+    assert index.counts("2") == (2, 2, 0)
+    content = path.read_bytes().split(b"\n")
+    for label in index.labels:
+        for entry in index.entries(label):
+            assert index.text(entry).rstrip(b"\n") == content[entry.line - 1]
+            assert json.loads(index.text(entry))["task"] == entry.task
+    assert index.entry(3) is not None
+    assert index.entry(7) is None
+
+
+def test_a_growing_file_is_indexed_from_where_it_was(tmp_path: Path) -> None:
+    path = run_folder(tmp_path / "run", steps=1) / TRAJECTORIES
+    index = indexed(path)
+    done = index.upto
+    add_step(path.parent, 2)
+    half = lines([episode("late", [["x"]])], step=3)
+    with path.open("ab") as file:
+        file.write(half[:50])
+    assert index.refresh()
+    assert index.upto > done
+    assert index.labels == ["1", "2"]
+    assert index.broken == {}
+    with path.open("ab") as file:
+        file.write(half[50:])
+    assert index.refresh()
+    assert index.labels == ["1", "2", "3"]
+    assert about(index) == about(indexed(path))
+
+
+@pytest.mark.parametrize("size", [1, 7, 100, 1 << 20])
+def test_lines_are_found_whatever_is_read_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = run_folder(tmp_path / "run", steps=2) / TRAJECTORIES
+    whole = about(indexed(path))
+    monkeypatch.setattr(index_module, "CHUNK", size)
+    monkeypatch.setattr(index_module, "BLOCK", 10 * size)
+    assert about(indexed(path)) == whole
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (b"{broken", "Expecting"),
+        (b"[1, 2]", "list"),
+        (b'{"format": 99, "step": 1, "decisions": []}', "format 99"),
+        (b'{"format": 1, "step": 1, "decisions": []}', "no 'success'"),
+        (b'{"format": 1, "success": 7, "decisions": []}', "success is 7"),
+        (b"[" * 100_000, "recursion"),
+        (b'{"\xff": 1}', "codec"),
+        (b"", "Expecting"),
+    ],
+    ids=range(8),
+)
+def test_a_broken_line_is_named_and_skipped(tmp_path: Path, line: bytes, reason: str) -> None:
+    path = run_folder(tmp_path / "run", steps=1) / TRAJECTORIES
+    good = path.read_bytes().split(b"\n")[0]
+    path.write_bytes(b"\n".join([good, line, good, b""]))
+    index = indexed(path)
+    assert [entry.line for entry in index.entries("1")] == [1, 3]
+    assert list(index.broken) == [2]
+    assert reason in index.broken[2]
+
+
+def test_a_line_that_is_broken_inside_is_named_when_it_is_read(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "one", steps=1)
+    content = (run / TRAJECTORIES).read_bytes().replace(b'"role": "tester"', b'"role" "tester"', 1)
+    (run / TRAJECTORIES).write_bytes(content)
+    library = Library([tmp_path / "runs"])
+    source = library.source("runs/one")
+    found = library.facts(source, "1", 0)
+    assert [row["line"] for row in found["rows"]] == [2]
+    assert found["broken"][0][0] == 1
+    with pytest.raises(ConfigError, match=r"line 1 of trajectories\.jsonl is broken"):
+        library.episode(source, 1)
+
+
+def test_a_cached_index_is_used_and_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(index_module, "LEAST_CACHED", 0)
+    path = run_folder(tmp_path / "run", steps=2) / TRAJECTORIES
+    cache = tmp_path / "cache" / "index.jsonl"
+    first = indexed(path, cache)
+    add_step(path.parent, 3)
+    monkeypatch.setattr(
+        index_module.EpisodeIndex, "_add", lambda *_: pytest.fail("was indexed twice")
+    )
+    again = EpisodeIndex(opened(path), cache)
+    assert again.refresh(0) is False
+    assert about(again) == about(first)
+    monkeypatch.undo()
+    monkeypatch.setattr(index_module, "LEAST_CACHED", 0)
+    assert again.refresh()
+    assert about(again) == about(indexed(path)) == about(indexed(path, cache))
+
+
+@pytest.mark.parametrize("damage", ["other", "shorter", "cut", "junk", "twice"])
+def test_an_index_that_does_not_fit_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    monkeypatch.setattr(index_module, "LEAST_CACHED", 0)
+    path = run_folder(tmp_path / "run", steps=3) / TRAJECTORIES
+    cache = tmp_path / "index.jsonl"
+    index = indexed(path, cache)
+    if damage == "other":
+        path.write_bytes(lines([episode("other", [["x"]])] * 40, step=9))
+    elif damage == "shorter":
+        os.truncate(path, path.read_bytes().index(b"\n") + 1)
+    elif damage == "cut":
+        os.truncate(cache, cache.stat().st_size - 5)
+    elif damage == "junk":
+        cache.write_bytes(b"junk\n" + cache.read_bytes())
+    else:
+        cache.write_bytes(cache.read_bytes() * 2)
+    fresh = about(indexed(path))
+    assert about(indexed(path, cache)) == fresh
+    assert about(indexed(path, cache)) == fresh  # from the cache that was just written
+    assert index.refresh()  # while the viewer runs
+    assert about(index) == fresh
+
+
+# Folders
+
+
+def test_runs_and_evaluations_are_found_below_a_folder(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "one")
+    run_folder(tmp_path / "runs" / "paper" / "arm" / "two")
+    eval_folder(tmp_path / "runs" / "one_eval" / "coding")
+    (tmp_path / "runs" / "latest").symlink_to("one")
+    (tmp_path / "runs" / "notes").mkdir()
+    found = {source.name: source.kind for source in sources_in([tmp_path / "runs"])}
+    assert found == {
+        "runs/one": "run",
+        "runs/paper/arm/two": "run",
+        "runs/one_eval/coding": "eval",
+    }
+    # A path that was named may be a link.
+    assert [s.name for s in sources_in([tmp_path / "runs" / "latest"])] == ["runs/one"]
+
+
+def test_equal_names_are_told_apart(tmp_path: Path) -> None:
+    for place in ("a", "b"):
+        run_folder(tmp_path / place / "runs" / "one")
+    names = [s.name for s in sources_in([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])]
+    assert names == ["runs/one", "runs/one#2"]
+
+
+@pytest.mark.parametrize("name", [TRAJECTORIES, METRICS, "config.yaml", "run.json"])
+def test_nothing_outside_the_folders_is_read(tmp_path: Path, name: str) -> None:
+    secret = tmp_path / "secret"
+    secret.write_bytes(lines([episode("secret", [["secret"]])], step=1))
+    run = run_folder(tmp_path / "runs" / "one")
+    (run / name).unlink()
+    (run / name).symlink_to(secret)
+    library = Library([tmp_path / "runs"])
+    (source,) = library.sources()
+    everything = [
+        library.listed(),
+        library.metrics(source, 0),
+        library.labels(source),
+        library.facts(source, "1", 0),
+        library.results(source),
+    ]
+    assert b"secret" not in encoded(everything)
+
+
+def test_a_link_to_a_folder_and_a_pipe_are_not_followed(tmp_path: Path) -> None:
+    run_folder(tmp_path / "elsewhere" / "two")
+    run = run_folder(tmp_path / "runs" / "one")
+    (tmp_path / "runs" / "link").symlink_to(tmp_path / "elsewhere")
+    (run / METRICS).unlink()
+    os.mkfifo(run / METRICS)
+    library = Library([tmp_path / "runs"])
+    (source,) = library.sources()
+    assert library.metrics(source, 0)["rows"] == []
+    # The folder itself is exchanged for a link while the viewer runs.
+    run.rename(tmp_path / "moved")
+    run.symlink_to(tmp_path / "moved")
+    assert source.open(TRAJECTORIES) is None
+
+
+def test_the_state_of_a_run_follows_from_its_files(tmp_path: Path) -> None:
+    import fcntl
+
+    run = run_folder(tmp_path / "runs" / "one")
+    (source,) = sources_in([tmp_path / "runs"])
+    for log in (METRICS, TRAJECTORIES):
+        os.utime(run / log, (0, 0))
+    assert source.state() == "interrupted"
+    with (run / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if Path("/proc/locks").exists():
+            assert source.state() == "running"
+    add_step(run, 3)
+    assert source.state() == "running"
+    (run / "summary.json").write_text("{}")
+    assert source.state() == "finished"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["nowhere"], "'nowhere' is no folder"),
+        (["rons"], "did you mean 'runs'"),
+        (["empty"], "holds no run and no evaluation"),
+        ([], "neither runs/ nor evals/ here"),
+    ],
+)
+def test_a_path_without_a_run_is_one_clear_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: list[str], message: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    if given == ["rons"]:
+        run_folder(tmp_path / "runs" / "one")
+    with pytest.raises(ConfigError, match=message):
+        checked(given)
+
+
+# Answers
+
+
+def test_parts_of_an_answer_join_to_the_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_folder(tmp_path / "runs" / "one", steps=0)
+    rows = [episode(f"t:{n}", [["a", "find me" if n % 3 == 0 else "b"]]) for n in range(20)]
+    (run / TRAJECTORIES).write_bytes(lines(rows, step=1))
+    (run / METRICS).write_bytes(b"")
+    library = Library([tmp_path / "runs"])
+    (source,) = library.sources()
+    whole = library.facts(source, "1", 0)["rows"]
+    monkeypatch.setattr("pettingllms.viewer.library.PART", 3000)
+    for ask, expected in [
+        (lambda after: library.facts(source, "1", after), whole),
+        (
+            lambda after: library.search(source, "1", "FIND", after),
+            [n + 1 for n in range(0, 20, 3)],
+        ),
+    ]:
+        found, after, asked = [], 0, 0
+        while after is not None:
+            part = ask(after)
+            found += part["rows"]
+            after, asked = part["next"], asked + 1
+        assert found == expected
+        assert asked > 3
+
+
+def test_metrics_are_read_from_where_they_were_read_to(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "one", steps=2)
+    library = Library([tmp_path / "runs"])
+    (source,) = library.sources()
+    first = library.metrics(source, 0)
+    assert [row["step"] for row in first["rows"]] == [1, 2]
+    add_step(run, 3)
+    with (run / METRICS).open("ab") as file:
+        file.write(b'{"half')
+    then = library.metrics(source, first["next"])
+    assert [row["step"] for row in then["rows"]] == [3]
+    assert library.metrics(source, then["next"])["rows"] == []
+    # Resuming cuts the log.
+    os.truncate(run / METRICS, first["next"])
+    again = library.metrics(source, then["next"])
+    assert again["restarted"]
+    assert [row["step"] for row in again["rows"]] == [1, 2]
+
+
+def test_the_episodes_of_a_task_are_known_to_each_other(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "one", steps=0)
+    rows = [episode(f"t:{n // 4}", [["a"]], index=n % 4) for n in range(8)]
+    (run / TRAJECTORIES).write_bytes(lines(rows, step=1))
+    (run / METRICS).write_bytes(b"")
+    library = Library([tmp_path / "runs"])
+    (source,) = library.sources()
+    assert [line for line, *_ in library.episode(source, 6)["beside"]] == [5, 6, 7, 8]
+    with pytest.raises(UnknownNameError, match="line 99"):
+        library.episode(source, 99)
+    with pytest.raises(UnknownNameError, match="did you mean 'runs/one'"):
+        library.source("runs/onee")
+
+
+def test_the_viewer_writes_nothing_into_a_run(tmp_path: Path) -> None:
+    run = run_folder(tmp_path / "runs" / "one")
+    before = {path: path.read_bytes() for path in run.rglob("*")}
+    library = Library([tmp_path / "runs"], tmp_path / "cache")
+    (source,) = library.sources()
+    library.listed()
+    library.labels(source)
+    library.facts(source, "1", 0)
+    assert {path: path.read_bytes() for path in run.rglob("*")} == before
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--port", "x"], "a port is a number"),
+        (["--port", "70000"], "from 0 to 65535"),
+        (["--steps", "1"], "--steps is for --export"),
+        (["--tasks", "0", "--export", "x.html"], "1 or more"),
+        (["--steps", "one", "--export", "x.html"], "steps are numbers"),
+        (["--export", "x.html", "--port", "1"], "listens on no port"),
+        (["--exprot", "x"], "did you mean '--export'"),
+    ],
+)
+def test_a_wrong_option_is_one_clear_error(words: list[str], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        view.parse(words)
+
+
+def test_viewing_needs_no_deep_learning_library_and_says_what_it_needs(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "one")
+    missing = ["torch", "transformers", "trl", "peft", "datasets", "starlette"]
+    program = f"""
+import sys
+for name in {missing}:
+    sys.modules[name] = None
+from pettingllms.cli.view import main
+sys.exit(main({[str(tmp_path / "runs")]}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == ("error: starlette is not installed; pip install 'pettingllms[serve]'\n")
+
+
+def test_a_taken_port_is_an_error_only_where_it_was_asked_for() -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"cannot listen on port {port}: .*give a --port"):
+            view._listening(port)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(view, "PORT", port)
+            with view._listening(None) as other:
+                assert other.getsockname()[1] != port
