@@ -224,9 +224,10 @@ class raw_env(TeamEnv):
         runs = self._runs_ahead(state, inputs)
         # Another reply's input must not bear on this one's, so that none ends the list.
         within = self._limits_of(task, REFERENCE_SHARE)
-        reference = self._outputs(
-            task, task.reference or None, inputs, runs.within(within, end_at_limit=False)
-        )
+        reference: Mapping[str, RunResult] = {}
+        if task.reference:
+            ahead = runs.within(within, end_at_limit=False)
+            reference = self._outputs(task, task.reference, inputs, ahead)
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
         return [
             self._unread(state, agent, reply.why)
@@ -331,11 +332,10 @@ class raw_env(TeamEnv):
         return disagreements_of(tests, ran, task.function)
 
     def _outputs(
-        self, task: CodingTask, program: str | None, inputs: list[str], run: Run
+        self, task: CodingTask, program: str, inputs: list[str], run: Run
     ) -> dict[str, RunResult]:
-        """What a program does with each input; empty if there is none of either."""
-        # An empty program is one, too: a coder may write it.
-        if program is None or not inputs:
+        """What a program, which may be empty, does with each input."""
+        if not inputs:
             return {}
         (results,) = coding.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))
