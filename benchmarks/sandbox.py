@@ -268,6 +268,11 @@ def scaling(turns: int, core: int) -> list[dict[str, Any]]:
     other = next(iter(os.sched_getaffinity(0) - {core}), core)
     here, there, both = {core}, {other}, {core, other}
     with EmbeddedSandbox(1) as one, EmbeddedSandbox(1) as second, EmbeddedSandbox(2) as two:
+        for sandbox, cores in ((one, here), (second, there), (two, both)):
+            # Workers are started by a thread that lasts, so they have its cores and not their caller's.
+            sandbox.run([PROGRAM] * 2 * len(cores), [CASE])
+            for pid in worker_pids(sandbox):
+                os.sched_setaffinity(pid, cores)
         alone: Callers = [(one, here, 1)]
         ways: dict[str, tuple[Callers, Callers]] = {
             KEPT: (alone, [*alone, (second, there, 1)]),
@@ -302,7 +307,7 @@ def runs_a_second(callers: Callers) -> float:
 
 
 def call(sandbox: PooledSandbox, cores: set[int], at_once: int, runs: int) -> None:
-    """So many runs from this thread, which keeps to `cores`, as do the workers it starts."""
+    """So many runs from this thread, which keeps to `cores`."""
     os.sched_setaffinity(0, cores)
     for _ in range(runs // at_once):
         sandbox.run([PROGRAM] * at_once, [CASE])
