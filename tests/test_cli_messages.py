@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import pettingllms
-from pettingllms.cli import data, envs, evaluate, guard, sandbox, serve, train
+from pettingllms.cli import data, envs, evaluate, guard, sandbox, serve, train, view
 from pettingllms.cli.options import OptionParser, fields_of
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.trainers.config import ATGRPOConfig
@@ -27,6 +27,7 @@ COMMANDS = {
     "sandbox": sandbox,
     "serve": serve,
     "train": train,
+    "view": view,
 }
 
 
@@ -217,6 +218,14 @@ def test_every_command_has_the_same_kind_of_help(capsys: pytest.CaptureFixture[s
         assert "Print the version and exit" in shown, name
         assert command.main(["--nosuch"]) == guard.FAILED
         assert capsys.readouterr().err.startswith("error: "), name
+
+
+@pytest.mark.parametrize("name", list(COMMANDS))
+def test_a_misspelled_option_gets_its_suggestion_before_what_else_is_missing(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert COMMANDS[name].main(["--hlep"]) == guard.FAILED
+    assert "unknown option '--hlep'; did you mean '--help'" in capsys.readouterr().err
 
 
 def test_sigterm_stops_a_training_in_order_and_exits_with_143() -> None:

@@ -71,7 +71,12 @@ class CommandParser(argparse.ArgumentParser):
         Raises:
             ConfigError: an unknown option or command, or a value of the wrong type.
         """
-        words, objects = gathered(argv, set(self._options()))
+        known = set(self._options())
+        words, objects = gathered(argv, known)
+        # argparse would first miss a command or an argument, which the option may have been meant for.
+        first = words[0].partition("=")[0] if words else ""
+        if first.startswith("--") and first not in known | {"--"}:
+            raise ConfigError(self._unknown("option", first, known))
         return self.parse_args([*words, *as_words(objects)])
 
     def error(self, message: str) -> NoReturn:
