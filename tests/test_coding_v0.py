@@ -16,7 +16,9 @@ from pettingllms.envs import check_env, coding_v0
 from pettingllms.envs.coding_judge import WRONG_COST
 from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, SandboxUnavailable
+from pettingllms.rollout.episode import Episode, score
 from pettingllms.sandbox import open_sandbox
+from pettingllms.types import Completion, Task
 
 
 @pytest.fixture(scope="module")
@@ -486,6 +488,34 @@ def test_the_sentinels_would_be_seen_if_they_were_shown(play):
     env.step(NOSY[0])
     env.step(checks((SENTINELS[0], "1")))
     assert repr(env.observe("coder_0")).count(SENTINELS[0]) == 2
+
+
+@pytest.mark.parametrize("function", [False, True])
+def test_the_record_of_a_run_has_the_hidden_test_that_failed_and_what_the_program_did(
+    play, function
+):
+    wrong = code("def f(x):\n    return x / 0" if function else "print(input() + '?')")
+    right = code(f"def f(x):\n    return {SENTINELS[1]} if x > 9 else 1")
+    env = play(secret_row(function))
+    texts = [wrong, "no program", *([right] if function else [])]
+    made = [Completion((), (), (), text, truncated=False, version=0) for text in texts]
+    episode = Episode(env, Task("t", 0), 0)
+    failing, unread, *passed = [branch.result.info for branch in score(episode, made)]
+    found = failing["failing"]
+    assert SENTINELS[0] in found["input"]
+    assert found["expected"] == SENTINELS[1]
+    assert found["status"] == ("error" if function else "ok")
+    assert ("ZeroDivisionError" in found["standard error"]) is function
+    assert found["gave"] == ("" if function else f"{SENTINELS[0]}?\n")
+    assert all("failing" not in info for info in (unread, *passed))
+
+
+def test_what_a_program_printed_is_clipped_in_the_record(play):
+    env = play(a_row())
+    env.step(code("print('x' * 100_000)"))
+    assert len(env.notes["failing"]["gave"]) < 1100
+    env.step(checks(("1", "2")))
+    assert env.notes == {}
 
 
 # Text that a model can write

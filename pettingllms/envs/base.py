@@ -100,6 +100,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()
     """Functions that add to local rewards; set after the constructor, shared by copies."""
+    notes: Mapping[str, Any] = {}
+    """`Outcome.notes` of the latest step."""
     state_space: Space[Any] = FreeText(sys.maxsize)
     interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
     """Arguments in which a snapshot and the environment that continues it may differ."""
@@ -344,7 +346,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         following = agents[0] if outcome.done else self._next_agent(outcome.state, agent)
         acts = {**self._acts, agent: turn + 1}
         self.turn, self.agent_selection = acts[self._known(following)], following
-        self._state, self._acts, self._shown = outcome.state, acts, {}
+        self._state, self._acts, self._shown, self.notes = outcome.state, acts, {}, outcome.notes
         self.transcript += (Record(turn, agent, shown, reply, team, local, error),)
         # Fresh dicts: callers may have kept or changed those of earlier steps.
         reward = self.alpha * team + local

@@ -225,3 +225,30 @@ def full_prompt(
         parts.append(_EARLIER if team else _EARLIER_ALONE)
         parts += [shown_attempt(turn, attempt) for turn, attempt in enumerate(history)]
     return "\n\n".join(parts)
+
+
+NOTE_CHARS = 1000
+
+
+def failure_note(test: Test, result: RunResult) -> dict[str, str]:
+    """Returns a hidden test that a program failed and what the program did, for the record of a run.
+
+    No agent may be shown it: it holds the test.
+    """
+    gave = result.value if result.value is not None else result.stdout
+    parts = {
+        "input": test.input,
+        "expected": test.output,
+        "status": result.status,
+        "gave": gave,
+        "standard error": result.stderr,
+    }
+    return {name: _clipped(text) for name, text in parts.items()}
+
+
+def _clipped(text: str) -> str:
+    """Returns `text`, or its two ends where it is long."""
+    if len(text) <= NOTE_CHARS:
+        return text
+    half = NOTE_CHARS // 2
+    return f"{text[:half]} ... {text[-half:]}"

@@ -20,7 +20,8 @@ around the blocks is free. A reply that cannot be parsed, or is too long, leaves
 The episode ends when the program passes all of the tester's tests: agreement, which is not success.
 A coder alone is shown its earlier programs, and the episode ends when it writes the same program again. Success is
 that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known; a coder's
-has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`.
+has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`. The record of a run
+also keeps the first hidden test that failed, `failing`, which no agent sees.
 
 # Rewards
 
@@ -105,6 +106,7 @@ from pettingllms.envs.coding_text import (
     Disagreement,
     compact_prompt,
     disagreements_of,
+    failure_note,
     full_prompt,
     parse_program,
     parse_tests,
@@ -257,11 +259,18 @@ class raw_env(TeamEnv):
         # Not what a test asks, nor what the program printed: that could hold a hidden test.
         statuses = [result.status for result in results]
         info = {"passed": share, "statuses": statuses, "verdicts": verdicts}
+        failed = [
+            pair
+            for pair, ok in zip(zip(tests, results, strict=True), verdicts, strict=True)
+            if not ok
+        ]
+        notes = {"failing": failure_note(*failed[0])} if failed else {}
         after = replace(state, program=program, passed=share)
         if self._team:
-            return self._outcome(after, "coder_0", share, info=info)
+            return replace(self._outcome(after, "coder_0", share, info=info), notes=notes)
         again = state.program is not None and program.strip() == state.program.strip()
-        return self._outcome(after.turned(), "coder_0", share, done=again, info=info)
+        outcome = self._outcome(after.turned(), "coder_0", share, done=again, info=info)
+        return replace(outcome, notes=notes)
 
     def _runs_ahead(self, state: State, inputs: list[str]) -> SharedRuns:
         """Tries the runs that the tests of all replies to one prompt may need in one process.

@@ -26,6 +26,8 @@ class Outcome:
     """Reason why the reply could not be read; None where it could."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """More entries for `infos[agent]`; values must not be changed later."""
+    notes: Mapping[str, Any] = field(default_factory=dict)
+    """For the record of a run alone, and so for people: no agent is shown them, also not by its infos."""
 
 
 class Record(NamedTuple):
