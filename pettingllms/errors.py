@@ -71,10 +71,16 @@ class SandboxUnavailable(PettingLLMsError, RuntimeError):
     """The sandbox itself failed. It says nothing about the program and is never a reward."""
 
 
+LISTED = 30
+
+
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known names, or lists all of them when few."""
+    """A sentence that names the closest known names, or lists them, at most `LISTED`."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"
-    return f"known: {', '.join(names)}" if names else "none are known"
+    if not names:
+        return "none are known"
+    more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""
+    return f"known: {', '.join(names[:LISTED])}{more}"

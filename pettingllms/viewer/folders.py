@@ -214,7 +214,9 @@ def checked(given: Sequence[str]) -> list[Path]:
         path = Path(name)
         if not path.is_dir():
             beside = path.parent
-            known = [each.name for each in beside.iterdir()] if beside.is_dir() else []
+            known = (
+                [each.name for each in beside.iterdir() if each.is_dir()] if beside.is_dir() else []
+            )
             raise ConfigError(f"{name!r} is no folder; {did_you_mean(path.name, known)}")
         if not sources_in([path]):
             raise ConfigError(
