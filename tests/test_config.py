@@ -27,8 +27,9 @@ def a_config(**options: Any) -> ATGRPOConfig:
 
 
 def misspelt(word):
-    """The word with two letters exchanged."""
-    return word[0] + word[2] + word[1] + word[3:]
+    """The word with its first two different neighbors exchanged, from the second letter on."""
+    at = next(n for n in range(1, len(word)) if word[n] != word[n + 1])
+    return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
 
 
 @pytest.mark.parametrize("name", CHOICES)
