@@ -59,7 +59,17 @@ SIMPLE = {
     "error without a newline": "[][0]",
     "failed assertion": "assert input() == 'nothing', 'why'",
     "syntax error": "def f(:",
+    "unfinished text": "a = [x + '!' for x in a if 'ut x in x]\nprint(a)",
+    "wrong indent": "x = 1\n  print(x)",
+    "tabs and blanks": "if True:\n\tx = 1\n        y = 2",
+    "return outside": "return 1",
+    "assigned call": "f() = 1",
+    "deep brackets": "(" * 300 + ")" * 300,
+    "null byte": "print(1)\0",
     "warning of the compiler": "print(1 is 1)",
+    "warning and error of the compiler": "print(1 is 1\nx = (",
+    "escape that warns": "print('\\d')",
+    "warning at run time": "print(~True, input())",
     "rebound builtins": "print = len\ninput = 3\nlen = sorted\nx = print('abc')",
     "changed default": "def f(x, seen=[]):\n    seen.append(x)\n    return len(seen)\nprint(f(1), f(1))",
     "deep recursion": "def f(n):\n    return n if n == 0 else f(n - 1)\nprint(f(900))",
@@ -88,6 +98,7 @@ FUNCTIONS = {
     "too few arguments": "def solve():\n    return 1",
     "no such function": "def resolve(a):\n    return a",
     "no function": "solve = 3",
+    "syntax error": "def solve(a)\n    return a",
     "name that is only there for calls": "def solve(a):\n    return gcd(a[0], 4)",
     "error": "def solve(a):\n    return a[5]",
 }
@@ -142,6 +153,13 @@ def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:
     programs = [task.reference, *task.mutants]
     SharedRuns(counted, LIMITS)(programs, coding.cases(task, [test.input for test in task.tests]))
     assert counted.runs == 1
+
+
+def test_a_program_that_does_not_compile_costs_one_process(sandbox) -> None:
+    counted = Counted(sandbox)
+    [row] = SharedRuns(counted, LIMITS)(["print(1"], [Case(text) for text in STDINS])
+    assert counted.runs == 1
+    assert {run.status for run in row} == {"error"}
 
 
 def test_results_tried_ahead_are_not_run_again(sandbox) -> None:

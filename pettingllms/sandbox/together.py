@@ -78,19 +78,30 @@ def one(code, names, function, given):
     except Exception:
         return None
     return [sys.stdout.getvalue(), value, said, time.process_time() - begun]
+def all_of(text, names, function, cases):
+    ended = text if text.endswith("\\n") else text + "\\n"
+    linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        try:
+            code = compile(text, "main.py", "exec", dont_inherit=True)
+            said = None
+        except SyntaxError as error:
+            said = "".join(traceback.format_exception(type(error), error, None))
+    if warned:
+        return []
+    if said is not None:
+        return [["", None, said, 0.0] for _ in cases]
+    return [one(code, names, function, given) for given in cases]
 def main():
     asked, out = json.loads(sys.stdin.read()), sys.stdout
     warnings.simplefilter("error")
     names = {name: getattr(builtins, name) for name in asked["names"]}
     for text in asked["programs"]:
-        rows = []
         try:
-            code = compile(text, "main.py", "exec", dont_inherit=True)
-            ended = text if text.endswith("\\n") else text + "\\n"
-            linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
-            rows = [one(code, names, asked["function"], given) for given in asked["cases"]]
+            rows = all_of(text, names, asked["function"], asked["cases"])
         except Exception:
-            pass
+            rows = []
         out.write(json.dumps(rows) + "\\n")
         out.flush()
 main()
