@@ -30,6 +30,7 @@ from pettingllms.sandbox import (
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.sandbox.own import OwnSandbox
 from pettingllms.sandbox.settings import LIMITS
+from pettingllms.sandbox.together import SHARED_CPU_S
 from tests.kernel import needs_namespaces
 
 FIXTURES = Path(__file__).parent / "fixtures" / "datasets"
@@ -176,8 +177,9 @@ def test_every_environment_with_programs_takes_limits_from_the_settings(name, ar
     recorder = env._sandbox = Recorder()
     env.reset(seed=0)
     env.step(reply)
-    assert recorder.limits
-    assert {(limits.cpu_s, limits.output_kib) for limits in recorder.limits} == {(0.75, 7)}
+    # Of the attempt to run simple programs in one process, only the CPU limit may be shorter.
+    assert {limits.output_kib for limits in recorder.limits} == {7}
+    assert {limits.cpu_s for limits in recorder.limits} - {SHARED_CPU_S} == {0.75}
 
 
 @needs_namespaces

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -160,6 +162,20 @@ def test_a_program_that_does_not_compile_costs_one_process(sandbox) -> None:
     [row] = SharedRuns(counted, LIMITS)(["print(1"], [Case(text) for text in STDINS])
     assert counted.runs == 1
     assert {run.status for run in row} == {"error"}
+
+
+@pytest.mark.parametrize(
+    "said", ["", "0\n", "[0]\n", "[[0]]\n", '{"a": 1}\n', "no JSON\n", "null\n"]
+)
+def test_a_service_that_answers_something_else_is_asked_for_each_run(sandbox, said) -> None:
+    class Other(Counted):
+        def run(self, programs: Sequence[str], cases: Sequence[Case], **options: object) -> Any:
+            rows = super().run(programs, cases, **options)
+            shared = "def one(" in programs[0]
+            return [[replace(rows[0][0], stdout_bytes=said.encode())]] if shared else rows
+
+    [row] = SharedRuns(Other(sandbox), LIMITS)(["print(1)"], [Case(""), Case("a")])
+    assert [run.stdout for run in row] == ["1\n", "1\n"]
 
 
 def test_results_tried_ahead_are_not_run_again(sandbox) -> None:

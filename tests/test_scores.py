@@ -135,7 +135,8 @@ def played(env, first, second):
 def group(role, turn, depth, rewards, episode=0, episode_return=0.0):
     """What a trainer makes of the completions of one prompt that earned `rewards`."""
     completion = Completion((1,), (2,), (0.0,), "", False, 0)
-    key = GroupKey("task", episode, f"{role}_0", role, turn, depth, "")
+    # No prompt of these environments is seen twice in an episode: each shows what was said before.
+    key = GroupKey("task", episode, f"{role}_0", role, turn, depth, f"prompt {depth}")
     candidates = tuple(Candidate(completion, r, 0.0, r, True) for r in rewards)
     return Group(key, "base", "", (1,), candidates, episode_return=episode_return)
 
@@ -163,7 +164,13 @@ def earns_no_more(stalling, honest):
                 for episode, decisions in enumerate((stalling, honest))
                 for depth, (role, turn, reward) in enumerate(decisions)
             ]
-            values = advantages(groups, name)
+            # A running baseline has seen the first episode when it meets the second: apart, it has not.
+            own, other = groups[: len(stalling)], groups[len(stalling) :]
+            alone = ESTIMATORS.load(name).least == 1
+            values = [
+                *(advantages(own, name) + advantages(other, name) if alone else ()),
+                *(() if alone else advantages(groups, name)),
+            ]
             assert max(values[: len(stalling)]) <= min(values[len(stalling) :]) + 1e-6, name
 
 

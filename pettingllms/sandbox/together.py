@@ -201,7 +201,7 @@ class SharedRuns:
             whole = self._run_shared(asked | {"names": sorted(FUNCTIONS)})
             lines = [line for line in whole.stdout.splitlines(True) if line.endswith("\n")]
             for program, line in zip(now, lines, strict=False):
-                for case, run in zip(cases, json.loads(line), strict=False):
+                for case, run in zip(cases, _rows(line), strict=False):
                     self._known[program, case] = _result(run, whole, self._limits, case)
             if len(lines) < len(now):
                 # The process ended early: an endless loop, or no memory left. Programs of one task
@@ -241,13 +241,24 @@ def _is_text(given: str) -> bool:
     return True
 
 
+def _rows(line: str) -> list[Any]:
+    """The runs of one program as the driver wrote them; none if another service wrote something else."""
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return []
+    return found if isinstance(found, list) else []
+
+
 def _result(
     run: list[Any] | None, whole: RunResult, limits: Limits, case: Case
 ) -> RunResult | None:
     """The record that a process of its own would have given; None where that is in doubt."""
-    if run is None:
-        return None
-    stdout, value, stderr, cpu_s = run
+    match run:
+        case [str(stdout), str() | None as value, str(stderr), int() | float() as cpu_s]:
+            pass
+        case _:
+            return None
     if not (_is_text(stdout) and _is_text(stderr)):
         return None
     out, err = stdout.encode(), stderr.encode()
