@@ -205,6 +205,7 @@ def plan_run(
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
     estimator_of(settings, estimator)
+    _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, roles_to_policies)
     tracker_names(settings.report_to)
@@ -213,6 +214,22 @@ def plan_run(
     return TrainPlan(
         settings, template, roles_to_policies, path, resume is not None, env, isolation, estimator
     )
+
+
+def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
+    """Refuses turns that no episode has, on which nothing would be trained without a word.
+
+    Raises:
+        ConfigError: a turn of `train_turns` is not below the environment's limit.
+    """
+    limit = getattr(env.unwrapped, "max_turns", None)
+    if limit is None:
+        return
+    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
+        raise ConfigError(
+            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
+            "limit with --env-args.max_turns"
+        )
 
 
 class _StopAskedError(Exception):

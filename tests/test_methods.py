@@ -10,6 +10,7 @@ import torch
 
 import pettingllms as pl
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
+from pettingllms.session import plan_run
 from pettingllms.trainers import estimators, losses
 from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.callbacks import Silent
@@ -71,6 +72,13 @@ def test_only_the_decisions_of_the_turns_asked_for_are_trained_on():
         config = resolve(ATGRPOConfig(train_turns=turns, silent_groups="count"))
         (batch,) = policy_batches(config, ["p"], credited).values()
         assert (len(batch.samples), batch.replies) == (count, count)
+
+
+def test_a_turn_that_no_episode_has_is_refused_before_a_model_is_loaded():
+    config = ATGRPOConfig(env="coding", env_args='{"max_turns": 2}', train_turns="1,2")
+    with pytest.raises(ValueError, match="has turns 0 to 1, got 2"):
+        plan_run(config)
+    assert plan_run(dataclasses.replace(config, train_turns="1")).config.turns == frozenset({1})
 
 
 def an_episode(*rewards):
