@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,16 +58,18 @@ TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
 
 
-def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+def build_tokenizer(
+    seed: int, sources: Mapping[str, demos.Source] = demos.SOURCES
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE over demonstrations, in which small numbers are single tokens."""
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
         for _ in range(40_000):
-            example = demos.draw(rng, habit=0.3)
+            example = demos.draw(rng, 0.3, sources)
             yield f"user\n{example.prompt}"
             yield f"assistant\n{example.reply}"
-        for unit in demos.units():
+        for unit in demos.units(sources):
             yield from (f" {unit}", unit) * 1000
 
     tokenizer = Tokenizer(models.BPE())
@@ -123,12 +125,15 @@ class Example(NamedTuple):
 
 
 def examples(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, habit: float | None
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    habit: float | None,
+    sources: Mapping[str, demos.Source] = demos.SOURCES,
 ) -> Iterator[list[Example]]:
     """Endless batches of at most `TOKENS_PER_STEP` padded tokens, similar lengths together."""
     end = tokenizer.eos_token_id
     while True:
-        drawn = [demos.draw(rng, habit) for _ in range(512)]
+        drawn = [demos.draw(rng, habit, sources) for _ in range(512)]
         prompts = tokenizer([f"{START}user\n{d.prompt}{END}\n{START}assistant\n" for d in drawn])[
             "input_ids"
         ]
@@ -175,10 +180,16 @@ def optimizers(model: Qwen3ForCausalLM, phase: Phase) -> list[torch.optim.Optimi
     ]
 
 
-def run_phase(model: Qwen3ForCausalLM, tokenizer: Any, phase: Phase, seed: int) -> None:
+def run_phase(
+    model: Qwen3ForCausalLM,
+    tokenizer: Any,
+    phase: Phase,
+    seed: int,
+    sources: Mapping[str, demos.Source] = demos.SOURCES,
+) -> None:
     """Train for the steps of one phase; the rate warms up, stays, then falls to 2 %."""
     rng = random.Random(f"{seed} {phase.name}")
-    batches = examples(tokenizer, rng, phase.habit)
+    batches = examples(tokenizer, rng, phase.habit, sources)
     steppers = optimizers(model, phase)
     rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
     started, average = time.monotonic(), 0.0
@@ -221,15 +232,23 @@ def main(argv: list[str] | None = None) -> None:
         metavar="STEPS",
         help="only so many clean steps, and no habits: a base that has every skill only half",
     )
+    parser.add_argument(
+        "--recipe", choices=demos.RECIPES, default="habits", help="what is demonstrated"
+    )
+    parser.add_argument("--only", nargs="+", help="environments; by default all of the recipe")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
-    tokenizer = build_tokenizer(options.seed)
+    sources = demos.RECIPES[options.recipe]
+    sources = {name: sources[name] for name in options.only or sources}
+    tokenizer = build_tokenizer(options.seed, sources)
     model = build_model(len(tokenizer), options.seed)
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
-    half = [] if options.half is None else [PHASES[0]._replace(steps=options.half)]
-    for phase in half or PHASES:
-        run_phase(model, tokenizer, phase, options.seed)
+    phases = PHASES if options.recipe == "habits" else PHASES[:1]
+    if options.half is not None:
+        phases = (PHASES[0]._replace(steps=options.half),)
+    for phase in phases:
+        run_phase(model, tokenizer, phase, options.seed, sources)
         # Rounded to what is stored, so that a phase can be repeated from the file before it.
         model.half().float()
         if phase.name == "clean" and options.keep_clean:

@@ -1,0 +1,269 @@
+"""Does reinforcement learning teach what no demonstration shows? Teams on a base that was primed on parts.
+
+    python -m benchmarks.priming.prime --recipe parts --out /tmp/parts
+    python -m benchmarks.parts --model /tmp/parts [--only coding plan_path] [--seeds 11 12 13]
+
+The base has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe `parts`), and
+no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams play the
+same test tasks, sampled, one completion a decision:
+
+* `base`, `trained`, and `exchanged`: the trained policies in each other's role;
+* `only ROLE`: its trained policy beside the base's;
+* `shuffled`: what the first role (coding: the second) says is swapped between tasks, so that it says nothing
+  about this one.
+
+`further` are tasks one size beyond training. Writes `results/parts.json`; finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.evidence import Table, estimate, shown, solved_digits, spread
+from benchmarks.learning import HERE, curve, timing
+from pettingllms.envs import make
+from pettingllms.evaluation import held_out
+from pettingllms.evaluation.chunks import Sampling, chunks
+from pettingllms.evaluation.folder import digest
+from pettingllms.evaluation.rollouts import roll_out
+from pettingllms.evaluation.scores import pass_at_k, summarise
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import BASE
+from pettingllms.runs import versions
+from pettingllms.types import Completion, Request
+
+RESULTS = HERE / "results" / "parts.json"
+TASKS = 300
+LENGTH = 96
+"""Tokens of a completion."""
+PASSES = (1, 4, 16, 64)
+OPTIONS: Mapping[str, Any] = {
+    "learning-rate": 5e-3,
+    "num-generations": 8,
+    "tasks-per-step": 16,
+    "max-steps": 100,
+    "warmup-steps": 0,
+    "max-completion-length": LENGTH,
+    "tokens-per-batch": 4096,
+    "eval-steps": 10,
+    "eval-tasks": 100,
+    "scoring-threads": 4,
+}
+"""Those of the embedded model: a checkpoint elsewhere gets the defaults of large models."""
+
+
+class Story(NamedTuple):
+    """What is trained and tested in one environment."""
+
+    roles: tuple[str, str]
+    speaker: str
+    """The role whose words `shuffled` swaps between tasks."""
+    arguments: Mapping[str, Any]
+    further: Mapping[str, Any]
+    """What differs in tasks one size beyond training."""
+    options: Mapping[str, Any]
+    """What differs from `OPTIONS`."""
+    scores: tuple[str, ...]
+    """What is reported of first replies, by role."""
+
+
+STORIES: Mapping[str, Story] = {
+    "coding": Story(
+        ("coder", "tester"),
+        "tester",
+        {"prompt": "compact"},
+        {"steps": 4},
+        {},
+        ("coder/first_passed", "tester/first_valid", "tester/first_local_reward"),
+    ),
+    "plan_path": Story(
+        ("tool", "planner"),
+        "tool",
+        {
+            "prompt": "compact",
+            "height": 6,
+            "width": 6,
+            "walls": 0.08,
+            "moves": (3, 5),
+            "max_turns": 8,
+        },
+        {"moves": (6, 10), "max_turns": 14},
+        {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 80, "max-completion-length": 12},
+        ("tool/first_local_reward", "planner/first_local_reward"),
+    ),
+}
+
+
+class Shuffled:
+    """A sampler in which one policy's completions are handed on to the next prompt of its batch."""
+
+    def __init__(self, policies: PolicySet, policy: str) -> None:
+        self.policies, self.policy = policies, policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policies, name)
+
+    def sample(
+        self, requests: Sequence[Request], n: int, **settings: Any
+    ) -> list[list[Completion]]:
+        """Completes as the policies do, then rotates the completions of the one policy."""
+        found = self.policies.sample(requests, n, **settings)
+        places = [i for i, request in enumerate(requests) if request.policy == self.policy]
+        # A completion belongs to its prompt in the record, so that only its text and tokens move.
+        texts = [found[i] for i in places]
+        for i, other in zip(places, [*texts[1:], *texts[:1]], strict=True):
+            found[i] = other
+        return found
+
+
+def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) -> Path:
+    """One run of `pettingllms-train`, unless it is finished; of `role` alone where given."""
+    run = out / "-".join([env, *([role] if role else []), str(seed)])
+    if not (run / "summary.json").exists():
+        story = STORIES[env]
+        options = {**OPTIONS, **story.options, "model": model, "seed": seed, "env": env}
+        options |= {"env-args": json.dumps(story.arguments), "output-dir": run}
+        options |= {"train-roles": role} if role else {}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        if (run / "config.yaml").exists():
+            words = ["--resume", str(run)]
+        with (out / f"{run.name}.log").open("a") as log:
+            subprocess.run(
+                [sys.executable, "-m", "pettingllms.cli.train", *words],
+                check=True,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+    return run
+
+
+def played(
+    env: str, policies: Any, further: bool = False, samples: int = 1, tasks: int = TASKS
+) -> dict[str, Any]:
+    """Success on test tasks, a digit for each (for several samples the number of successes)."""
+    story = STORIES[env]
+    arguments = {**story.arguments, **(story.further if further else {})}
+    game = make(env, split="test", **arguments)
+    sampling = Sampling(LENGTH, samples)
+    lineup = {role: policies.policy_for(role) for role in story.roles}
+    episodes = []
+    with ThreadPoolExecutor(OPTIONS["scoring-threads"]) as pool:
+        for chunk in chunks(held_out(game, "test", tasks), sampling):
+            episodes += roll_out(game, policies, lineup, pool, chunk, sampling)
+    if samples > 1:
+        counts: dict[str, int] = {}
+        for episode in episodes:
+            counts[episode.task.id] = counts.get(episode.task.id, 0) + bool(episode.success)
+        return {"samples": samples, "successes": list(counts.values())}
+    scores = summarise(episodes, list(story.roles), samples=1, greedy=False, seed=0).scores
+    wanted = {name: scores[name].mean for name in story.scores if name in scores}
+    return {"tasks": solved_digits(episodes), **wanted}
+
+
+def teams(env: str, model: Path, run: Path | None) -> dict[str, Any]:
+    """The teams of one run, or that of the base, each with what it reached."""
+    one, two = STORIES[env].roles
+    own = {one: one, two: two}
+    if run is None:
+        lineups = {"base": {one: BASE, two: BASE}}
+    else:
+        lineups = {
+            "trained": own,
+            "exchanged": {one: two, two: one},
+            f"only {one}": {one: one, two: BASE},
+            f"only {two}": {one: BASE, two: two},
+        }
+    found: dict[str, Any] = {}
+    for name, players in lineups.items():
+        adapters = None if run is None else run / "adapters"
+        policies = load_policies(model, players, adapters=adapters)
+        found[name] = played(env, policies)
+        if name in ("base", "trained"):
+            found[f"{name}, further"] = played(env, policies, further=True)
+            found[f"{name}, pass@k"] = played(env, policies, samples=64, tasks=64)
+        if name == "trained":
+            speaker = players[STORIES[env].speaker]
+            found["shuffled"] = played(env, Shuffled(policies, speaker))
+        digits = found[name]["tasks"]
+        print(env, run and run.name, name, digits.count("1") / len(digits), flush=True)
+    return found
+
+
+def table(result: Any) -> Table:
+    """Success of each team, and one size beyond training."""
+    rows = []
+    for env, each in result["environments"].items():
+        runs = list(each["runs"].values())
+        for name in each["base"] | runs[0]["teams"]:
+            if name.endswith("pass@k"):
+                continue
+            found = [each["base"]] if name.startswith("base") else [run["teams"] for run in runs]
+            solved = np.array([[float(digit) for digit in team[name]["tasks"]] for team in found])
+            rows.append([f"`{env}`", name, shown(estimate(solved)), str(len(found))])
+    return ["", "team", "success", "seeds"], rows
+
+
+def passes(result: Any) -> Table:
+    """pass@k of base and trained teams."""
+    rows = []
+    for env, each in result["environments"].items():
+        teams = {"base": [each["base"]["base, pass@k"]]}
+        teams["trained"] = [run["teams"]["trained, pass@k"] for run in each["runs"].values()]
+        for name, found in teams.items():
+            cells = []
+            for k in PASSES:
+                shares = [
+                    sum(pass_at_k(one["samples"], n, k) for n in one["successes"])
+                    / len(one["successes"])
+                    for one in found
+                ]
+                cells.append(spread(shares))
+            rows.append([f"`{env}`, {name}", *cells])
+    return ["", *(f"pass@{k}" for k in PASSES)], rows
+
+
+def main() -> None:
+    """Train what is missing, play, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="what prime --recipe parts wrote")
+    parser.add_argument("--only", nargs="+", choices=STORIES, default=list(STORIES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    out = HERE / "out" / "parts"
+    out.mkdir(parents=True, exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"environments": {}}
+    results |= {"versions": versions(), "model": digest(options.model), "options": OPTIONS}
+    for env in options.only:
+        story, found = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
+        found["arguments"] = {"train": story.arguments, "further": story.further}
+        found["options"] = story.options
+        if "base" not in found:
+            found["base"] = teams(env, options.model, None)
+        for seed in options.seeds:
+            run = train(env, options.model, seed, out)
+            if str(seed) not in found["runs"]:
+                found["runs"][str(seed)] = {
+                    "timing": timing(run),
+                    "curve": curve(run, ("success", *story.scores)),
+                    "teams": teams(env, options.model, run),
+                }
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
