@@ -27,10 +27,11 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from benchmarks.evidence import Table, estimate, shown, solved_digits, spread
+from benchmarks.evidence import COLORS, Table, draw_curve, estimate, shown, solved_digits, spread
 from benchmarks.learning import HERE, curve, timing
 from pettingllms.envs import make
 from pettingllms.evaluation import held_out
@@ -75,8 +76,8 @@ class Story(NamedTuple):
     """What differs in tasks one size beyond training."""
     options: Mapping[str, Any]
     """What differs from `OPTIONS`."""
-    scores: tuple[str, ...]
-    """What is reported of first replies, by role."""
+    scores: Mapping[str, str]
+    """What is reported of first replies, with its title."""
 
 
 STORIES: Mapping[str, Story] = {
@@ -86,7 +87,12 @@ STORIES: Mapping[str, Story] = {
         {"prompt": "compact"},
         {"steps": 4},
         {},
-        ("coder/first_passed", "tester/first_valid", "tester/first_local_reward"),
+        {
+            "coder/first_passed": "coder: hidden tests passed",
+            "tester/first_valid": "tester: tests that are right",
+            "tester/first_local_reward": "tester: local reward",
+            "tester/first_input_size": "tester: values in an input",
+        },
     ),
     "plan_path": Story(
         ("tool", "planner"),
@@ -101,7 +107,10 @@ STORIES: Mapping[str, Story] = {
         },
         {"moves": (6, 10), "max_turns": 14},
         {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 80, "max-completion-length": 12},
-        ("tool/first_local_reward", "planner/first_local_reward"),
+        {
+            "tool/first_local_reward": "tool: local reward",
+            "planner/first_local_reward": "planner: local reward",
+        },
     ),
 }
 
@@ -203,17 +212,39 @@ def teams(env: str, model: Path, run: Path | None) -> dict[str, Any]:
 
 
 def table(result: Any) -> Table:
-    """Success of each team, and one size beyond training."""
+    """Success of each team, on tasks as trained and one size further."""
     rows = []
     for env, each in result["environments"].items():
-        runs = list(each["runs"].values())
-        for name in each["base"] | runs[0]["teams"]:
-            if name.endswith("pass@k"):
-                continue
-            found = [each["base"]] if name.startswith("base") else [run["teams"] for run in runs]
-            solved = np.array([[float(digit) for digit in team[name]["tasks"]] for team in found])
-            rows.append([f"`{env}`", name, shown(estimate(solved)), str(len(found))])
-    return ["", "team", "success", "seeds"], rows
+        one, two = STORIES[env].roles
+        runs = [run["teams"] for run in each["runs"].values()]
+        columns = ("base", "trained", "exchanged", f"only {one}", f"only {two}", "shuffled")
+        rows.append([f"`{env}`", *(_success(each["base"], runs, name) for name in columns)])
+        further = [_success(each["base"], runs, f"{name}, further") for name in columns[:2]]
+        rows.append([f"`{env}`, one size further", *further, "", "", "", ""])
+    header = ["base", "trained", "exchanged", "only first role", "only second role", "shuffled"]
+    return ["", *header], rows
+
+
+def _success(base: Any, runs: Sequence[Any], name: str) -> str:
+    found = [team[name] for team in (base, *runs) if name in team]
+    return shown(estimate(np.array([[float(digit) for digit in each["tasks"]] for each in found])))
+
+
+def roles(result: Any) -> Table:
+    """First replies of each role, before and after training."""
+    rows = []
+    for env, each in result["environments"].items():
+        runs = [run["teams"] for run in each["runs"].values()]
+        for score, title in STORIES[env].scores.items():
+            before = f"{each['base']['base'][score]:.2f}"
+            further = f"{each['base']['base, further'][score]:.2f}"
+            after, beyond = (
+                spread([run[name][score] for run in runs])
+                for name in ("trained", "trained, further")
+            )
+            rows.append([f"`{env}`", title, before, after, further, beyond])
+    header = ["base", "trained", "base, one size further", "trained, one size further"]
+    return ["", "first replies", *header], rows
 
 
 def passes(result: Any) -> Table:
@@ -233,6 +264,23 @@ def passes(result: Any) -> Table:
                 cells.append(spread(shares))
             rows.append([f"`{env}`, {name}", *cells])
     return ["", *(f"pass@{k}" for k in PASSES)], rows
+
+
+def draw(result: Any, path: Path) -> None:
+    """Validation success and first replies against generated tokens."""
+    environments = result["environments"]
+    figure, axes = plt.subplots(1, len(environments), figsize=(5 * len(environments), 3.6))
+    for axis, (env, each) in zip(np.atleast_1d(axes), environments.items(), strict=True):
+        curves = [run["curve"] for run in each["runs"].values()]
+        titles = {"success": "team success", **STORIES[env].scores}
+        shares = [name for name in titles if not name.endswith("input_size")]
+        for score, color in zip(shares, COLORS, strict=False):
+            draw_curve(axis, curves, score, titles[score], color)
+        axis.set(title=env, xlabel="generated tokens (thousands)", ylim=(0, 1))
+        axis.legend(frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
 def main() -> None:
@@ -263,6 +311,7 @@ def main() -> None:
                 }
                 RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draw(results, RESULTS.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers_report, speed_tables
+from benchmarks import parts, peers_report, speed_tables
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.experiments import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
@@ -209,8 +209,11 @@ def tables() -> dict[str, Callable[[], str]]:
     }
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
-    own = ("late_outcome", "trust", "skill", "habit_or_skill", "vllm_training")
+    own = ("late_outcome", "trust", "skill", "habit_or_skill", "vllm_training", "parts")
     found |= {name: partial(_of_script, name) for name in own if published(name)}
+    if published("parts"):
+        found["parts_roles"] = lambda: markdown(*parts.roles(load("parts")))
+        found["parts_passes"] = lambda: markdown(*parts.passes(load("parts")))
     if published("peers"):
         found["peers"] = peers
     if published("learning_coding"):
