@@ -45,7 +45,9 @@ words are only ever penalized: a longer episode, a repeated query, or an answer 
 
 # Arguments
 
-`dataset`: None for questions about generated facts (`pettingllms.data.facts`), with `hops`, fewest and most look-ups.
+`dataset`: None for questions about generated facts (`pettingllms.data.facts`), with `hops`, fewest and most look-ups; or a
+data set's name, hub id or path (`pettingllms.data.question_schemas`), whose passages are searched, or a `corpus` of its own
+(`pettingllms.data.corpora`). Its index is built once and kept in `cache`.
 `topology`, `top` (passages that a search returns). `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
 `prompt` (`"full"`, or `"compact"` for the embedded model) are as in `coding_v0`.
 
@@ -62,16 +64,15 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
-from typing import Any, ClassVar, Literal, Unpack, cast, get_args
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from pettingllms.data import facts
-from pettingllms.data.questions import Question
-from pettingllms.data.retrieval import Index
-from pettingllms.data.splits import Split
+from pettingllms.data.questions import Passage, Question
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import Reply, Search, compact_prompt, full_prompt, parse_reply
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
@@ -119,6 +120,10 @@ class raw_env(TeamEnv):
     """The search environment; the module's docstring is its manual.
 
     Args:
+        dataset: None for questions about generated facts, or a data set's name, hub id, file or folder.
+        corpus: what is searched: "pooled" (the passages of all rows), "own" (those of the question
+            alone), or a corpus's hub id, file or folder; None for "pooled", or the generated facts.
+        cache: folder of indexes; None for ~/.cache/pettingllms/search.
         hops: fewest and most look-ups of a generated question.
         topology: who acts when: "router", "chain", or "single" for one `solver_0`.
         top: most passages that a search returns.
@@ -126,7 +131,8 @@ class raw_env(TeamEnv):
         kwargs: as in `TeamEnv`.
 
     Raises:
-        ConfigError: an unknown word, or numbers out of range.
+        ConfigError: an unknown word, numbers out of range, or questions without a corpus.
+        DatasetError: `dataset` or `corpus` cannot be had, or has nothing that can be used.
     """
 
     metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
@@ -137,11 +143,15 @@ class raw_env(TeamEnv):
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
     reset_options = ("question",)
 
     def __init__(
         self,
         *,
+        dataset: str | Path | None = None,
+        corpus: str | Path | None = None,
+        cache: str | Path | None = None,
         hops: tuple[int, int] = facts.HOPS,
         topology: Topology = "router",
         top: int = 2,
@@ -155,17 +165,15 @@ class raw_env(TeamEnv):
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")
         self.top = top
         facts.check_hops(tuple(hops))
-        part = cast(Split, self.split)
-        self._question = partial(facts.question, split=part, hops=(hops[0], hops[1]))
-        self.index = _generated(part)
-        self.num_tasks = None
+        self.library = library(dataset, corpus, self.split, (hops[0], hops[1]), cache)
+        self.num_tasks = self.library.size
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:
         # A team without a single search goes straight to its answer.
         first = ROLES[self.topology][0 if self.budget or self.topology != "chain" else -1]
         if "question" in options:  # nobody knows its answer
             return State(Question(str(options["question"]), (), (), "question"), first)
-        return State(self._question(seed), first)
+        return State(self.library.question(seed), first)
 
     def _next_agent(self, state: State, agent: str | None) -> str:
         del agent
@@ -243,7 +251,7 @@ class raw_env(TeamEnv):
 
     def _searched(self, state: State, role: str, query: str) -> Outcome:
         before = {passage for search in state.searches for passage in search.found}
-        found = tuple(p for p in self.index.find(query, self.top) if p not in before)
+        found = tuple(p for p in self._found(state, query) if p not in before)
         searches = (*state.searches, Search(query, found))
         recall = _recall(state.question, searches)
         after = replace(
@@ -252,6 +260,9 @@ class raw_env(TeamEnv):
         after = replace(after, due=self._opener(after, role))
         dense = self.rewards_scheme == "dense"
         return self._outcome(after, team=recall - state.recall if dense else 0.0)
+
+    def _found(self, state: State, query: str) -> list[Passage]:
+        return self.library.index(state.question).find(query, self.top)
 
     def _outcome(
         self,
@@ -303,11 +314,6 @@ def _anchor(state: State) -> str:
     keys = sorted(passage.key for search in state.searches for passage in search.found)
     text = "\0".join([state.due, state.question.text, *keys])
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
-
-
-@cache
-def _generated(split: Split) -> Index:
-    return Index.of(facts.world(split).passages)
 
 
 env = raw_env
