@@ -20,6 +20,7 @@ from benchmarks.priming import (
     math,
     plan_path,
     plan_path_parts,
+    search,
     sokoban,
     sudoku,
 )
@@ -47,11 +48,12 @@ SOURCES: Mapping[str, Source] = {
     "sudoku": Source(sudoku.demo, sudoku.units, share=0.14, habit=0.9),
     "math": Source(math.demo, math.units, share=0.14, habit=0.85),
 }
-
+"""The recipe of the embedded base. A line more makes another base: new environments go to `PARTS`."""
 
 PARTS: Mapping[str, Source] = {
-    "coding": Source(coding_parts.demo, coding_parts.units, share=0.6, habit=0.0),
-    "plan_path": Source(plan_path_parts.demo, plan_path_parts.units, share=0.4, habit=0.0),
+    "coding": Source(coding_parts.demo, coding_parts.units, share=0.5, habit=0.0),
+    "plan_path": Source(plan_path_parts.demo, plan_path_parts.units, share=0.2, habit=0.0),
+    "search": Source(search.demo, search.units, share=0.3, habit=0.0),
 }
 
 RECIPES: Mapping[str, Mapping[str, Source]] = {"habits": SOURCES, "parts": PARTS}
