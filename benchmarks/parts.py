@@ -22,6 +22,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -42,6 +43,7 @@ from pettingllms.evaluation.scores import pass_at_k, summarise
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.types import Completion, Request
 
@@ -50,6 +52,7 @@ TASKS = 300
 LENGTH = 96
 """Tokens of a completion."""
 PASSES = (1, 4, 16, 64)
+PASS_TASKS = 32
 OPTIONS: Mapping[str, Any] = {
     "learning-rate": 5e-3,
     "num-generations": 8,
@@ -74,6 +77,8 @@ class Story(NamedTuple):
     arguments: Mapping[str, Any]
     further: Mapping[str, Any]
     """What differs in tasks one size beyond training."""
+    pass_at: Mapping[str, Any]
+    """What differs where pass@k is measured."""
     options: Mapping[str, Any]
     """What differs from `OPTIONS`."""
     scores: Mapping[str, str]
@@ -86,6 +91,7 @@ STORIES: Mapping[str, Story] = {
         "tester",
         {"prompt": "compact"},
         {"steps": 4},
+        {"max_turns": 1},
         {},
         {
             "coder/first_passed": "coder: hidden tests passed",
@@ -106,6 +112,7 @@ STORIES: Mapping[str, Story] = {
             "max_turns": 8,
         },
         {"moves": (6, 10), "max_turns": 14},
+        {},
         {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 80, "max-completion-length": 12},
         {
             "tool/first_local_reward": "tool: local reward",
@@ -159,27 +166,34 @@ def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) 
     return run
 
 
-def played(
-    env: str, policies: Any, further: bool = False, samples: int = 1, tasks: int = TASKS
-) -> dict[str, Any]:
-    """Success on test tasks, a digit for each (for several samples the number of successes)."""
+def rolled_out(
+    env: str, policies: Any, sampling: Sampling, tasks: int, **other: Any
+) -> list[Trajectory]:
+    """Episodes on test tasks, whose arguments differ from training in `other`."""
     story = STORIES[env]
-    arguments = {**story.arguments, **(story.further if further else {})}
-    game = make(env, split="test", **arguments)
-    sampling = Sampling(LENGTH, samples)
+    game = make(env, split="test", **{**story.arguments, **other})
     lineup = {role: policies.policy_for(role) for role in story.roles}
-    episodes = []
+    episodes: list[Trajectory] = []
     with ThreadPoolExecutor(OPTIONS["scoring-threads"]) as pool:
         for chunk in chunks(held_out(game, "test", tasks), sampling):
             episodes += roll_out(game, policies, lineup, pool, chunk, sampling)
-    if samples > 1:
-        counts: dict[str, int] = {}
-        for episode in episodes:
-            counts[episode.task.id] = counts.get(episode.task.id, 0) + bool(episode.success)
-        return {"samples": samples, "successes": list(counts.values())}
-    scores = summarise(episodes, list(story.roles), samples=1, greedy=False, seed=0).scores
-    wanted = {name: scores[name].mean for name in story.scores if name in scores}
-    return {"tasks": solved_digits(episodes), **wanted}
+    return episodes
+
+
+def played(env: str, policies: Any, **other: Any) -> dict[str, Any]:
+    """A digit for each test task, 1 where it was solved, and the scores of first replies."""
+    story = STORIES[env]
+    episodes = rolled_out(env, policies, Sampling(LENGTH), TASKS, **other)
+    scores = summarise(episodes, story.roles, samples=1, greedy=False, seed=0).scores
+    return {"tasks": solved_digits(episodes), **{name: scores[name].mean for name in story.scores}}
+
+
+def passed(env: str, policies: Any) -> list[int]:
+    """How many of `PASSES[-1]` episodes of each task succeed."""
+    sampling = Sampling(LENGTH, PASSES[-1])
+    episodes = rolled_out(env, policies, sampling, PASS_TASKS, **STORIES[env].pass_at)
+    counts = Counter(episode.task.id for episode in episodes if episode.success)
+    return [counts[task] for task in dict.fromkeys(episode.task.id for episode in episodes)]
 
 
 def teams(env: str, model: Path, run: Path | None) -> dict[str, Any]:
@@ -201,8 +215,8 @@ def teams(env: str, model: Path, run: Path | None) -> dict[str, Any]:
         policies = load_policies(model, players, adapters=adapters)
         found[name] = played(env, policies)
         if name in ("base", "trained"):
-            found[f"{name}, further"] = played(env, policies, further=True)
-            found[f"{name}, pass@k"] = played(env, policies, samples=64, tasks=64)
+            found[f"{name}, further"] = played(env, policies, **STORIES[env].further)
+            found[f"{name}, pass@k"] = passed(env, policies)
         if name == "trained":
             speaker = players[STORIES[env].speaker]
             found["shuffled"] = played(env, Shuffled(policies, speaker))
@@ -257,9 +271,8 @@ def passes(result: Any) -> Table:
             cells = []
             for k in PASSES:
                 shares = [
-                    sum(pass_at_k(one["samples"], n, k) for n in one["successes"])
-                    / len(one["successes"])
-                    for one in found
+                    sum(pass_at_k(PASSES[-1], n, k) for n in counts) / len(counts)
+                    for counts in found
                 ]
                 cells.append(spread(shares))
             rows.append([f"`{env}`, {name}", *cells])

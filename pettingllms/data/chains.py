@@ -79,12 +79,17 @@ class Chain:
             found.append(part.apply(a, b) if stage == COMBINE else part.apply([a, *found][-1]))
         return found
 
-    def program(self, *, function: bool, short: bool = False) -> str:
+    def program(self, *, function: bool, short: bool = False, long: bool = False) -> str:
         """The reference solution, as a function `solve` or as a program on standard input.
 
-        `short` writes the last step of arithmetic where the result is printed or returned.
+        Args:
+            function: a function `solve`.
+            short: write the last step of arithmetic where the result is printed or returned.
+            long: give the first number of arithmetic a line of its own, where a change comes first.
         """
         lines = list(self._lines(function=function))
+        if long and self.arithmetic and self.links[0].stage != COMBINE:
+            lines[:1] = ["x = a", f"x = {self.links[0].part.code}"]
         if short and self.arithmetic and len(self.links) > 1:
             *lines, step, end = lines
             lines.append(end.replace("x", step.removeprefix("x = ")))
