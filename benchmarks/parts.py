@@ -12,7 +12,7 @@ same test tasks, sampled, one completion a decision:
 * `shuffled`: what the first role (coding: the second) says is swapped between tasks, so that it says nothing
   about this one.
 
-`further` are tasks one size beyond training. Writes `results/parts.json`; finished runs are not repeated.
+Base and trained teams also play tasks of other sizes, one of them beyond training. Writes `results/parts.json`; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +49,8 @@ from pettingllms.runs import versions
 from pettingllms.types import Completion, Request
 
 RESULTS = HERE / "results" / "parts.json"
-TASKS = 300
+TASKS, CONTROL_TASKS = 300, 100
+"""Test tasks of base and trained teams, and of the other teams."""
 LENGTH = 96
 """Tokens of a completion."""
 PASSES = (1, 4, 16, 64)
@@ -75,8 +77,8 @@ class Story(NamedTuple):
     speaker: str
     """The role whose words `shuffled` swaps between tasks."""
     arguments: Mapping[str, Any]
-    further: Mapping[str, Any]
-    """What differs in tasks one size beyond training."""
+    others: Mapping[str, Mapping[str, Any]]
+    """Other sizes than that of training -> what differs in them."""
     pass_at: Mapping[str, Any]
     """What differs where pass@k is measured."""
     options: Mapping[str, Any]
@@ -89,10 +91,10 @@ STORIES: Mapping[str, Story] = {
     "coding": Story(
         ("coder", "tester"),
         "tester",
-        {"prompt": "compact"},
-        {"steps": 4},
+        {"prompt": "compact", "steps": 4},
+        {"3 steps": {"steps": 3}, "5 steps": {"steps": 5}},
         {"max_turns": 1},
-        {},
+        {"num-generations": 16, "tasks-per-step": 8},
         {
             "coder/first_passed": "coder: hidden tests passed",
             "tester/first_valid": "tester: tests that are right",
@@ -111,7 +113,7 @@ STORIES: Mapping[str, Story] = {
             "moves": (3, 5),
             "max_turns": 8,
         },
-        {"moves": (6, 10), "max_turns": 14},
+        {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
         {},
         {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 80, "max-completion-length": 12},
         {
@@ -137,10 +139,11 @@ class Shuffled:
         """Completes as the policies do, then rotates the completions of the one policy."""
         found = self.policies.sample(requests, n, **settings)
         places = [i for i, request in enumerate(requests) if request.policy == self.policy]
-        # A completion belongs to its prompt in the record, so that only its text and tokens move.
-        texts = [found[i] for i in places]
-        for i, other in zip(places, [*texts[1:], *texts[:1]], strict=True):
-            found[i] = other
+        said = [found[i] for i in places]
+        for i, others in zip(places, [*said[1:], *said[:1]], strict=True):
+            # The record holds a completion to its prompt.
+            prompt = requests[i].prompt_ids
+            found[i] = [replace(other, prompt_ids=prompt) for other in others]
         return found
 
 
@@ -180,10 +183,10 @@ def rolled_out(
     return episodes
 
 
-def played(env: str, policies: Any, **other: Any) -> dict[str, Any]:
+def played(env: str, policies: Any, tasks: int = TASKS, **other: Any) -> dict[str, Any]:
     """A digit for each test task, 1 where it was solved, and the scores of first replies."""
     story = STORIES[env]
-    episodes = rolled_out(env, policies, Sampling(LENGTH), TASKS, **other)
+    episodes = rolled_out(env, policies, Sampling(LENGTH), tasks, **other)
     scores = summarise(episodes, story.roles, samples=1, greedy=False, seed=0).scores
     return {"tasks": solved_digits(episodes), **{name: scores[name].mean for name in story.scores}}
 
@@ -213,28 +216,31 @@ def teams(env: str, model: Path, run: Path | None) -> dict[str, Any]:
     for name, players in lineups.items():
         adapters = None if run is None else run / "adapters"
         policies = load_policies(model, players, adapters=adapters)
-        found[name] = played(env, policies)
+        tasks = TASKS if name in ("base", "trained") else CONTROL_TASKS
+        found[name] = played(env, policies, tasks)
         if name in ("base", "trained"):
-            found[f"{name}, further"] = played(env, policies, **STORIES[env].further)
+            for size, other in STORIES[env].others.items():
+                found[f"{name}, {size}"] = played(env, policies, **other)
             found[f"{name}, pass@k"] = passed(env, policies)
         if name == "trained":
             speaker = players[STORIES[env].speaker]
-            found["shuffled"] = played(env, Shuffled(policies, speaker))
+            found["shuffled"] = played(env, Shuffled(policies, speaker), CONTROL_TASKS)
         digits = found[name]["tasks"]
         print(env, run and run.name, name, digits.count("1") / len(digits), flush=True)
     return found
 
 
 def table(result: Any) -> Table:
-    """Success of each team, on tasks as trained and one size further."""
+    """Success of each team, on tasks as trained and of other sizes."""
     rows = []
     for env, each in result["environments"].items():
         one, two = STORIES[env].roles
         runs = [run["teams"] for run in each["runs"].values()]
         columns = ("base", "trained", "exchanged", f"only {one}", f"only {two}", "shuffled")
         rows.append([f"`{env}`", *(_success(each["base"], runs, name) for name in columns)])
-        further = [_success(each["base"], runs, f"{name}, further") for name in columns[:2]]
-        rows.append([f"`{env}`, one size further", *further, "", "", "", ""])
+        for size in STORIES[env].others:
+            cells = [_success(each["base"], runs, f"{name}, {size}") for name in columns[:2]]
+            rows.append([f"`{env}`, {size}", *cells, "", "", "", ""])
     header = ["base", "trained", "exchanged", "only first role", "only second role", "shuffled"]
     return ["", *header], rows
 
@@ -249,16 +255,12 @@ def roles(result: Any) -> Table:
     rows = []
     for env, each in result["environments"].items():
         runs = [run["teams"] for run in each["runs"].values()]
-        for score, title in STORIES[env].scores.items():
-            before = f"{each['base']['base'][score]:.2f}"
-            further = f"{each['base']['base, further'][score]:.2f}"
-            after, beyond = (
-                spread([run[name][score] for run in runs])
-                for name in ("trained", "trained, further")
-            )
-            rows.append([f"`{env}`", title, before, after, further, beyond])
-    header = ["base", "trained", "base, one size further", "trained, one size further"]
-    return ["", "first replies", *header], rows
+        for size in ("", *(f", {size}" for size in STORIES[env].others)):
+            for score, title in STORIES[env].scores.items():
+                before = f"{each['base'][f'base{size}'][score]:.2f}"
+                after = spread([run[f"trained{size}"][score] for run in runs])
+                rows.append([f"`{env}`{size}", title, before, after])
+    return ["", "first replies", "base", "trained"], rows
 
 
 def passes(result: Any) -> Table:
@@ -310,7 +312,7 @@ def main() -> None:
     results |= {"versions": versions(), "model": digest(options.model), "options": OPTIONS}
     for env in options.only:
         story, found = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
-        found["arguments"] = {"train": story.arguments, "further": story.further}
+        found["arguments"] = {"train": story.arguments, **story.others}
         found["options"] = story.options
         if "base" not in found:
             found["base"] = teams(env, options.model, None)
