@@ -1,7 +1,7 @@
 """Does reinforcement learning teach what no demonstration shows? Teams on a base that was primed on parts.
 
     python -m benchmarks.priming.prime --recipe parts --out /tmp/parts
-    python -m benchmarks.parts --model /tmp/parts [--only coding plan_path] [--seeds 11 12 13]
+    python -m benchmarks.parts --model /tmp/parts [--only coding plan_path] [--seeds 21 22 23]
 
 The base has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe `parts`), and
 no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams play the
@@ -91,10 +91,10 @@ STORIES: Mapping[str, Story] = {
     "coding": Story(
         ("coder", "tester"),
         "tester",
-        {"prompt": "compact", "steps": 4},
-        {"3 steps": {"steps": 3}, "5 steps": {"steps": 5}},
+        {"prompt": "compact", "steps": (3, 3)},
+        {"4 steps": {"steps": (4, 4)}},
         {"max_turns": 1},
-        {"num-generations": 16, "tasks-per-step": 8},
+        {"max-steps": 80},
         {
             "coder/first_passed": "coder: hidden tests passed",
             "tester/first_valid": "tester: tests that are right",
@@ -115,7 +115,7 @@ STORIES: Mapping[str, Story] = {
         },
         {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
         {},
-        {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 80, "max-completion-length": 12},
+        {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 100, "max-completion-length": 12},
         {
             "tool/first_local_reward": "tool: local reward",
             "planner/first_local_reward": "planner: local reward",
@@ -303,7 +303,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, required=True, help="what prime --recipe parts wrote")
     parser.add_argument("--only", nargs="+", choices=STORIES, default=list(STORIES))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[11, 12, 13])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23])
     options = parser.parse_args()
     torch.set_num_threads(1)
     out = HERE / "out" / "parts"

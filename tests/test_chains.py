@@ -47,8 +47,8 @@ def test_a_chain_computes_what_its_program_computes(family, steps, sandbox):
 @pytest.mark.parametrize("split", SPLITS)
 def test_a_generated_task_has_the_steps_and_the_split_that_were_asked_for(split, steps):
     for seed in range(20):
-        task = coding.generate(seed, split, steps)
-        assert task == coding.generate(seed, split, steps)
+        task = coding.generate(seed, split, (steps, steps))
+        assert task == coding.generate(seed, split, (steps, steps))
         assert task.mutants
         assert task.reference not in task.mutants
     rng = random.Random(0)
@@ -67,16 +67,16 @@ def test_a_chain_of_three_steps_has_the_split_of_the_composition_that_computes_t
             assert chains.Chain(composition.family, links).split == split
 
 
-@pytest.mark.parametrize("steps", [1, 7, -1])
-def test_a_number_of_steps_that_no_problem_has_is_refused(steps):
-    with pytest.raises(ConfigError, match=rf"steps must be from 2 to 6, got {steps}"):
+@pytest.mark.parametrize("steps", [(1, 3), (3, 7), (4, 3), (3,)])
+def test_numbers_of_steps_that_no_problem_has_are_refused(steps):
+    with pytest.raises(ConfigError, match=r"steps must be two numbers 2 <= a <= b <= 6, got \("):
         coding_v0.env(steps=steps)
 
 
 def test_the_environment_plays_problems_of_the_steps_that_it_is_given():
-    env = coding_v0.env(split="test", prompt="compact", steps=5)
+    env = coding_v0.env(split="test", prompt="compact", steps=(5, 6))
     env.reset(seed=3)
-    assert coding.generate(3, "test", 5).question in env.observe("coder_0")["text"]
+    assert coding.generate(3, "test", (5, 6)).question in env.observe("coder_0")["text"]
 
 
 @pytest.fixture(scope="module")

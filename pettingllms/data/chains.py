@@ -197,11 +197,12 @@ def stages(rng: random.Random, family: Family, steps: int) -> tuple[int, ...]:
     return (KEEP, *[CHANGE] * (steps - 2), REPORT)
 
 
-def check_steps(steps: int) -> None:
+def check_steps(steps: tuple[int, int]) -> None:
     """Refuses numbers of steps that no task has.
 
     Raises:
-        ConfigError: names the value and the range.
+        ConfigError: names the values and the range.
     """
-    if not STEPS[0] <= steps <= STEPS[1]:
-        raise ConfigError(f"steps must be from {STEPS[0]} to {STEPS[1]}, got {steps}")
+    least, most = STEPS
+    if not (len(steps) == 2 and least <= steps[0] <= steps[1] <= most):
+        raise ConfigError(f"steps must be two numbers {least} <= a <= b <= {most}, got {steps}")

@@ -73,7 +73,7 @@ use, can differ from one run to the next.
 (`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
 a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
-`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: of a generated problem, 2 to 6 (`pettingllms.data.chains`). `split`: `train`, `val` or `test`.
+`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `split`: `train`, `val` or `test`.
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
 embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
@@ -150,7 +150,7 @@ class raw_env(TeamEnv):
     Args:
         dataset: None for generated tasks, or a data set's name, hub id, file or folder.
         agents: "team", or "single" for the coder alone.
-        steps: of a generated problem; 2 to 6.
+        steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         kwargs: as in `TeamEnv`.
 
     Raises:
@@ -172,12 +172,12 @@ class raw_env(TeamEnv):
         *,
         dataset: str | Path | None = None,
         agents: Agents = "team",
-        steps: int = 3,
+        steps: tuple[int, int] = (3, 3),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         chains.check_steps(steps)
-        self.steps = steps
+        self.steps = steps[0], steps[1]
         self._team = agents == "team"
         super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
