@@ -274,12 +274,6 @@ def observe_text(env: AnyEnv, agent: str) -> str:
     return text
 
 
-def role_of(agent: str) -> str:
-    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
-
-
 def step_result(env: AnyEnv, agent: str) -> StepResult:
     """Reads the rewards of the step that `agent` just took; to be called before the next step.
 

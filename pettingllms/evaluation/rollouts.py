@@ -20,18 +20,18 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Self
 
-from pettingllms.envs.aec import role_of
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
-from pettingllms.types import Task
+from pettingllms.types import Task, role_of
 
 BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
@@ -78,7 +78,7 @@ def evaluate(
     if not tasks or samples < 1:
         raise ConfigError(f"nothing to evaluate: {len(tasks)} tasks, {samples} samples of each")
     sampling = Sampling(max_new_tokens, samples, greedy, temperature, top_p, seed)
-    roles_to_policies = policies_by_role(policies, roles_of(env), swap)
+    seats_to_policies = policies_by_seat(policies, env, swap)
     total, episodes = len(tasks) * samples, list[Trajectory]()
 
     def on_batch(verdicts: Verdicts) -> None:
@@ -86,7 +86,7 @@ def evaluate(
 
     with ThreadPoolExecutor(scoring_threads) as pool:
         for chunk in chunks(tasks, sampling):
-            episodes += roll_out(env, policies, roles_to_policies, pool, chunk, sampling, on_batch)
+            episodes += roll_out(env, policies, seats_to_policies, pool, chunk, sampling, on_batch)
     on_progress(total, total)
     check_room(episodes, max_new_tokens)
     return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
@@ -95,7 +95,7 @@ def evaluate(
 def roll_out(
     env: AnyEnv,
     policies: Sampler,
-    roles_to_policies: Mapping[str, str],
+    seats_to_policies: Mapping[str, str],
     pool: Executor,
     chunk: Chunk,
     sampling: Sampling,
@@ -106,7 +106,7 @@ def roll_out(
     Args:
         env: a template, copied for every episode.
         policies: samples the completions.
-        roles_to_policies: role -> the policy that answers for it.
+        seats_to_policies: agent or role -> the policy that answers for it.
         pool: scores completions at the same time.
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
@@ -127,7 +127,7 @@ def roll_out(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=roles_to_policies,
+        policies=seats_to_policies,
         longest=longest_prompt(policies, sampling.max_new_tokens),
     )
     return engine.run(
@@ -163,21 +163,27 @@ def roles_of(env: AnyEnv) -> list[str]:
     return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
 
 
-def policies_by_role(
-    policies: Sampler, roles: Sequence[str], swap: Mapping[str, str] | None
+def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
+    """The roles and the agents of an environment, in turn order."""
+    return roles_of(env), list(map(str, env.possible_agents))
+
+
+def policies_by_seat(
+    policies: Sampler, env: AnyEnv, swap: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Role -> policy, after the exchange `swap`: role -> the role whose policy answers for it.
+    """Agent -> policy, after the exchange `swap`: role or agent -> whose policy answers for it.
 
     Raises:
         UnknownNameError: an unknown role, or one without a policy.
     """
-    swap = swap or {}
-    for role in {**swap, **dict.fromkeys(swap.values())}:
-        if role not in roles:
+    swap, (roles, agents) = swap or {}, seats_of(env)
+    for name in {**swap, **dict.fromkeys(swap.values())}:
+        if name not in (*roles, *agents):
             raise UnknownNameError(
-                f"swap names the unknown role {role!r}; {did_you_mean(role, roles)}"
+                f"swap names the unknown role {name!r}; {did_you_mean(name, [*roles, *agents])}"
             )
-    return {role: policies.policy_for(swap.get(role, role)) for role in roles}
+    played = {agent: swap.get(agent) or swap.get(role_of(agent)) or agent for agent in agents}
+    return {agent: policies.policy_for(name) for agent, name in played.items()}
 
 
 # ----------------------------------------------------------------------------------- line-ups
@@ -315,9 +321,9 @@ def evaluate_lineups(
                 known = folder.take(lineup.title, *chunk) if folder else []
                 if not known:
                     policies = loaded.policies(lineup.adapters)
-                    roles_to_policies = policies_by_role(policies, roles_of(env), lineup.swap)
+                    seats_to_policies = policies_by_seat(policies, env, lineup.swap)
                     known = roll_out(
-                        env, policies, roles_to_policies, pool, chunk, sampling, on_batch
+                        env, policies, seats_to_policies, pool, chunk, sampling, on_batch
                     )
                     if folder:
                         folder.add(lineup.title, known)

@@ -40,6 +40,7 @@ from pettingllms.evaluation.rollouts import (
     held_out,
     lineups_of,
     roles_of,
+    seats_of,
 )
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
@@ -222,7 +223,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     if config.model is not None:
         check_model(config.model, config.revision)
     env = _env(options, config, source)
-    roles_to_policies = parse_policies(config.policies, roles_of(env))
+    roles_to_policies = parse_policies(config.policies, *seats_of(env))
     if set(roles_to_policies.values()) == {BASE}:
         config = dataclasses.replace(config, adapters=None)
     adapters = check_adapters(config, roles_to_policies)

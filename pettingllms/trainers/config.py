@@ -21,14 +21,18 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.rollout.shapes import SHAPES
 from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
+    check_loss,
     check_names,
     check_values,
     json_object,
@@ -36,6 +40,7 @@ from pettingllms.trainers.settings import (
     sampling_setting,
     setting,
     task_setting,
+    whole_numbers,
 )
 
 EMBEDDED: dict[str, Any] = {
@@ -99,6 +104,7 @@ class ATGRPOConfig:
         None,
         "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
         shared="run",
+        json=True,
     )
     dataset: str | None = task_setting(
         None,
@@ -132,8 +138,8 @@ class ATGRPOConfig:
     )
     policies: str = policies_setting(
         "per-role",
-        "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
-        "untrained model",
+        "shared, per-role, per-agent, a map like coder=a,tester=b (roles or agents), or a file with "
+        "one; `base` is the untrained model",
         shared="run",
     )
     train_roles: str | None = policies_setting(
@@ -164,6 +170,7 @@ class ATGRPOConfig:
         None,
         "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
         shared="run",
+        json=True,
     )
     dtype: str = policies_setting(
         "auto",
@@ -212,6 +219,7 @@ class ATGRPOConfig:
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",
         shared="default",
+        json=True,
     )
 
     method: str | None = _algorithm(
@@ -228,6 +236,28 @@ class ATGRPOConfig:
     estimator_args: str | None = _algorithm(
         None,
         "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
+        json=True,
+    )
+    shape: str | None = _algorithm(
+        None,
+        "What is sampled of a task: tree, look_ahead, episodes, fork_on_first, round_robin, full; or "
+        "your own, my_package.my_module:MyShape. Default: the estimator's",
+    )
+    reward_transform: str = _algorithm(
+        "as_paid",
+        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round); or your "
+        "own, my_package.my_module:MyTransform",
+    )
+    reward_transform_args: str | None = _algorithm(
+        None, "Arguments of the reward transform as JSON, or one by one", json=True
+    )
+    cast: str = _algorithm(
+        "all",
+        "Who plays and learns in a step: all, alternate (one policy learns at a time), swap (two "
+        "change places); or your own, my_package.my_module:MyCast",
+    )
+    cast_args: str | None = _algorithm(
+        None, "Arguments of the cast as JSON, or one by one: --cast-args.steps 5", json=True
     )
     reward_funcs: str | None = _algorithm(
         None,
@@ -364,13 +394,17 @@ class ATGRPOConfig:
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
+        REWARD_TRANSFORMS.path_of(self.reward_transform)
+        CASTS.path_of(self.cast)
+        _ = self.shape is None or SHAPES.path_of(self.shape)
         if self.epsilon_high is None:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
-        self._check_loss()
+        check_loss(self)
         _ = self.turns  # raises where they cannot be read
-        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
-            self.mapping(name)
+        for each in dataclasses.fields(self):
+            if each.metadata.get("json"):
+                self.mapping(each.name)
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
@@ -383,27 +417,7 @@ class ATGRPOConfig:
         Raises:
             ConfigError: they are not whole numbers from 0.
         """
-        if self.train_turns is None:
-            return None
-        words = [word.strip() for word in self.train_turns.split(",")]
-        if not all(word.isascii() and word.isdigit() for word in words):
-            raise ConfigError(
-                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
-            )
-        return frozenset(map(int, words))
-
-    def _check_loss(self) -> None:
-        if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
-            # One ratio for a completion, counted once a token: long completions would weigh more.
-            raise ConfigError(
-                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got "
-                f"{self.loss_type}, which averages over tokens"
-            )
-        if self.loss_type == "cispo" and cast("float", self.epsilon_high) < 1:
-            raise ConfigError(
-                f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got "
-                f"{self.epsilon_high}"
-            )
+        return None if self.train_turns is None else whole_numbers("train_turns", self.train_turns)
 
     @property
     def embedded(self) -> bool:

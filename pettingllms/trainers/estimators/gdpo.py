@@ -27,6 +27,7 @@ class Gdpo(Estimator):
     """
 
     tree = True
+    shapes = ("tree", "full")
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The scaled sums; exactly 0 for a prompt whose candidates differ in no part.
