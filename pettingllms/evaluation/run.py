@@ -448,4 +448,8 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
 def section(gain: Comparison) -> str:
     """The Markdown section of one comparison."""
     table = report.as_markdown(report.comparison_table(gain))
-    return f"## {gain.second} against {gain.first}\n\n{table}\n\n{report.notes(gain)}"
+    parts = [f"## {gain.second} against {gain.first}", table, report.notes(gain)]
+    if gain.coverage:
+        covered = report.as_markdown(report.coverage_table(gain))
+        parts += ["Tasks that at least one of the first k samples solves:", covered]
+    return "\n\n".join(parts)
