@@ -13,6 +13,7 @@ from pathlib import Path
 import yaml
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.samplers.base import PARTNER, is_partner
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
@@ -25,8 +26,9 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
 
     Args:
         spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
-            name), `base` (the unmodified model plays all roles), pairs such as
-            `coder=a,tester=b`, or the path of a YAML or JSON file with such a mapping.
+            name), `base` (the unmodified model plays all roles), `api:MODEL` (a model behind an
+            API plays all roles), pairs such as `coder=a,tester=api:MODEL`, or the path of a YAML or
+            JSON file with such a mapping.
         roles: all roles that act, in turn order.
 
     Raises:
@@ -40,6 +42,8 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(roles, BASE)
     if spec == "per-role":
         pairs = {role: role for role in roles}
+    elif _for_all(spec):
+        pairs = dict.fromkeys(roles, spec)
     elif Path(spec).suffix in _FILES:
         pairs = _from_file(Path(spec))
     elif "=" in spec:
@@ -47,9 +51,22 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', BASE))}"
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', BASE, f'{PARTNER}MODEL'))}"
         )
     return _checked(pairs, roles)
+
+
+def only_partners(spec: str) -> bool:
+    """Whether models behind an API play all roles, so that no model is loaded here.
+
+    Raises:
+        ConfigError: a file that is not a mapping of names.
+    """
+    if _for_all(spec):
+        return True
+    if Path(spec).suffix in _FILES:
+        return all(map(is_partner, _from_file(Path(spec)).values()))
+    return "=" in spec and all(map(is_partner, _from_pairs(spec).values()))
 
 
 def trained_policies(
@@ -58,7 +75,8 @@ def trained_policies(
     """Returns the policies that learn, in the order of the roles.
 
     Args:
-        train_roles: comma-separated roles; None for all. `base` never learns.
+        train_roles: comma-separated roles; None for all. `base` and models behind an API never
+            learn.
         roles_to_policies: as from `parse_policies`.
 
     Raises:
@@ -73,12 +91,15 @@ def trained_policies(
                 f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
             )
     trained = dict.fromkeys(
-        policy for role, policy in roles_to_policies.items() if role in roles and policy != BASE
+        policy for role, policy in roles_to_policies.items() if role in roles and is_own(policy)
     )
     if not trained:
-        raise ConfigError(
-            f"nothing to train: {', '.join(roles)} played by the unmodified base model (policy {BASE!r})"
+        frozen = {roles_to_policies[role]: None for role in roles}
+        named = ", ".join(
+            f"the unmodified base model (policy {BASE!r})" if policy == BASE else policy
+            for policy in frozen
         )
+        raise ConfigError(f"nothing to train: {', '.join(roles)} played by {named}")
     for role, policy in roles_to_policies.items():
         if role not in roles and policy in trained:
             raise ConfigError(
@@ -88,18 +109,35 @@ def trained_policies(
     return tuple(trained)
 
 
+def is_own(policy: str) -> bool:
+    """Whether a policy has weights of its own here: an adapter or a full model."""
+    return policy != BASE and not is_partner(policy)
+
+
 def check_policy_name(name: str) -> None:
     """Refuses a name that cannot name both an adapter in PEFT and a folder.
 
     Raises:
         ConfigError: the name does not start with a letter, or has characters other than letters,
-            digits, `_` and `-`.
+            digits, `_` and `-`; or it is that of a model behind an API, and names none.
     """
+    if is_partner(name):
+        if not name.removeprefix(PARTNER).strip() or not name.isprintable():
+            raise ConfigError(
+                f"policy name {name!r} names no model; write {PARTNER}MODEL, with the name that the "
+                "server gives it"
+            )
+        return
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"policy name {name!r} must start with a letter and hold only letters, digits, '_' "
             "and '-' (it names an adapter and a folder)"
         )
+
+
+def _for_all(spec: str) -> bool:
+    """Whether one model behind an API plays all roles."""
+    return is_partner(spec) and "," not in spec
 
 
 def _from_pairs(spec: str) -> dict[str, str]:

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, score
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
+from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
@@ -136,11 +136,12 @@ class RolloutEngine:
         prompts, requests = list[str](), list[Request]()
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             prompt = episode.prompt()
-            ids = self.sampler.prompt_ids(episode.role, prompt)
-            if self.longest is not None and len(ids) > self.longest:
+            policy, seed = self._policy_for(episode.role), episode.seed(*self.seed, "sampling")
+            ids = self.sampler.prompt_ids(self._reader(episode.role, policy), prompt)
+            # A model behind an API has a context of its own, which its server knows.
+            if self.longest is not None and not is_partner(policy) and len(ids) > self.longest:
                 episode.end_overlong(len(ids), self.longest)
                 continue
-            policy, seed = self._policy_for(episode.role), episode.seed(*self.seed, "sampling")
             live.append((cohort, episode))
             prompts.append(prompt)
             requests.append(Request(policy, ids, seed))
@@ -162,6 +163,11 @@ class RolloutEngine:
 
     def _policy_for(self, role: str) -> str:
         return (self.policies or {}).get(role) or self.sampler.policy_for(role)
+
+    def _reader(self, role: str, policy: str) -> str:
+        """The role as which `policy` reads a prompt: where roles exchange policies, its own."""
+        own = (each for each in self.policies or {} if self.sampler.policy_for(each) == policy)
+        return role if self.sampler.policy_for(role) == policy else next(own, role)
 
     def _width(self, episode: Episode, request: Request) -> int:
         wide = self.wide is None or request.policy in self.wide

@@ -21,10 +21,13 @@ from typing import TYPE_CHECKING, Any, Self, cast
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.policies.roles import only_partners
+from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.trainers import partner_settings
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
 from pettingllms.trainers.settings import (
@@ -133,9 +136,15 @@ class ATGRPOConfig:
     policies: str = policies_setting(
         "per-role",
         "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
-        "untrained model",
+        "untrained model, `api:MODEL` one behind --api-base",
         shared="run",
     )
+    api_base: str | None = partner_settings.BASE
+    api_key_file: str | None = partner_settings.KEY_FILE
+    api_max_tokens: int | None = partner_settings.MAX_TOKENS
+    api_concurrency: int = partner_settings.CONCURRENCY
+    api_timeout: float = partner_settings.TIMEOUT
+    api_args: str | None = partner_settings.ARGS
     train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
@@ -369,8 +378,10 @@ class ATGRPOConfig:
         check_values(self)
         self._check_loss()
         _ = self.turns  # raises where they cannot be read
-        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
+        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm", "api_args"):
             self.mapping(name)
+        if self.api_base is not None:
+            ApiSettings(self.api_base, args=self.mapping("api_args"))
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
@@ -407,7 +418,12 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package."""
+        """Whether the model is the one that comes with this package.
+
+        Not where models behind an API play all roles, and none is loaded here.
+        """
+        if self.model is None and only_partners(self.policies):
+            return False
         return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
 
     def mapping(self, name: str) -> dict[str, Any]:
