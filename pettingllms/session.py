@@ -25,6 +25,7 @@ import torch
 from pettingllms.assembly import (
     EnvSource,
     build_policies,
+    check_partners,
     default_folder,
     isolation_of,
     located,
@@ -213,6 +214,7 @@ def plan_run(
     _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, parts or {})
+    check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))

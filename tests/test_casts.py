@@ -114,7 +114,8 @@ def test_an_unknown_part_is_refused_with_the_nearest_name(
     field: str, name: str, nearest: str
 ) -> None:
     with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
-        ATGRPOConfig(**{field: name})
+        given: dict[str, Any] = {field: name}
+        ATGRPOConfig(**given)
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:

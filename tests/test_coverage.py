@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +24,10 @@ GOLDEN = Path(__file__).parent / "golden"
 def case(name: str) -> dict[str, Any]:
     table = json.loads((GOLDEN / "coverage.json").read_text())
     (found,) = [case for case in table["cases"] if case["name"].startswith(name)]
-    return found  # type: ignore[no-any-return]
+    return found
 
 
-def played(task: int, verdicts: list[bool | None]) -> list[Trajectory]:
+def played(task: int, verdicts: Sequence[bool | None]) -> list[Trajectory]:
     found = []
     for episode, won in enumerate(verdicts):
         key = GroupKey(f"t:{task}", episode, "coder_0", "coder", 0, 0, "")
@@ -40,7 +41,7 @@ def played(task: int, verdicts: list[bool | None]) -> list[Trajectory]:
     return found
 
 
-def side(*tasks: list[bool | None]) -> list[Trajectory]:
+def side(*tasks: Sequence[bool | None]) -> list[Trajectory]:
     return [each for n, verdicts in enumerate(tasks) for each in played(n, verdicts)]
 
 

@@ -83,7 +83,7 @@ def play(shape: RolloutShape, env: Any = None, **options: Any) -> list[Trajector
 def golden() -> dict[str, Any]:
     table = json.loads((GOLDEN / "forest.json").read_text())
     (case,) = [c for c in table["cases"] if c["name"].startswith("decisions sampled")]
-    return case  # type: ignore[no-any-return]
+    return case
 
 
 @pytest.mark.parametrize("name", list(SHAPES.own))

@@ -32,6 +32,7 @@ from pettingllms.cli.costs import (
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.policy_set import own_names
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
@@ -60,7 +61,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     trained = trained_policies(resolved.train_roles, roles_to_policies)
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
-    policies, n = len(set(roles_to_policies.values())), len(trained)
+    policies, n = len(own_names(roles_to_policies)), len(trained)
     check_method(resolved, env, roles_to_policies, {})
     estimator = estimator_of(resolved)
     work = Workload(

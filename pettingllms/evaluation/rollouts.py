@@ -18,22 +18,21 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import check_room, longest_prompt
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
+from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Task, role_of
 
-BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
+BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
@@ -189,6 +188,13 @@ def policies_by_seat(
 # ----------------------------------------------------------------------------------- line-ups
 
 
+class ClosableSampler(Sampler, Protocol):
+    """What plays an evaluation: a `PolicySet`, or `ApiPartners` alone."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
+
+
 class Lineup(NamedTuple):
     """The policies of an evaluation: adapters or the base model, and which role uses whose."""
 
@@ -217,15 +223,18 @@ def lineups_of(
         ConfigError: `swap` is neither, or exchanges nothing.
         UnknownNameError: `swap` names an unknown role.
     """
+    partners = [policy for policy in roles_to_policies.values() if is_partner(policy)]
     if not adapters:
-        if swap is not None:
+        if swap is not None and not partners:
             raise ConfigError(
                 f"swap {swap!r} exchanges adapters, and there are none: every role uses "
                 "the base model; give --adapters"
             )
-        return [Lineup(BASE, adapters=False)]
+        title = PARTNERS if len(partners) == len(roles_to_policies) else BASE
+        return [Lineup(title, False), *_swapped(swap, roles_to_policies, adapters=False)]
     lineups = [Lineup(BASE, adapters=False)] if base else []
-    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, roles_to_policies)]
+    swapped = _swapped(swap, roles_to_policies, adapters=True)
+    return [*lineups, Lineup(ADAPTERS, adapters=True), *swapped]
 
 
 def title_of_swap(role: str, other: str) -> str:
@@ -233,12 +242,14 @@ def title_of_swap(role: str, other: str) -> str:
     return f"{role} by {other}"
 
 
-def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lineup]:
+def _swapped(
+    spec: str | None, roles_to_policies: Mapping[str, str], *, adapters: bool
+) -> list[Lineup]:
     if spec is None:
         return []
     if spec == "all":
         lineups = [
-            Lineup(title_of_swap(role, other), adapters=True, swap={role: other})
+            Lineup(title_of_swap(role, other), adapters, swap={role: other})
             for role, other in itertools.permutations(roles_to_policies, 2)
             if roles_to_policies[role] != roles_to_policies[other]
         ]
@@ -247,7 +258,7 @@ def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lin
         changes = any(
             roles_to_policies[role] != roles_to_policies[other] for role, other in swap.items()
         )
-        lineups = [Lineup(SWAPPED, adapters=True, swap=swap)] if changes else []
+        lineups = [Lineup(SWAPPED, adapters, swap=swap)] if changes else []
     if not lineups:
         shown = ", ".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
         raise ConfigError(
@@ -278,7 +289,7 @@ def evaluate_lineups(
     tasks: Sequence[Task],
     sampling: Sampling,
     *,
-    load: Callable[[bool], PolicySet],
+    load: Callable[[bool], ClosableSampler],
     pool: Executor,
     folder: EvalFolder | None = None,
     on_progress: Callable[[str, Verdicts], None] = lambda _title, _verdicts: None,
@@ -342,11 +353,11 @@ def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Traje
 class _Loaded:
     """At most one set of policies in memory: with adapters, or those of the base model."""
 
-    def __init__(self, load: Callable[[bool], PolicySet]) -> None:
+    def __init__(self, load: Callable[[bool], ClosableSampler]) -> None:
         self._load, self._adapters = load, False
-        self._policies: PolicySet | None = None
+        self._policies: ClosableSampler | None = None
 
-    def policies(self, adapters: bool) -> PolicySet:
+    def policies(self, adapters: bool) -> ClosableSampler:
         """The set asked for; any other is closed before this one is loaded."""
         if self._policies is None or self._adapters != adapters:
             self._close()

@@ -13,12 +13,14 @@ from pathlib import Path
 import yaml
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.samplers.base import PARTNER, is_partner
 from pettingllms.types import role_of
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _FILES = (".yaml", ".yml", ".json")
+_WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
 
 
 def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) -> dict[str, str]:
@@ -29,8 +31,9 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
 
     Args:
         spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
-            name), `per-agent` (each agent), `base` (the unmodified model plays all roles), pairs
-            such as `coder=a,tester=b` or `reasoner_0=a,reasoner_1=b`, or the path of a YAML or
+            name), `per-agent` (each agent), `base` (the unmodified model plays all roles), `api:MODEL`
+            (a model behind an API plays all roles), pairs such as `coder=a,tester=api:MODEL` or
+            `reasoner_0=a,reasoner_1=b`, or the path of a YAML or
             JSON file with such a mapping.
         roles: all roles that act, in turn order.
         agents: all agents, in turn order.
@@ -48,6 +51,8 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
         pairs = {role: role for role in roles}
     elif spec == "per-agent":
         pairs = {agent: agent for agent in agents}
+    elif _for_all(spec):
+        pairs = dict.fromkeys(roles, spec)
     elif Path(spec).suffix in _FILES:
         pairs = _from_file(Path(spec))
     elif "=" in spec:
@@ -55,9 +60,22 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', 'per-agent', BASE))}"
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, _WORDS)}"
         )
     return _checked(pairs, roles, agents)
+
+
+def only_partners(spec: str) -> bool:
+    """Whether models behind an API play all roles, so that no model is loaded here.
+
+    Raises:
+        ConfigError: a file that is not a mapping of names.
+    """
+    if _for_all(spec):
+        return True
+    if Path(spec).suffix in _FILES:
+        return all(map(is_partner, _from_file(Path(spec)).values()))
+    return "=" in spec and all(map(is_partner, _from_pairs(spec).values()))
 
 
 def trained_policies(
@@ -67,7 +85,7 @@ def trained_policies(
 
     Args:
         train_roles: comma-separated roles, or agents with a policy of their own; None for all.
-            `base` never learns.
+            `base` and models behind an API never learn.
         roles_to_policies: as from `parse_policies`.
 
     Raises:
@@ -82,12 +100,15 @@ def trained_policies(
                 f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
             )
     trained = dict.fromkeys(
-        policy for role, policy in roles_to_policies.items() if role in roles and policy != BASE
+        policy for role, policy in roles_to_policies.items() if role in roles and is_own(policy)
     )
     if not trained:
-        raise ConfigError(
-            f"nothing to train: {', '.join(roles)} played by the unmodified base model (policy {BASE!r})"
+        frozen = {roles_to_policies[role]: None for role in roles}
+        shown = ", ".join(
+            f"the unmodified base model (policy {BASE!r})" if policy == BASE else policy
+            for policy in frozen
         )
+        raise ConfigError(f"nothing to train: {', '.join(roles)} played by {shown}")
     for role, policy in roles_to_policies.items():
         if role not in roles and policy in trained:
             raise ConfigError(
@@ -97,18 +118,35 @@ def trained_policies(
     return tuple(trained)
 
 
+def is_own(policy: str) -> bool:
+    """Whether a policy has weights of its own here: an adapter or a full model."""
+    return policy != BASE and not is_partner(policy)
+
+
 def check_policy_name(name: str) -> None:
     """Refuses a name that cannot name both an adapter in PEFT and a folder.
 
     Raises:
         ConfigError: the name does not start with a letter, or has characters other than letters,
-            digits, `_` and `-`.
+            digits, `_` and `-`; or it is that of a model behind an API, and names none.
     """
+    if is_partner(name):
+        if not name.removeprefix(PARTNER).strip() or not name.isprintable():
+            raise ConfigError(
+                f"policy name {name!r} names no model; write {PARTNER}MODEL, with the name that the "
+                "server gives it"
+            )
+        return
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"policy name {name!r} must start with a letter and hold only letters, digits, '_' "
             "and '-' (it names an adapter and a folder)"
         )
+
+
+def _for_all(spec: str) -> bool:
+    """Whether one model behind an API plays all roles."""
+    return is_partner(spec) and "," not in spec
 
 
 def _from_pairs(spec: str) -> dict[str, str]:

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
+from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
@@ -117,11 +117,12 @@ class RolloutEngine:
         prompts, requests, plans = list[str](), list[Request](), list[Plan]()
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             prompt = episode.prompt()
-            ids = self.sampler.prompt_ids(episode.agent or "", prompt)
-            if self.longest is not None and len(ids) > self.longest:
+            policy, seed = self._policy_for(episode), episode.seed(*self.seed, "sampling")
+            ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
+            # A model behind an API has a context of its own, which its server knows.
+            if self.longest is not None and not is_partner(policy) and len(ids) > self.longest:
                 episode.end_overlong(len(ids), self.longest)
                 continue
-            policy, seed = self._policy_for(episode), episode.seed(*self.seed, "sampling")
             live.append((cohort, episode))
             prompts.append(prompt)
             requests.append(Request(policy, ids, seed))
@@ -149,6 +150,11 @@ class RolloutEngine:
             return Plan()
         agents = len(episode.env.possible_agents)
         return self.shape.plan(Move(episode.task.id, episode.agent or "", episode.depth, agents))
+
+    def _reader(self, agent: str, policy: str) -> str:
+        """As whom `policy` reads a prompt: where roles exchange policies, its own role."""
+        own = (each for each in self.policies or {} if self.sampler.policy_for(each) == policy)
+        return agent if self.sampler.policy_for(agent) == policy else next(own, agent)
 
     # ------------------------------------------------------------------------------- scoring
 

@@ -12,23 +12,25 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pettingllms.envs.aec import creator_of
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.policies.roles import only_partners
 from pettingllms.rollout.shapes import SHAPES
+from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.trainers import partner_settings
 from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.presets import LARGE, preset
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
@@ -43,41 +45,10 @@ from pettingllms.trainers.settings import (
     whole_numbers,
 )
 
-EMBEDDED: dict[str, Any] = {
-    "learning_rate": 5e-3,
-    "num_generations": 8,
-    "tasks_per_step": 16,
-    "max_steps": 100,
-    "warmup_steps": 0,
-    "max_completion_length": 96,
-    "tokens_per_batch": 4096,
-    "gradient_checkpointing": False,
-    "eval_steps": 20,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "scoring_threads": 4,
-}
-LARGE: dict[str, Any] = {
-    "learning_rate": 1e-4,
-    "num_generations": 8,
-    "tasks_per_step": 32,
-    "max_steps": 200,
-    "warmup_steps": 10,
-    "max_completion_length": 2048,
-    "tokens_per_batch": 16_384,
-    "gradient_checkpointing": True,
-    "eval_steps": 10,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "scoring_threads": 16,
-}
-LARGE_FULL = {"learning_rate": 5e-6}
 CISPO_BOUND = 5.0
 """`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
 _GIVEN = "_given"
 """Where the names of explicit settings are between `__new__` and `__post_init__`."""
-TOKEN_STEPS = 1000
-"""`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
 _algorithm = partial(setting, "Algorithm")
@@ -139,9 +110,15 @@ class ATGRPOConfig:
     policies: str = policies_setting(
         "per-role",
         "shared, per-role, per-agent, a map like coder=a,tester=b (roles or agents), or a file with "
-        "one; `base` is the untrained model",
+        "one; `base` is the untrained model, `api:MODEL` one behind --api-base",
         shared="run",
     )
+    api_base: str | None = partner_settings.BASE
+    api_key_file: str | None = partner_settings.KEY_FILE
+    api_max_tokens: int | None = partner_settings.MAX_TOKENS
+    api_concurrency: int = partner_settings.CONCURRENCY
+    api_timeout: float = partner_settings.TIMEOUT
+    api_args: str | None = partner_settings.ARGS
     train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
@@ -405,6 +382,8 @@ class ATGRPOConfig:
         for each in dataclasses.fields(self):
             if each.metadata.get("json"):
                 self.mapping(each.name)
+        if self.api_base is not None:
+            ApiSettings(self.api_base, args=self.mapping("api_args"))
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
@@ -421,7 +400,12 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package."""
+        """Whether the model is the one that comes with this package.
+
+        Not where models behind an API play all roles, and none is loaded here.
+        """
+        if self.model is None and only_partners(self.policies):
+            return False
         return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -474,21 +458,3 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     defaults = preset(config, env) if missing else {}
     filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
     return cast("ResolvedConfig", filled)
-
-
-def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
-    """The values of all settings that follow from the model and the environment; see `resolve`."""
-    if config.embedded:
-        maker = creator_of(config.env) if env is None else env
-        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
-        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
-        for name in own:
-            if name not in EMBEDDED:
-                hint = did_you_mean(name, EMBEDDED)
-                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
-        defaults = EMBEDDED | dict(own)
-        if config.full:
-            defaults["learning_rate"] /= 10
-    else:
-        defaults = LARGE | (LARGE_FULL if config.full else {})
-    return defaults if config.max_tokens is None else defaults | {"max_steps": TOKEN_STEPS}

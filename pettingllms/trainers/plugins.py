@@ -55,13 +55,13 @@ def plugin_of(kind: type[P], config: ResolvedConfig, given: type[P] | P | None =
         UnknownNameError: nothing has that name.
     """
     name = getattr(config, kind.setting)
-    made = kind.registry.load(name) if given is None else given
-    if isinstance(made, kind):
-        made.config, found = config, made
-    else:
-        other = isinstance(made, type) and not issubclass(made, kind)
-        fits = callable(made) and not other
-        found = made(config, **_arguments(kind, made, config)) if fits else made
+    found: Any = kind.registry.load(name) if given is None else given
+    if isinstance(found, kind):
+        found.config = config
+        return found
+    other = isinstance(found, type) and not issubclass(found, kind)
+    if callable(found) and not other:
+        found = found(config, **_arguments(kind, found, config))
     if not isinstance(found, kind):
         raise ConfigError(
             f"{kind.setting} {name!r} is {found!r}; it must be a subclass of {kind.__name__}"
