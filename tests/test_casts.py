@@ -113,8 +113,8 @@ def test_a_part_that_does_not_fit_is_refused_before_a_model_is_loaded(
 def test_an_unknown_part_is_refused_with_the_nearest_name(
     field: str, name: str, nearest: str
 ) -> None:
+    given: dict[str, Any] = {field: name}
     with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
-        given: dict[str, Any] = {field: name}
         ATGRPOConfig(**given)
 
 
