@@ -204,7 +204,7 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    estimator_of(settings, estimator)
+    estimator_of(settings, estimator, template)
     _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, roles_to_policies)

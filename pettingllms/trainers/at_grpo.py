@@ -63,7 +63,7 @@ class ATGRPO:
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator = estimator_of(config, estimator)
+        self.estimator = estimator_of(config, estimator, env)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True

@@ -9,9 +9,13 @@ from typing import Any, ClassVar
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.rollout.engine import RolloutShape
+from pettingllms.rollout.episode import AnyEnv
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.types import Advantage, Group
+
+FIT_LATE = ("look_ahead", "grpo", "decision", "agent", "turn", "agent_turn", "gigpo", "rae")
+"""Estimators that compare whole episodes, or what candidates lead to: for outcomes paid at the end."""
 
 
 class Estimator(ABC):
@@ -66,13 +70,20 @@ class Estimator(ABC):
 
 
 def estimator_of(
-    config: ResolvedConfig, given: type[Estimator] | Estimator | None = None
+    config: ResolvedConfig,
+    given: type[Estimator] | Estimator | None = None,
+    env: AnyEnv | None = None,
 ) -> Estimator:
     """The estimator that the settings name, or `given`: a class, or an instance, which gets them.
 
+    Args:
+        config: resolved settings.
+        given: in place of the one that they name.
+        env: what it is to learn from, where that is known.
+
     Raises:
-        ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, or needs
-            more generations.
+        ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, needs
+            more generations, or cannot learn from `env`.
         UnknownNameError: no estimator of that name.
     """
     made = ESTIMATORS.load(config.estimator) if given is None else given
@@ -90,7 +101,25 @@ def estimator_of(
             f"num_generations must be at least {found.least} for estimator {config.estimator}, got "
             f"{config.num_generations} (a group of one has no advantage)"
         )
+    if env is not None:
+        _check_outcome(config.estimator, found, env)
     return found
+
+
+def _check_outcome(name: str, estimator: Estimator, env: AnyEnv) -> None:
+    """Refuses a comparison of what is earned at once, where the environment says that nothing is.
+
+    Raises:
+        ConfigError: `metadata["outcome"]` is "late", and the estimator looks at the decision alone.
+    """
+    shape = estimator.shape()
+    if env.metadata.get("outcome") != "late" or not estimator.tree or shape.probes:
+        return
+    raise ConfigError(
+        f"estimator {name} compares what a completion earns at once, and {env} pays at the end of "
+        f"the game, so that nothing would be learned; use one of {', '.join(FIT_LATE)}, for example "
+        "--estimator rae, which is made for self-play"
+    )
 
 
 def _arguments(made: Callable[..., object], config: ResolvedConfig) -> dict[str, Any]:
