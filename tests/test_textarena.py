@@ -17,7 +17,7 @@ from pettingzoo.test import api_test, seed_test
 
 from pettingllms.envs import check_env, clone_env, load_env, next_agent
 from pettingllms.envs.check import canonical, continued, scripted, view
-from pettingllms.envs.textarena_games import private, seeded
+from pettingllms.envs.generators import private, seeded
 from pettingllms.envs.textarena_v0 import Eliminated, env
 from pettingllms.errors import ConfigError, UnknownNameError
 

@@ -219,7 +219,7 @@ def clone_env(env: AnyEnv) -> AnyEnv:
         "state of the episode"
     )
     try:
-        twin = _deepcopy(env)
+        twin = deep_copied(env)
         # A copy that starts over is the usual mistake, and it would train on wrong rewards.
         moved = hasattr(env, "agent_selection") and _position(twin) != _position(env)
     except ConfigError:
@@ -231,8 +231,8 @@ def clone_env(env: AnyEnv) -> AnyEnv:
     return twin
 
 
-def _deepcopy(env: AnyEnv) -> AnyEnv:
-    """Deep-copies an environment, also one that inherits gymnasium's EzPickle.
+def deep_copied(env: AnyEnv) -> AnyEnv:
+    """Deep-copies an environment, also one that inherits gymnasium's EzPickle, without any check.
 
     EzPickle copies an environment by making a new one from the constructor's arguments, which
     forgets the episode. Most of PettingZoo's own environments inherit it; their attributes are

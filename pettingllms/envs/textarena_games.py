@@ -7,19 +7,11 @@ players a game takes; a game refuses a wrong number when it is reset, or does no
 
 from __future__ import annotations
 
-import contextlib
-import io
-import logging
-import random
-import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import numpy as np
-
+from pettingllms.envs.generators import private, seeded
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-
-logger = logging.getLogger(__name__)
 
 INSTALL = "pip install 'pettingllms[textarena]'"
 DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng brown"
@@ -32,55 +24,6 @@ class Variant(NamedTuple):
     entry_point: str
     default_wrappers: Any
     kwargs: Mapping[str, Any]
-
-
-class Generators(NamedTuple):
-    """States of the two global random generators that games draw from."""
-
-    python: Any
-    numpy: Any
-
-
-def seeded(seed: int) -> Generators:
-    """The states that `seed` puts the generators into."""
-    return Generators(
-        random.Random(seed).getstate(),
-        np.random.RandomState(seed % (1 << 32)).get_state(),
-    )
-
-
-_LOCK = threading.RLock()
-
-
-class Swap:
-    """The generators as they are after the block; see `private`."""
-
-    def __init__(self, state: Generators) -> None:
-        self.state = state
-
-
-@contextlib.contextmanager
-def private(state: Generators) -> Iterator[Swap]:
-    """Runs a block in which `random` and `numpy.random` continue from `state`.
-
-    Outside nothing has changed afterwards, also where the block raises; the yielded object then has
-    their new states. What a game prints is dropped. One block at a time: other threads wait.
-    """
-    nowhere = io.StringIO()
-    with _LOCK, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        outside = Generators(random.getstate(), np.random.get_state())  # noqa: NPY002
-        swap = Swap(state)
-        try:
-            _put(state)
-            yield swap
-        finally:
-            swap.state = Generators(random.getstate(), np.random.get_state())  # noqa: NPY002
-            _put(outside)
-
-
-def _put(state: Generators) -> None:
-    random.setstate(state.python)
-    np.random.set_state(state.numpy)  # noqa: NPY002
 
 
 def registry() -> Mapping[str, Any]:

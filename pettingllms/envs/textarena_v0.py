@@ -31,12 +31,10 @@ from typing import Any, ClassVar, Literal, Self, get_args
 
 from pettingllms.envs import arguments
 from pettingllms.envs.game_env import GameEnv, seat_roles
+from pettingllms.envs.generators import Generators, private, seeded
 from pettingllms.envs.textarena_games import (
     DOWNLOAD,
-    Generators,
     game_of,
-    private,
-    seeded,
 )
 from pettingllms.errors import CloneError, ConfigError
 
