@@ -57,7 +57,6 @@ from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.estimators.look_ahead import LookAhead
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import last_step
@@ -230,9 +229,10 @@ def check_method(
 
     Raises:
         ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
-            estimator cannot compare or that the environment is too long for, a cast for other teams.
+            estimator cannot compare or that the environment is too long for, an environment that
+            lacks what the estimator needs, a cast for other teams.
     """
-    estimator_of(config, parts.get("estimator")).shape().check(env)
+    estimator_of(config, parts.get("estimator"), env).shape().check(env)
     plugin_of(RewardTransform, config, parts.get("reward_transform"))
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
@@ -348,7 +348,7 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
-        at_once = trainer.estimator.tree and not isinstance(trainer.estimator, LookAhead)
+        at_once = "early_rewards" in trainer.estimator.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))

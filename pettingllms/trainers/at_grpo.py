@@ -71,7 +71,7 @@ class ATGRPO:
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator = estimator_of(config, estimator)
+        self.estimator = estimator_of(config, estimator, env)
         self.reward_transform = plugin_of(RewardTransform, config, reward_transform)
         self.cast = plugin_of(Cast, config, cast)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)

@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from pettingllms.errors import ConfigError
+from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import SHAPES, RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.needs import check_needs
 from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.types import Advantage, Group
 
@@ -28,6 +30,8 @@ class Estimator(Plugin, ABC):
     """What it compares: K candidates of one prompt (a tree), or else K episodes of a task."""
     shapes: ClassVar[tuple[str, ...]] = ()
     """Names of the rollout shapes that it can work with, the default first; by `tree` if empty."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
     least: ClassVar[int] = 2
     """The smallest K (`num_generations`) that it can work with."""
 
@@ -66,13 +70,20 @@ class Estimator(Plugin, ABC):
 
 
 def estimator_of(
-    config: ResolvedConfig, given: type[Estimator] | Estimator | None = None
+    config: ResolvedConfig,
+    given: type[Estimator] | Estimator | None = None,
+    env: AnyEnv | None = None,
 ) -> Estimator:
     """The estimator that the settings name, or `given`: a class, or an instance, which gets them.
 
+    Args:
+        config: resolved settings.
+        given: in place of the one that they name.
+        env: what it is to learn from, where that is known.
+
     Raises:
         ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, needs more
-            generations, or another shape.
+            generations, another shape, or something that `env` does not have.
         UnknownNameError: no estimator or shape of that name.
     """
     found = plugin_of(Estimator, config, given)  # type: ignore[type-abstract]
@@ -82,4 +93,6 @@ def estimator_of(
             f"{config.num_generations} (a group of one has no advantage)"
         )
     found.shape()
+    if env is not None:
+        check_needs(config.estimator, found.needs, env)
     return found

@@ -76,6 +76,7 @@ class AtGrpo(GroupRelative):
     key = ("task", "episode", "role", "turn", "parent")
     tree = True
     shapes = ("tree", "full")
+    needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 
 
 _EPISODES = ("episodes", "fork_on_first", "round_robin", "full")

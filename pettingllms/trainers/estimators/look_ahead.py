@@ -6,6 +6,8 @@ MALT (https://arxiv.org/abs/2412.01928).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.group_relative import AtGrpo
@@ -32,6 +34,7 @@ class LookAhead(AtGrpo):
     """
 
     shapes = ("look_ahead", "full")
+    needs: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, config: ResolvedConfig, *, gamma: float = 1.0) -> None:
         super().__init__(config)
