@@ -30,6 +30,7 @@ from pettingllms.trainers.methods import METHODS
 from pettingllms.trainers.settings import (
     as_text,
     check_names,
+    check_scale,
     check_values,
     json_object,
     policies_setting,
@@ -78,6 +79,7 @@ TOKEN_STEPS = 1000
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
+_scale = partial(setting, "Scale")
 
 
 @dataclass
@@ -348,6 +350,19 @@ class ATGRPOConfig:
         None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
+    tasks_per_shard: int | None = _scale(
+        None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
+    )
+    workers: int = _scale(
+        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+    )
+    ray_address: str | None = _scale(
+        None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+    )
+    worker_timeout: float = _scale(
+        600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
+    )
+
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
         check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
@@ -367,6 +382,7 @@ class ATGRPOConfig:
         if self.epsilon_high is None:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
+        check_scale(self)
         self._check_loss()
         _ = self.turns  # raises where they cannot be read
         for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
