@@ -33,7 +33,13 @@ from pettingllms.assembly import (
     with_rewards,
 )
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, SandboxUnavailable
+from pettingllms.errors import (
+    ConfigError,
+    NonFiniteError,
+    SamplerUnavailable,
+    SandboxUnavailable,
+    WorkersLost,
+)
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
@@ -115,12 +121,13 @@ def train(
     assert settings is not None
     plan = plan_run(settings, resume=resume, env=env)
     with (
+        plan.cluster() as ray,
         plan.folder() as folder,
         contextlib.closing(
             build_policies(plan.config, plan.roles_to_policies, plan.path)
         ) as policies,
     ):
-        return plan.run(folder, policies, callbacks=callbacks, display=display, stop=stop)
+        return plan.run(folder, policies, ray, callbacks=callbacks, display=display, stop=stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +157,26 @@ class TrainPlan:
         """
         return RunFolder.reopen(self.path) if self.resumes else RunFolder.create(self.path)
 
+    def cluster(self) -> contextlib.AbstractContextManager[Any]:
+        """Connects to Ray where the settings ask for workers; the module `ray`, else None.
+
+        Raises:
+            ConfigError: Ray, or the cluster, cannot be used.
+        """
+        config = self.config
+        if not config.workers:
+            return contextlib.nullcontext()
+        # Here and not above: Ray is an extra, and takes long to import.
+        from pettingllms.distributed.cluster import connected
+
+        learners = set(trained_policies(config.train_roles, self.roles_to_policies))
+        return connected(config.ray_address, config.workers + len(learners))
+
     def run(
         self,
         folder: RunFolder,
         policies: PolicySet,
+        ray: Any = None,
         *,
         callbacks: Sequence[Callback] = (),
         display: Display | None = None,
@@ -166,9 +189,19 @@ class TrainPlan:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        trainer = ATGRPO(config, self.env, policies, self.estimator, callbacks)
-        session = _Session(trainer, folder, self.source, display, stop)
-        return session.run(tracker_names(config.report_to))
+        with self._trainer(policies, callbacks, ray) as trainer:
+            session = _Session(trainer, folder, self.source, display, stop)
+            return session.run(tracker_names(config.report_to))
+
+    def _trainer(
+        self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
+    ) -> contextlib.AbstractContextManager[ATGRPO]:
+        arguments = self.config, self.env, policies, self.estimator, callbacks
+        if ray is None:
+            return contextlib.nullcontext(ATGRPO(*arguments))
+        from pettingllms.distributed.trainer import ray_trainer
+
+        return ray_trainer(ray, self.source, *arguments)
 
 
 def plan_run(
@@ -205,6 +238,7 @@ def plan_run(
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
     estimator_of(settings, estimator)
+    _check_shards(settings)
     _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, roles_of(template))
     trained_policies(settings.train_roles, roles_to_policies)
@@ -229,6 +263,21 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
         raise ConfigError(
             f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
             "limit with --env-args.max_turns"
+        )
+
+
+def _check_shards(config: ResolvedConfig) -> None:
+    """Refuses workers that would wait for one of them.
+
+    Raises:
+        ConfigError: several workers, and no shards to divide a step's tasks into.
+    """
+    if config.workers > 1 and config.tasks_per_shard is None:
+        size = max(1, config.tasks_per_step // (2 * config.workers))
+        raise ConfigError(
+            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
+            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
+            "compared with this one, because it is part of the results"
         )
 
 
@@ -313,7 +362,7 @@ class _Session:
         state = checkpoints.capture(trainer) if several else None
         try:
             trajectories, metrics = trainer.take_step()
-        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable) as error:
+        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable, WorkersLost) as error:
             raise type(error)(f"{error}\n{self._saved(state)}") from error
         except torch.OutOfMemoryError as error:
             raise ConfigError(

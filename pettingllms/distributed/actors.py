@@ -27,7 +27,8 @@ from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import Player
-from pettingllms.types import Task
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.types import Advantage, Group, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 """A policy's tensors, as Ray shares them between processes without copying."""
@@ -89,6 +90,16 @@ class Worker:
         return self._player.play(step, tasks, clock), clock.metrics(0)
 
 
+class _Elsewhere(Estimator):
+    """Stands for the run's estimator, which the driver alone asks."""
+
+    least = 1
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """Never asked."""
+        raise NotImplementedError
+
+
 class Learner:
     """Updates one policy, with the trainer's own update on the trainer's own optimizer."""
 
@@ -101,9 +112,8 @@ class Learner:
         torch.set_num_threads(job.threads)
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
-        config = dataclasses.replace(job.config, train_roles=None, estimator="at_grpo")
-        config = dataclasses.replace(config, estimator_args=None, num_generations=2)
-        self._trainer = ATGRPO(config, None, self._policies)
+        config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
+        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere)
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 

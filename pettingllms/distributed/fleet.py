@@ -33,7 +33,6 @@ from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLo
 logger = logging.getLogger(__name__)
 
 
-
 class Hung(RuntimeError):
     """An actor did not answer in time."""
 
