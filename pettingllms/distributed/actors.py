@@ -25,9 +25,9 @@ from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import Player
-from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.types import Advantage, Group, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]

@@ -117,7 +117,8 @@ class RayATGRPO(ATGRPO):
     # ------------------------------------------------------------------------------- state
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Fetches the learners' states, from which a lost learner is made again from now on."""
-        states = dict(zip(self.seats, _results([s.ask("state") for s in self.seats.values()])))
+        found = _results([seat.ask("state") for seat in self.seats.values()])
+        states = dict(zip(self.seats, found, strict=True))
         for name, state in states.items():
             self.seats[name].rebase(self._base(name, state), same=True)
         return states
