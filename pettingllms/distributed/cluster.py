@@ -130,6 +130,21 @@ def check_nodes(ray: Any) -> None:
             )
 
 
+def sent(ray: Any, plan: Any) -> Any:
+    """A reference to what processes are made from.
+
+    Raises:
+        ConfigError: it holds an environment that cannot be sent to another process.
+    """
+    try:
+        return ray.put(plan)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the environment cannot be sent to workers ({error}); give what makes it, such as its "
+            "class or a path my_package.my_env:env"
+        ) from error
+
+
 def versions() -> str:
     """The versions that must be equal on all nodes."""
     return f"pettingllms {__version__} on Python {platform.python_version()}"
@@ -158,6 +173,8 @@ def _init(ray: Any, **options: Any) -> None:
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
     ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    # Ray prints a paragraph for each process that dies; `fleet` logs a line.
+    ray._private.worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     if threading.current_thread() is threading.main_thread():
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -18,8 +18,8 @@ import torch
 
 from pettingllms.assembly import EnvSource
 from pettingllms.distributed.actors import Job, Learner, Worker, as_arrays, as_tensors
+from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.fleet import Fleet, Seat
-from pettingllms.errors import ConfigError
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -54,7 +54,7 @@ class RayATGRPO(ATGRPO):
             torch.get_num_threads(),
         )
         timeout = config.worker_timeout
-        given = self._sent(job)
+        given = sent(ray, job)
         worker, learner = ray.remote(num_cpus=1)(Worker), ray.remote(num_cpus=1)(Learner)
         self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
         bases = self._bases()
@@ -143,15 +143,6 @@ class RayATGRPO(ATGRPO):
             name: (policies.versions[name], self._ray.put(as_arrays(policies.state(name))))
             for name in policies.names
         }
-
-    def _sent(self, job: Job) -> Any:
-        try:
-            return self._ray.put(job)
-        except (TypeError, ValueError, AttributeError) as error:
-            raise ConfigError(
-                f"the environment cannot be sent to workers ({error}); give what makes it, such as "
-                "its class or a path my_package.my_env:env"
-            ) from error
 
 
 def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
