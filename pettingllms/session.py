@@ -34,7 +34,13 @@ from pettingllms.assembly import (
     with_rewards,
 )
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, SandboxUnavailable
+from pettingllms.errors import (
+    ConfigError,
+    NonFiniteError,
+    SamplerUnavailable,
+    SandboxUnavailable,
+    WorkersLost,
+)
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
@@ -54,15 +60,10 @@ from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, trac
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.schedule import last_step
 
-Parts = Mapping[str, Any]
-"""Setting -> a class or an instance: `estimator`, `reward_transform`, `cast`."""
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
     "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
@@ -121,12 +122,13 @@ def train(
     assert settings is not None
     plan = plan_run(settings, resume=resume, env=env)
     with (
+        plan.cluster() as ray,
         plan.folder() as folder,
         contextlib.closing(
             build_policies(plan.config, plan.roles_to_policies, plan.path)
         ) as policies,
     ):
-        return plan.run(folder, policies, callbacks=callbacks, display=display, stop=stop)
+        return plan.run(folder, policies, ray, callbacks=callbacks, display=display, stop=stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,10 +158,26 @@ class TrainPlan:
         """
         return RunFolder.reopen(self.path) if self.resumes else RunFolder.create(self.path)
 
+    def cluster(self) -> contextlib.AbstractContextManager[Any]:
+        """Connects to Ray where the settings ask for workers; the module `ray`, else None.
+
+        Raises:
+            ConfigError: Ray, or the cluster, cannot be used.
+        """
+        config = self.config
+        if not config.workers:
+            return contextlib.nullcontext()
+        # Here and not above: Ray is an extra, and takes long to import.
+        from pettingllms.distributed.cluster import connected
+
+        learners = set(trained_policies(config.train_roles, self.roles_to_policies))
+        return connected(config.ray_address, config.workers + len(learners))
+
     def run(
         self,
         folder: RunFolder,
         policies: PolicySet,
+        ray: Any = None,
         *,
         callbacks: Sequence[Callback] = (),
         display: Display | None = None,
@@ -172,9 +190,19 @@ class TrainPlan:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        trainer = ATGRPO(config, self.env, policies, callbacks=callbacks, **self.parts)
-        session = _Session(trainer, folder, self.source, display, stop)
-        return session.run(tracker_names(config.report_to))
+        with self._trainer(policies, callbacks, ray) as trainer:
+            session = _Session(trainer, folder, self.source, display, stop)
+            return session.run(tracker_names(config.report_to))
+
+    def _trainer(
+        self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
+    ) -> contextlib.AbstractContextManager[ATGRPO]:
+        arguments = self.config, self.env, policies
+        if ray is None:
+            return contextlib.nullcontext(ATGRPO(*arguments, callbacks=callbacks, **self.parts))
+        from pettingllms.distributed.trainer import ray_trainer
+
+        return ray_trainer(ray, self.source, *arguments, callbacks=callbacks, **self.parts)
 
 
 def plan_run(
@@ -210,7 +238,6 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, parts or {})
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
@@ -220,38 +247,6 @@ def plan_run(
     return TrainPlan(
         settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
-
-
-def check_method(
-    config: ResolvedConfig, env: AnyEnv, players: Mapping[str, str], parts: Parts
-) -> None:
-    """Makes every part of the method once, to refuse one that does not fit before a model is loaded.
-
-    Raises:
-        ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
-            estimator cannot compare or that the environment is too long for, an environment that
-            lacks what the estimator needs, a cast for other teams.
-    """
-    estimator_of(config, parts.get("estimator"), env).shape().check(env)
-    plugin_of(RewardTransform, config, parts.get("reward_transform"))
-    trained = trained_policies(config.train_roles, players)
-    plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
-
-
-def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses turns that no episode has, on which nothing would be trained without a word.
-
-    Raises:
-        ConfigError: a turn of `train_turns` is not below the environment's limit.
-    """
-    limit = getattr(env.unwrapped, "max_turns", None)
-    if limit is None:
-        return
-    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
-        raise ConfigError(
-            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
-            "limit with --env-args.max_turns"
-        )
 
 
 class _StopAskedError(Exception):
@@ -335,7 +330,7 @@ class _Session:
         state = checkpoints.capture(trainer) if several else None
         try:
             trajectories, metrics = trainer.take_step()
-        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable) as error:
+        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable, WorkersLost) as error:
             raise type(error)(f"{error}\n{self._saved(state)}") from error
         except torch.OutOfMemoryError as error:
             raise ConfigError(

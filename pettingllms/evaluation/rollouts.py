@@ -16,9 +16,9 @@ other role's policy, one at a time: with the plain line-up the N x N matrix of p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
@@ -37,6 +37,15 @@ HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
 """The success of each finished episode; None if the environment does not report it."""
+
+
+class Play(Protocol):
+    """Rolls out chunks: `Playing` here, `pettingllms.evaluation.elsewhere` in other processes."""
+
+    def __call__(
+        self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
+    ) -> Iterator[list[Trajectory]]:
+        """The episodes of each chunk, in order."""
 
 
 def evaluate(
@@ -284,28 +293,23 @@ def _exchanged(spec: str, roles: Sequence[str]) -> dict[str, str]:
 
 
 def evaluate_lineups(
-    env: AnyEnv,
     lineups: Sequence[Lineup],
     tasks: Sequence[Task],
     sampling: Sampling,
     *,
-    load: Callable[[bool], ClosableSampler],
-    pool: Executor,
+    play: Play,
     folder: EvalFolder | None = None,
     on_progress: Callable[[str, Verdicts], None] = lambda _title, _verdicts: None,
 ) -> dict[str, list[Trajectory]]:
     """Plays the same tasks with every line-up.
 
-    Adapters come before the base model, so that unusable adapters are found first. At most one set
-    of policies is loaded at a time, and none if all episodes are in the folder.
+    Adapters come before the base model, so that unusable adapters are found first.
 
     Args:
-        env: a template, copied for every episode.
         lineups: what to evaluate.
         tasks: the same for every line-up.
         sampling: how completions are drawn.
-        load: makes the policies, with adapters or those of the base model.
-        pool: scores completions at the same time.
+        play: rolls out chunks, here or in other processes.
         folder: keeps the episodes; those that it has are not rolled out again.
         on_progress: called before every batch with a title and how its finished episodes ended.
 
@@ -319,28 +323,26 @@ def evaluate_lineups(
     done: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
     if folder:
         folder.expect(list(done), tasks, sampling.samples)
-    with _Loaded(load) as loaded:
-        for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
-            episodes = done[lineup.title]
+    for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
+        episodes = done[lineup.title]
 
-            def on_batch(
-                verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
-            ) -> None:
-                on_progress(title, [*(each.success for each in before), *verdicts])
+        def on_batch(
+            verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
+        ) -> None:
+            on_progress(title, [*(each.success for each in before), *verdicts])
 
-            for chunk in chunks(tasks, sampling):
-                known = folder.take(lineup.title, *chunk) if folder else []
-                if not known:
-                    policies = loaded.policies(lineup.adapters)
-                    seats_to_policies = policies_by_seat(policies, env, lineup.swap)
-                    known = roll_out(
-                        env, policies, seats_to_policies, pool, chunk, sampling, on_batch
-                    )
-                    if folder:
-                        folder.add(lineup.title, known)
-                episodes += known
-            on_batch([])
-            check_room(episodes, sampling.max_new_tokens)
+        every = chunks(tasks, sampling)
+        known = [folder.take(lineup.title, *chunk) if folder else [] for chunk in every]
+        missing = [chunk for chunk, own in zip(every, known, strict=True) if not own]
+        played = iter(play(lineup, missing, on_batch))
+        for own in known:
+            if not own:
+                own += next(played)
+                if folder:
+                    folder.add(lineup.title, own)
+            episodes += own
+        on_batch([])
+        check_room(episodes, sampling.max_new_tokens)
     return {title: by_task(episodes, tasks) for title, episodes in done.items()}
 
 
@@ -350,27 +352,47 @@ def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Traje
     return sorted(episodes, key=lambda each: (places[each.task.id], each.episode))
 
 
-class _Loaded:
-    """At most one set of policies in memory: with adapters, or those of the base model."""
+class Playing:
+    """Rolls out chunks in this process, with at most one set of policies in memory.
 
-    def __init__(self, load: Callable[[bool], ClosableSampler]) -> None:
+    Args:
+        env: a template, copied for every episode.
+        sampling: how completions are drawn.
+        load: makes the policies, with adapters or those of the base model; only when they are needed.
+        pool: scores completions at the same time.
+    """
+
+    def __init__(
+        self,
+        env: AnyEnv,
+        sampling: Sampling,
+        load: Callable[[bool], ClosableSampler],
+        pool: Executor,
+    ) -> None:
+        self._env, self._sampling, self._pool = env, sampling, pool
         self._load, self._adapters = load, False
         self._policies: ClosableSampler | None = None
 
-    def policies(self, adapters: bool) -> ClosableSampler:
+    def __call__(
+        self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
+    ) -> Iterator[list[Trajectory]]:
+        """The episodes of each chunk, one chunk after the other; see `roll_out`."""
+        for chunk in missing:
+            policies = self._with(lineup.adapters)
+            seats_to_policies = policies_by_seat(policies, self._env, lineup.swap)
+            yield roll_out(
+                self._env, policies, seats_to_policies, self._pool, chunk, self._sampling, on_batch
+            )
+
+    def _with(self, adapters: bool) -> ClosableSampler:
         """The set asked for; any other is closed before this one is loaded."""
         if self._policies is None or self._adapters != adapters:
-            self._close()
+            self.close()
             self._policies, self._adapters = self._load(adapters), adapters
         return self._policies
 
-    def _close(self) -> None:
+    def close(self) -> None:
+        """Closes the policies."""
         if self._policies is not None:
             self._policies.close()
             self._policies = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()

@@ -6,9 +6,10 @@ table over all of them beside these folders.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,6 +40,8 @@ from pettingllms.evaluation.rollouts import (
     PARTNERS,
     ClosableSampler,
     Lineup,
+    Play,
+    Playing,
     Verdicts,
     evaluate_lineups,
     held_out,
@@ -87,6 +90,10 @@ class EvalPlan:
     sampling: Sampling
     adapters: Mapping[str, Path]
     """Policy -> the folder of its adapter."""
+    source: EnvSource | None = None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    divide: bool = True
+    """Whether a data set without splits is divided, as in training."""
 
     @property
     def episodes(self) -> int:
@@ -271,7 +278,18 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(config, options.split, env, roles_to_policies, teams, tasks, sampling, adapters)
+    return EvalPlan(
+        config,
+        options.split,
+        env,
+        roles_to_policies,
+        teams,
+        tasks,
+        sampling,
+        adapters,
+        source,
+        divide="dataset" not in options.over,
+    )
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -433,14 +451,12 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         score = f", success {sum(known) / len(known):.2f}" if known else ""
         display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
-    with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
+    with playing(plan, None if folder is None else folder.path) as play:
         episodes = evaluate_lineups(
-            plan.env,
             plan.teams,
             plan.tasks,
             plan.sampling,
-            load=lambda adapters: plan.load(adapters, None if folder is None else folder.path),
-            pool=pool,
+            play=play,
             folder=folder,
             on_progress=on_progress,
         )
@@ -452,6 +468,25 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         for title, own in episodes.items()
     }
     return EvalResult(plan, episodes, teams)
+
+
+@contextlib.contextmanager
+def playing(plan: EvalPlan, folder: Path | None) -> Iterator[Play]:
+    """What rolls out the chunks of a plan: this process, or the workers that its settings ask for."""
+    if plan.config.workers:
+        # Here and not above: Ray is an extra, and takes long to import.
+        from pettingllms.evaluation.elsewhere import playing_elsewhere
+
+        with playing_elsewhere(plan) as elsewhere:
+            yield elsewhere
+        return
+    with (
+        ThreadPoolExecutor(plan.config.scoring_threads) as pool,
+        contextlib.closing(
+            Playing(plan.env, plan.sampling, lambda adapters: plan.load(adapters, folder), pool)
+        ) as here,
+    ):
+        yield here
 
 
 def _write(folder: EvalFolder, result: EvalResult) -> None:

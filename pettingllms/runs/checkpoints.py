@@ -64,6 +64,9 @@ CHANGEABLE = frozenset(
         "api_max_tokens",
         "api_concurrency",
         "api_timeout",
+        "workers",
+        "ray_address",
+        "worker_timeout",
     }
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
@@ -125,13 +128,7 @@ def _current(trainer: ATGRPO) -> TrainerState:
         tokens=trainer.tokens,
         versions=dict(policies.versions),
         policies={name: policies.state(name) for name in policies.names},
-        optimizers={
-            name: {
-                "optimizer": optimizer.state_dict(),
-                "scheduler": trainer.schedulers[name].state_dict(),
-            }
-            for name, optimizer in trainer.optimizers.items()
-        },
+        optimizers=trainer.optimizer_states(),
         plugins={
             name: kept for name, each in trainer.plugins.items() if (kept := each.state_dict())
         },
@@ -146,10 +143,8 @@ def restore(trainer: ATGRPO, state: TrainerState) -> None:
     """
     for name, tensors in state.policies.items():
         trainer.policies.load_state(name, tensors, version=state.versions[name])
-    for name, states in state.optimizers.items():
-        # load_state_dict keeps the tensors it is given, and steps change them in place.
-        trainer.optimizers[name].load_state_dict(copy.deepcopy(states["optimizer"]))
-        trainer.schedulers[name].load_state_dict(copy.deepcopy(states["scheduler"]))
+    # Optimizers keep the tensors they are given, and steps change them in place.
+    trainer.load_optimizers(copy.deepcopy(state.optimizers))
     for name, each in trainer.plugins.items():
         each.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
     trainer.step, trainer.tokens, trainer.intact = state.step, state.tokens, True

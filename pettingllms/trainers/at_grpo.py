@@ -23,15 +23,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
-from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
-from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
@@ -40,6 +39,7 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
+from pettingllms.trainers.play import Player
 from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import advance, last_step, optimization
@@ -136,6 +136,19 @@ class ATGRPO:
         """Who plays and learns in the next step."""
         return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
 
+    def optimizer_states(self) -> dict[str, dict[str, Any]]:
+        """For each trained policy the states of its optimizer and its schedule, not copied."""
+        return {
+            name: {"optimizer": own.state_dict(), "scheduler": self.schedulers[name].state_dict()}
+            for name, own in self.optimizers.items()
+        }
+
+    def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continues from what `optimizer_states` returned, after the policies' own tensors."""
+        for name, own in states.items():
+            self.optimizers[name].load_state_dict(own["optimizer"])
+            self.schedulers[name].load_state_dict(own["scheduler"])
+
     def publish(self) -> None:
         """Hands the trained weights to the sampler."""
         for policy in self.trained:
@@ -143,24 +156,13 @@ class ATGRPO:
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
-        """Rolls out all tasks; `pettingllms.rollout.engine` has the loop."""
-        config, length = self.config, self.config.max_completion_length
-        players, learners = self.casting
-        sampling = {"temperature": config.temperature, "max_new_tokens": length}
-        with ThreadPoolExecutor(config.scoring_threads) as pool:
-            found = RolloutEngine(
-                self.env,
-                self.policies,
-                pool,
-                shape=self.estimator.shape(),
-                settings=sampling,
-                seed=(config.seed, self.step),
-                policies=players,
-                wide=learners,
-                longest=longest_prompt(self.policies, length),
-                timed=clock.time,
-            ).run(tasks)
-        check_room(found, length)
+        """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
+        team = self.policies.roles_to_policies, self.trained
+        player = Player(
+            self.config, self.env, self.policies, self.cast, *team, self.estimator.shape()
+        )
+        found = player.play(self.step, tasks, clock)
+        check_room(found, self.config.max_completion_length)
         return found
 
     # ---------------------------------------------------------------------- 2. advantages

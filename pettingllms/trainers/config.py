@@ -36,6 +36,7 @@ from pettingllms.trainers.settings import (
     as_text,
     check_loss,
     check_names,
+    check_scale,
     check_values,
     json_object,
     policies_setting,
@@ -54,6 +55,7 @@ _GIVEN = "_given"
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
+_scale = partial(setting, "Scale")
 
 
 @dataclass
@@ -355,6 +357,19 @@ class ATGRPOConfig:
         None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
+    tasks_per_shard: int | None = _scale(
+        None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
+    )
+    workers: int = _scale(
+        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+    )
+    ray_address: str | None = _scale(
+        None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+    )
+    worker_timeout: float = _scale(
+        600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
+    )
+
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
         check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
@@ -377,6 +392,7 @@ class ATGRPOConfig:
         if self.epsilon_high is None:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
+        check_scale(self)
         check_loss(self)
         _ = self.turns  # raises where they cannot be read
         for each in dataclasses.fields(self):

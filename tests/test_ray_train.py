@@ -1,0 +1,52 @@
+"""Training on Ray: byte for byte the one process, however many workers, whoever is killed."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from pettingllms.trainers.at_grpo import ATGRPO
+from tests.ray_runs import actors, hit, run
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    from pettingllms.distributed.cluster import connected
+
+    with connected(None, 6) as module:
+        yield module
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (1, {"env": "coding"}),
+        (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
+        (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
+    ],
+    ids=["one-worker", "shared-grpo", "stateful-frozen-role"],
+)
+def test_workers_change_no_bit(ray, workers, settings):
+    assert run(ray, workers=workers, **settings) == run(None, **settings)
+
+
+def test_killed_and_stopped_workers_and_learners_change_no_bit(ray):
+    steps = iter(range(3))
+
+    def before(trainer: ATGRPO) -> None:
+        match next(steps):
+            case 1:
+                hit("Learner", signal.SIGKILL)
+                hit("Worker", signal.SIGKILL)
+            case 2:
+                hit("Worker", signal.SIGSTOP)
+
+    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    disturbed = run(ray, 3, before, workers=2, worker_timeout=20.0, **settings)
+    assert disturbed == run(None, 3, **settings)
+    assert actors("Worker") == actors("Learner") == []
