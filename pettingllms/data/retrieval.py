@@ -11,6 +11,7 @@ the lower passage number comes first. Any text is a query.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -106,6 +107,7 @@ def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
         return {}, Postings(np.zeros(0, np.int32), nothing, np.zeros(1, np.int64), nothing)
     import bm25s  # here, because it looks for numba and jax, and an index that exists does without it
 
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets it to DEBUG
     engine: Any = bm25s.BM25(method="lucene", k1=K1, b=B)
     engine.index((rows, words), create_empty_token=False, show_progress=False)
     scores = engine.scores

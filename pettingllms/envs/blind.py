@@ -19,6 +19,8 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 _ORDERS = ("1234", "4321", "2413", "3142")
 
+_SEARCH = "<search>first friend</search><answer>owl7</answer><verify>{word}</verify>"
+
 Answers = Sequence[str]
 """Replies of every agent: the text of the first turn, of the second, and so on; the last one repeats."""
 
@@ -78,6 +80,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "math": (
         ("\\boxed{1}\n```python\nprint(1)\n```",),
         ("\\boxed{12}\n```python\nprint(12)\n```",),
+    ),
+    "search": (
+        (_SEARCH.format(word="yes"),),
+        (_SEARCH.format(word="no"),),
     ),
     "coding": (
         ("```python\nprint(input())\n```\n```input\n1\n```\n```output\n1\n```",),
