@@ -189,13 +189,14 @@ class TrainPlan:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        with self._trainer(policies, callbacks, ray) as trainer:
+        with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
             return session.run(tracker_names(config.report_to))
 
-    def _trainer(
+    def trainer(
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
     ) -> contextlib.AbstractContextManager[ATGRPO]:
+        """The trainer; with Ray, workers play and learners update until the end of the block."""
         arguments = self.config, self.env, policies, self.estimator, callbacks
         if ray is None:
             return contextlib.nullcontext(ATGRPO(*arguments))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from benchmarks.scale import actors, run
 from pettingllms.trainers.at_grpo import ATGRPO
-from tests.ray_runs import actors, hit, run
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -20,6 +22,10 @@ def ray() -> Iterator[Any]:
 
     with connected(None, 6) as module:
         yield module
+
+
+def hit(kind: str, number: signal.Signals) -> None:
+    os.kill(eventually(lambda: actors(kind))[0], number)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +55,4 @@ def test_killed_and_stopped_workers_and_learners_change_no_bit(ray):
     settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
     disturbed = run(ray, 3, before, workers=2, worker_timeout=20.0, **settings)
     assert disturbed == run(None, 3, **settings)
-    assert actors("Worker") == actors("Learner") == []
+    assert eventually(lambda: not actors("Worker", "Learner"))
