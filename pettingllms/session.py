@@ -16,7 +16,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from pettingllms.assembly import (
     EnvSource,
     build_policies,
+    check_partners,
     default_folder,
     isolation_of,
     located,
@@ -40,7 +41,7 @@ from pettingllms.errors import (
     SandboxUnavailable,
     WorkersLost,
 )
-from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
+from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
@@ -59,10 +60,15 @@ from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, trac
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
+from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import last_step
 
+Parts = Mapping[str, Any]
+"""Setting -> a class or an instance: `estimator`, `reward_transform`, `cast`."""
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
     "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
@@ -146,8 +152,8 @@ class TrainPlan:
     """The environment, or what makes it, in place of the one that the settings name."""
     isolation: str | None
     """What holds the programs of agents; None where they write none."""
-    estimator: type[Estimator] | Estimator | None = None
-    """In place of the one that the settings name."""
+    parts: Parts = field(default_factory=dict)
+    """Parts of the method, in place of those that the settings name."""
 
     def folder(self) -> RunFolder:
         """The run folder, locked.
@@ -197,12 +203,12 @@ class TrainPlan:
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
     ) -> contextlib.AbstractContextManager[ATGRPO]:
         """The trainer; with Ray, workers play and learners update until the end of the block."""
-        arguments = self.config, self.env, policies, self.estimator, callbacks
+        given = {**self.parts, "callbacks": callbacks}
         if ray is None:
-            return contextlib.nullcontext(ATGRPO(*arguments))
+            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
         from pettingllms.distributed.trainer import ray_trainer
 
-        return ray_trainer(ray, self.source, *arguments)
+        return ray_trainer(ray, self.source, self.config, self.env, policies, **given)
 
 
 def plan_run(
@@ -212,7 +218,7 @@ def plan_run(
     env: EnvSource | None = None,
     named: bool = True,
     reward_funcs: Sequence[RewardFunction] | None = None,
-    estimator: type[Estimator] | Estimator | None = None,
+    parts: Parts | None = None,
 ) -> TrainPlan:
     """Resolves the settings and checks all that can be checked without a model.
 
@@ -222,11 +228,11 @@ def plan_run(
         env: the environment, or what makes it, in place of the one that the settings name.
         named: whether the model is what the settings name, and no object.
         reward_funcs: in place of those that the settings name.
-        estimator: in place of the one that the settings name.
+        parts: of the method, in place of those that the settings name.
 
     Raises:
-        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that the
-            estimator does not take.
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that a
+            part of the method does not take.
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
@@ -238,17 +244,33 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    estimator_of(settings, estimator)
     _check_shards(settings)
     _check_turns(settings, template)
-    roles_to_policies = parse_policies(settings.policies, roles_of(template))
-    trained_policies(settings.train_roles, roles_to_policies)
+    roles_to_policies = parse_policies(settings.policies, *seats_of(template))
+    check_method(settings, template, roles_to_policies, parts or {})
+    check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
-        settings, template, roles_to_policies, path, resume is not None, env, isolation, estimator
+        settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
+
+
+def check_method(
+    config: ResolvedConfig, env: AnyEnv, players: Mapping[str, str], parts: Parts
+) -> None:
+    """Makes every part of the method once, to refuse one that does not fit before a model is loaded.
+
+    Raises:
+        ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
+            estimator cannot compare or that the environment is too long for, an environment that
+            lacks what the estimator needs, a cast for other teams.
+    """
+    estimator_of(config, parts.get("estimator"), env).shape().check(env)
+    plugin_of(RewardTransform, config, parts.get("reward_transform"))
+    trained = trained_policies(config.train_roles, players)
+    plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
@@ -376,7 +398,7 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
-        at_once = trainer.estimator.tree and not trainer.estimator.shape().probes
+        at_once = "early_rewards" in trainer.estimator.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))

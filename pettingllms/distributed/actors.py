@@ -20,14 +20,16 @@ from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewar
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import RolloutShape
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import Player
+from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.types import Advantage, Group, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -41,7 +43,8 @@ class Job:
     config: ResolvedConfig
     roles_to_policies: Mapping[str, str]
     """Role -> policy."""
-    trained: tuple[str, ...]
+    updates: Mapping[str, int]
+    """Trained policy -> its optimizer steps in the whole run, which its learning rate falls over."""
     shape: RolloutShape
     source: EnvSource | None
     """The environment, or what makes it, in place of the one that the settings name."""
@@ -69,16 +72,21 @@ class Worker:
         env = make_env(job.config, "train", job.source, divide=True)
         env = with_rewards(env, reward_functions(job.config.reward_funcs))
         self._policies = _policies(job, job.roles_to_policies)
-        self._player = Player(job.config, env, self._policies, job.trained, job.shape)
+        self._player = Player(job.config, env, self._policies, job.shape)
 
     def play(
-        self, step: int, tasks: Sequence[Task], weights: Mapping[str, tuple[int, Any]]
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        casting: Casting,
+        weights: Mapping[str, tuple[int, Any]],
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """The trajectories of one shard of a step, and the seconds of its parts.
 
         Args:
             step: of training.
             tasks: the shard's.
+            casting: who plays and learns in this step.
             weights: policy -> version, and a reference to its tensors.
         """
         clock = Clock()
@@ -87,7 +95,7 @@ class Worker:
                 tensors = as_tensors(ray.get(reference))
                 self._policies.load_state(policy, tensors, version=version)
                 self._held[policy] = version
-        return self._player.play(step, tasks, clock), clock.metrics(0)
+        return self._player.play(step, tasks, casting, clock), clock.metrics(0)
 
 
 class _Elsewhere(Estimator):
@@ -95,9 +103,25 @@ class _Elsewhere(Estimator):
 
     least = 1
 
+    def shape(self) -> RolloutShape:
+        """Of no use: a learner plays nothing."""
+        return RolloutShape()
+
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """Never asked."""
         raise NotImplementedError
+
+
+class _SameCast(Cast):
+    """Stands for the run's cast, of which a learner needs the number of its updates."""
+
+    def __init__(self, updates: Mapping[str, int]) -> None:
+        self._updates = updates
+
+    def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
+        """As the driver has counted them."""
+        del players, trained
+        return self._updates[policy]
 
 
 class Learner:
@@ -113,7 +137,8 @@ class Learner:
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
         config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
-        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere)
+        parts = {"reward_transform": RewardTransform(config), "cast": _SameCast(job.updates)}
+        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere(config), **parts)
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 

@@ -35,19 +35,19 @@ class RayATGRPO(ATGRPO):
     Args:
         ray: connected.
         source: the environment, or what makes it, in place of the one that the settings name.
-        arguments: of `ATGRPO`.
+        arguments, parts: of `ATGRPO`.
 
     Raises:
         ConfigError: the environment cannot be sent to another process.
     """
 
-    def __init__(self, ray: Any, source: EnvSource | None, *arguments: Any) -> None:
-        super().__init__(*arguments)
+    def __init__(self, ray: Any, source: EnvSource | None, *arguments: Any, **parts: Any) -> None:
+        super().__init__(*arguments, **parts)
         self._ray, config, policies = ray, self.config, self.policies
         job = Job(
             config,
             policies.roles_to_policies,
-            self.trained,
+            self.updates,
             self.estimator.shape(),
             source,
             policies.base_digest,
@@ -75,7 +75,7 @@ class RayATGRPO(ATGRPO):
         """Has the shards of the step played by whichever workers are free."""
         with clock.time("play"):
             jobs = [
-                self.fleet.submit("play", self.step, shard, self._weights)
+                self.fleet.submit("play", self.step, shard, self.casting, self._weights)
                 for shard in shards(self.config, tasks)
             ]
             done = [result for result, _ in _results(jobs)]
@@ -156,7 +156,9 @@ def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def ray_trainer(ray: Any, source: EnvSource | None, *arguments: Any) -> Iterator[RayATGRPO]:
+def ray_trainer(
+    ray: Any, source: EnvSource | None, *arguments: Any, **parts: Any
+) -> Iterator[RayATGRPO]:
     """The trainer of a run with workers; see `RayATGRPO`."""
-    with contextlib.closing(RayATGRPO(ray, source, *arguments)) as trainer:
+    with contextlib.closing(RayATGRPO(ray, source, *arguments, **parts)) as trainer:
         yield trainer

@@ -20,20 +20,19 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from typing import Any, NamedTuple, Protocol
 
-from pettingllms.envs.aec import role_of
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
-from pettingllms.types import Task
+from pettingllms.samplers.base import Sampler, is_partner
+from pettingllms.types import Task, role_of
 
-BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
+BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
@@ -87,7 +86,7 @@ def evaluate(
     if not tasks or samples < 1:
         raise ConfigError(f"nothing to evaluate: {len(tasks)} tasks, {samples} samples of each")
     sampling = Sampling(max_new_tokens, samples, greedy, temperature, top_p, seed)
-    roles_to_policies = policies_by_role(policies, roles_of(env), swap)
+    seats_to_policies = policies_by_seat(policies, env, swap)
     total, episodes = len(tasks) * samples, list[Trajectory]()
 
     def on_batch(verdicts: Verdicts) -> None:
@@ -95,7 +94,7 @@ def evaluate(
 
     with ThreadPoolExecutor(scoring_threads) as pool:
         for chunk in chunks(tasks, sampling):
-            episodes += roll_out(env, policies, roles_to_policies, pool, chunk, sampling, on_batch)
+            episodes += roll_out(env, policies, seats_to_policies, pool, chunk, sampling, on_batch)
     on_progress(total, total)
     check_room(episodes, max_new_tokens)
     return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
@@ -104,7 +103,7 @@ def evaluate(
 def roll_out(
     env: AnyEnv,
     policies: Sampler,
-    roles_to_policies: Mapping[str, str],
+    seats_to_policies: Mapping[str, str],
     pool: Executor,
     chunk: Chunk,
     sampling: Sampling,
@@ -115,7 +114,7 @@ def roll_out(
     Args:
         env: a template, copied for every episode.
         policies: samples the completions.
-        roles_to_policies: role -> the policy that answers for it.
+        seats_to_policies: agent or role -> the policy that answers for it.
         pool: scores completions at the same time.
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
@@ -136,7 +135,7 @@ def roll_out(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=roles_to_policies,
+        policies=seats_to_policies,
         longest=longest_prompt(policies, sampling.max_new_tokens),
     )
     return engine.run(
@@ -172,24 +171,37 @@ def roles_of(env: AnyEnv) -> list[str]:
     return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
 
 
-def policies_by_role(
-    policies: Sampler, roles: Sequence[str], swap: Mapping[str, str] | None
+def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
+    """The roles and the agents of an environment, in turn order."""
+    return roles_of(env), list(map(str, env.possible_agents))
+
+
+def policies_by_seat(
+    policies: Sampler, env: AnyEnv, swap: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Role -> policy, after the exchange `swap`: role -> the role whose policy answers for it.
+    """Agent -> policy, after the exchange `swap`: role or agent -> whose policy answers for it.
 
     Raises:
         UnknownNameError: an unknown role, or one without a policy.
     """
-    swap = swap or {}
-    for role in {**swap, **dict.fromkeys(swap.values())}:
-        if role not in roles:
+    swap, (roles, agents) = swap or {}, seats_of(env)
+    for name in {**swap, **dict.fromkeys(swap.values())}:
+        if name not in (*roles, *agents):
             raise UnknownNameError(
-                f"swap names the unknown role {role!r}; {did_you_mean(role, roles)}"
+                f"swap names the unknown role {name!r}; {did_you_mean(name, [*roles, *agents])}"
             )
-    return {role: policies.policy_for(swap.get(role, role)) for role in roles}
+    played = {agent: swap.get(agent) or swap.get(role_of(agent)) or agent for agent in agents}
+    return {agent: policies.policy_for(name) for agent, name in played.items()}
 
 
 # ----------------------------------------------------------------------------------- line-ups
+
+
+class ClosableSampler(Sampler, Protocol):
+    """What plays an evaluation: a `PolicySet`, or `ApiPartners` alone."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
 
 
 class Lineup(NamedTuple):
@@ -220,15 +232,18 @@ def lineups_of(
         ConfigError: `swap` is neither, or exchanges nothing.
         UnknownNameError: `swap` names an unknown role.
     """
+    partners = [policy for policy in roles_to_policies.values() if is_partner(policy)]
     if not adapters:
-        if swap is not None:
+        if swap is not None and not partners:
             raise ConfigError(
                 f"swap {swap!r} exchanges adapters, and there are none: every role uses "
                 "the base model; give --adapters"
             )
-        return [Lineup(BASE, adapters=False)]
+        title = PARTNERS if len(partners) == len(roles_to_policies) else BASE
+        return [Lineup(title, False), *_swapped(swap, roles_to_policies, adapters=False)]
     lineups = [Lineup(BASE, adapters=False)] if base else []
-    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, roles_to_policies)]
+    swapped = _swapped(swap, roles_to_policies, adapters=True)
+    return [*lineups, Lineup(ADAPTERS, adapters=True), *swapped]
 
 
 def title_of_swap(role: str, other: str) -> str:
@@ -236,12 +251,14 @@ def title_of_swap(role: str, other: str) -> str:
     return f"{role} by {other}"
 
 
-def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lineup]:
+def _swapped(
+    spec: str | None, roles_to_policies: Mapping[str, str], *, adapters: bool
+) -> list[Lineup]:
     if spec is None:
         return []
     if spec == "all":
         lineups = [
-            Lineup(title_of_swap(role, other), adapters=True, swap={role: other})
+            Lineup(title_of_swap(role, other), adapters, swap={role: other})
             for role, other in itertools.permutations(roles_to_policies, 2)
             if roles_to_policies[role] != roles_to_policies[other]
         ]
@@ -250,7 +267,7 @@ def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lin
         changes = any(
             roles_to_policies[role] != roles_to_policies[other] for role, other in swap.items()
         )
-        lineups = [Lineup(SWAPPED, adapters=True, swap=swap)] if changes else []
+        lineups = [Lineup(SWAPPED, adapters, swap=swap)] if changes else []
     if not lineups:
         shown = ", ".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
         raise ConfigError(
@@ -346,11 +363,15 @@ class Playing:
     """
 
     def __init__(
-        self, env: AnyEnv, sampling: Sampling, load: Callable[[bool], PolicySet], pool: Executor
+        self,
+        env: AnyEnv,
+        sampling: Sampling,
+        load: Callable[[bool], ClosableSampler],
+        pool: Executor,
     ) -> None:
         self._env, self._sampling, self._pool = env, sampling, pool
         self._load, self._adapters = load, False
-        self._policies: PolicySet | None = None
+        self._policies: ClosableSampler | None = None
 
     def __call__(
         self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
@@ -358,12 +379,12 @@ class Playing:
         """The episodes of each chunk, one chunk after the other; see `roll_out`."""
         for chunk in missing:
             policies = self._with(lineup.adapters)
-            roles_to_policies = policies_by_role(policies, roles_of(self._env), lineup.swap)
+            seats_to_policies = policies_by_seat(policies, self._env, lineup.swap)
             yield roll_out(
-                self._env, policies, roles_to_policies, self._pool, chunk, self._sampling, on_batch
+                self._env, policies, seats_to_policies, self._pool, chunk, self._sampling, on_batch
             )
 
-    def _with(self, adapters: bool) -> PolicySet:
+    def _with(self, adapters: bool) -> ClosableSampler:
         """The set asked for; any other is closed before this one is loaded."""
         if self._policies is None or self._adapters != adapters:
             self.close()

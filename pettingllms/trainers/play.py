@@ -9,15 +9,17 @@ size of the shards may change the last digits of log-probabilities, and is part 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import longest_prompt
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
+from pettingllms.trainers.casts.base import Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.metrics import Clock
 from pettingllms.types import Task
@@ -31,18 +33,24 @@ class Player:
         config: resolved settings.
         env: a template, copied for every episode.
         sampler: the policies, with the weights that the step is played with.
-        trained: policies whose prompts get as many completions as `shape` says.
         shape: what the estimator needs of each task.
     """
 
     config: ResolvedConfig
     env: AnyEnv
     sampler: Sampler
-    trained: Collection[str]
     shape: RolloutShape
 
-    def play(self, step: int, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
+    def play(
+        self, step: int, tasks: Sequence[Task], casting: Casting, clock: Clock
+    ) -> list[Trajectory]:
         """Rolls out whole shards of a step; `pettingllms.rollout.engine` has the loop.
+
+        Args:
+            step: of training.
+            tasks: the shards'.
+            casting: who plays, and whose prompts get as many completions as `shape` says.
+            clock: takes the seconds of sampling and scoring.
 
         Raises:
             NonFiniteError: the environment paid a reward that is not finite.
@@ -59,7 +67,8 @@ class Player:
                 shape=self.shape,
                 settings={"temperature": config.temperature, "max_new_tokens": length},
                 seed=(config.seed, step),
-                wide=self.trained,
+                policies=casting.players,
+                wide=casting.learners,
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompt(self.sampler, length),
                 timed=clock.time,

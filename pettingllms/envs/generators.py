@@ -1,0 +1,70 @@
+"""The global random generators as a game's own: `private` swaps a game's states in and out.
+
+Games of other libraries draw from `random` and `numpy.random`. Nothing here keeps two of them apart but
+this module: around every call into a game, the states that belong to it are put in place, and those
+of everybody else are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import threading
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Generators(NamedTuple):
+    """States of the two global random generators; never changed in place."""
+
+    python: Any
+    numpy: Any
+
+
+def seeded(seed: int) -> Generators:
+    """The states that `seed` puts the generators into."""
+    return Generators(
+        random.Random(seed).getstate(),
+        np.random.RandomState(seed % (1 << 32)).get_state(),
+    )
+
+
+class Swap:
+    """The states after a block of `private`."""
+
+    def __init__(self, state: Generators) -> None:
+        self.state = state
+
+
+_LOCK = threading.RLock()
+
+
+@contextlib.contextmanager
+def private(state: Generators) -> Iterator[Swap]:
+    """Runs a block in which `random` and `numpy.random` continue from `state`.
+
+    Outside nothing has changed afterwards, also where the block raises; the yielded object then has
+    their new states. What a game prints is dropped. One block at a time: other threads wait.
+    """
+    nowhere = io.StringIO()
+    with _LOCK, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        outside = _taken()
+        swap = Swap(state)
+        try:
+            _put(state)
+            yield swap
+        finally:
+            swap.state = _taken()
+            _put(outside)
+
+
+def _taken() -> Generators:
+    return Generators(random.getstate(), np.random.get_state())  # noqa: NPY002
+
+
+def _put(state: Generators) -> None:
+    random.setstate(state.python)
+    np.random.set_state(state.numpy)  # noqa: NPY002
