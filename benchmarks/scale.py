@@ -134,7 +134,7 @@ def _of_time(name: str) -> bool:
 def overhead(steps: int) -> list[dict[str, Any]]:
     """CPU-seconds a step of the coding team, in one process and with one worker."""
     rows: list[dict[str, Any]] = []
-    with connected(None, 3) as ray:
+    with connected(ATGRPOConfig(workers=3)) as ray:
         for workers in (0, 1):
             seconds: list[float] = []
             settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 4}
@@ -167,7 +167,7 @@ def chaos(runs: int, steps: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
     alone = run(None, steps, **settings)
-    with connected(None, 4) as ray:
+    with connected(ATGRPOConfig(workers=4)) as ray:
         for seed in range(runs):
             killer, began = _Killer(seed), time.perf_counter()
             try:
@@ -222,7 +222,7 @@ def sleepers(sizes: list[int], shards: int) -> list[dict[str, Any]]:
     from pettingllms.distributed.fleet import Fleet
 
     rows: list[dict[str, Any]] = []
-    with connected(None, max(sizes)) as ray:
+    with connected(ATGRPOConfig(workers=max(sizes))) as ray:
         worker = ray.remote(num_cpus=1)(Sleeper)
         for size in sizes:
             fleet = Fleet(worker.remote, size, timeout=600.0)

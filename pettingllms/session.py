@@ -63,6 +63,7 @@ from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.play import check_shards
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import last_step
@@ -175,8 +176,7 @@ class TrainPlan:
         # Here and not above: Ray is an extra, and takes long to import.
         from pettingllms.distributed.cluster import connected
 
-        learners = set(trained_policies(config.train_roles, self.roles_to_policies))
-        return connected(config.ray_address, config.workers + len(learners))
+        return connected(config, trained_policies(config.train_roles, self.roles_to_policies))
 
     def run(
         self,
@@ -208,7 +208,7 @@ class TrainPlan:
             return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
         from pettingllms.distributed.trainer import ray_trainer
 
-        return ray_trainer(ray, self.source, self.config, self.env, policies, **given)
+        return ray_trainer(self.source, self.config, self.env, policies, **given)
 
 
 def plan_run(
@@ -244,7 +244,7 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    _check_shards(settings)
+    check_shards(settings)
     _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, parts or {})
@@ -286,21 +286,6 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
         raise ConfigError(
             f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
             "limit with --env-args.max_turns"
-        )
-
-
-def _check_shards(config: ResolvedConfig) -> None:
-    """Refuses workers that would wait for one of them.
-
-    Raises:
-        ConfigError: several workers, and no shards to divide a step's tasks into.
-    """
-    if config.workers > 1 and config.tasks_per_shard is None:
-        size = max(1, config.tasks_per_step // (2 * config.workers))
-        raise ConfigError(
-            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
-            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
-            "compared with this one, because it is part of the results"
         )
 
 

@@ -61,6 +61,7 @@ CHANGEABLE = frozenset(
         "tokens_per_batch",
         "workers",
         "ray_address",
+        "pools",
         "worker_timeout",
         "api_base",
         "api_key_file",

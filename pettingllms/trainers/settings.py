@@ -117,6 +117,11 @@ def check_scale(settings: Any) -> None:
                 f"ray_address {settings.ray_address} without workers: everything would run in this "
                 "process; give --workers as well"
             )
+        if settings.max_staleness:
+            raise ConfigError(
+                f"max_staleness {settings.max_staleness} without workers: one process plays and "
+                "updates in turns; give --workers as well"
+            )
         return
     if settings.sampler.startswith("vllm"):
         raise ConfigError(
