@@ -170,8 +170,7 @@ class TrainPlan:
         # Here and not above: Ray is an extra, and takes long to import.
         from pettingllms.distributed.cluster import connected
 
-        learners = set(trained_policies(config.train_roles, self.roles_to_policies))
-        return connected(config.ray_address, config.workers + len(learners))
+        return connected(config, trained_policies(config.train_roles, self.roles_to_policies))
 
     def run(
         self,
@@ -190,19 +189,20 @@ class TrainPlan:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        with self._trainer(policies, callbacks, ray) as trainer:
+        with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
             return session.run(tracker_names(config.report_to))
 
-    def _trainer(
+    def trainer(
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
     ) -> contextlib.AbstractContextManager[ATGRPO]:
-        arguments = self.config, self.env, policies
+        """The trainer; with Ray, workers play and learners update until the end of the block."""
+        given = {**self.parts, "callbacks": callbacks}
         if ray is None:
-            return contextlib.nullcontext(ATGRPO(*arguments, callbacks=callbacks, **self.parts))
+            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
         from pettingllms.distributed.trainer import ray_trainer
 
-        return ray_trainer(ray, self.source, *arguments, callbacks=callbacks, **self.parts)
+        return ray_trainer(self.source, self.config, self.env, policies, **given)
 
 
 def plan_run(

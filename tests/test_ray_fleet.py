@@ -18,8 +18,9 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     from pettingllms.distributed.cluster import connected
+    from pettingllms.trainers.config import ATGRPOConfig
 
-    with connected(None, 4) as module:
+    with connected(ATGRPOConfig(workers=4)) as module:
         yield module
 
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from benchmarks.scale import actors, run
+from pettingllms.runs import checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
-from tests.ray_runs import actors, hit, run
+from tests.processes import eventually
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -17,9 +20,14 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
     from pettingllms.distributed.cluster import connected
+    from pettingllms.trainers.config import ATGRPOConfig
 
-    with connected(None, 6) as module:
+    with connected(ATGRPOConfig(workers=6)) as module:
         yield module
+
+
+def hit(kind: str, number: signal.Signals) -> None:
+    os.kill(eventually(lambda: actors(kind))[0], number)
 
 
 @pytest.mark.parametrize(
@@ -49,4 +57,23 @@ def test_killed_and_stopped_workers_and_learners_change_no_bit(ray):
     settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
     disturbed = run(ray, 3, before, workers=2, worker_timeout=20.0, **settings)
     assert disturbed == run(None, 3, **settings)
-    assert actors("Worker") == actors("Learner") == []
+    assert eventually(lambda: not actors("Worker", "Learner"))
+
+
+def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):
+    settings: dict[str, Any] = {"env": "math", "policies": "shared", "tasks_per_step": 2}
+    kept: list[checkpoints.TrainerState] = []
+
+    def keep(trainer: ATGRPO) -> None:
+        if trainer.step == 2:
+            kept.append(checkpoints.capture(trainer))
+
+    def go_on(trainer: ATGRPO) -> None:
+        if not trainer.step:
+            checkpoints.restore(trainer, kept[0])
+
+    whole = run(ray, 3, keep, workers=2, max_staleness=1, **settings)
+    rest = run(ray, 1, go_on, workers=1, max_staleness=1, **settings)
+    assert rest["state"] == whole["state"]
+    assert rest["records"] == whole["records"][-len(rest["records"]) :]
+    assert run(None, 3, **settings)["state"] != whole["state"]

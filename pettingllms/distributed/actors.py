@@ -24,7 +24,7 @@ from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
-from pettingllms.trainers.casts.base import Cast
+from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.metrics import Clock
@@ -43,11 +43,9 @@ class Job:
     config: ResolvedConfig
     roles_to_policies: Mapping[str, str]
     """Role -> policy."""
-    trained: tuple[str, ...]
-    shape: RolloutShape
-    cast: Cast
     updates: Mapping[str, int]
-    """Policy -> its optimizer steps in the whole run."""
+    """Trained policy -> its optimizer steps in the whole run, which its learning rate falls over."""
+    shape: RolloutShape
     source: EnvSource | None
     """The environment, or what makes it, in place of the one that the settings name."""
     base: str
@@ -74,17 +72,21 @@ class Worker:
         env = make_env(job.config, "train", job.source, divide=True)
         env = with_rewards(env, reward_functions(job.config.reward_funcs))
         self._policies = _policies(job, job.roles_to_policies)
-        team = job.cast, job.roles_to_policies, job.trained
-        self._player = Player(job.config, env, self._policies, *team, job.shape)
+        self._player = Player(job.config, env, self._policies, job.shape)
 
     def play(
-        self, step: int, tasks: Sequence[Task], weights: Mapping[str, tuple[int, Any]]
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        casting: Casting,
+        weights: Mapping[str, tuple[int, Any]],
     ) -> tuple[list[Trajectory], dict[str, float]]:
         """The trajectories of one shard of a step, and the seconds of its parts.
 
         Args:
             step: of training.
             tasks: the shard's.
+            casting: who plays and learns in this step.
             weights: policy -> version, and a reference to its tensors.
         """
         clock = Clock()
@@ -93,7 +95,7 @@ class Worker:
                 tensors = as_tensors(ray.get(reference))
                 self._policies.load_state(policy, tensors, version=version)
                 self._held[policy] = version
-        return self._player.play(step, tasks, clock), clock.metrics(0)
+        return self._player.play(step, tasks, casting, clock), clock.metrics(0)
 
 
 class _Elsewhere(Estimator):
@@ -102,7 +104,7 @@ class _Elsewhere(Estimator):
     least = 1
 
     def shape(self) -> RolloutShape:
-        """Never played."""
+        """Of no use: a learner plays nothing."""
         return RolloutShape()
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
@@ -110,15 +112,14 @@ class _Elsewhere(Estimator):
         raise NotImplementedError
 
 
-class _Counted(Cast):
-    """Stands for the run's cast: the driver says when a policy learns, and how often it will."""
+class _SameCast(Cast):
+    """Stands for the run's cast, of which a learner needs the number of its updates."""
 
-    def __init__(self, config: ResolvedConfig, updates: Mapping[str, int]) -> None:
-        super().__init__(config)
+    def __init__(self, updates: Mapping[str, int]) -> None:
         self._updates = updates
 
     def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
-        """As the driver has counted."""
+        """As the driver has counted them."""
         del players, trained
         return self._updates[policy]
 
@@ -136,15 +137,8 @@ class Learner:
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
         config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
-        env: Any = None  # a learner never plays
-        self._trainer = ATGRPO(
-            config,
-            env,
-            self._policies,
-            _Elsewhere(config),
-            reward_transform=RewardTransform(config),
-            cast=_Counted(config, job.updates),
-        )
+        parts = {"reward_transform": RewardTransform(config), "cast": _SameCast(job.updates)}
+        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere(config), **parts)
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 

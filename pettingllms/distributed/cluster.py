@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import platform
 import signal
@@ -18,12 +19,14 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms import __version__
+from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.trainers.config import ATGRPOConfig
 
 BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch between a node that others can reach ("1") and one on the loopback address."""
@@ -31,19 +34,20 @@ CONNECT_SECONDS = 5.0
 
 
 @contextlib.contextmanager
-def connected(address: str | None, processes: int) -> Iterator[Any]:
+def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[Any]:
     """Connects this process to Ray; yields the module `ray`.
 
     A connection that this process has already is used, and stays.
 
     Args:
-        address: of a running cluster, or `auto` to find it; None starts one here.
-        processes: that will run at the same time, at least.
+        config: says how many workers, where, and with what.
+        learners: policies that learn, each in a process.
 
     Raises:
-        ConfigError: Ray is not installed, nothing answers, or the cluster runs another version of
-            Ray, Python or this package.
+        ConfigError: Ray is not installed, nothing answers, the cluster runs another version of Ray,
+            Python or this package, or it has too few CPUs or GPUs.
     """
+    address, pools = config.ray_address, pools_of(config, learners)
     if address is None:
         os.environ.setdefault(BESIDE, "0")  # is read when Ray is imported
     try:
@@ -58,20 +62,22 @@ def connected(address: str | None, processes: int) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         if address is None:
             folder = stack.enter_context(_guarded_folder())
-            _start(ray, processes, folder)
+            cpus = sum(share.cpus for share in pools.values())
+            _start(ray, cpus + (config.workers - 1) * pools[WORKERS].cpus, folder)
         else:
             _join(ray, address)
         stack.callback(ray.shutdown)
         if address is not None:
             check_nodes(ray)
+        placed(pools, config.workers, config.device, ray.cluster_resources())
         yield ray
 
 
-def _start(ray: Any, processes: int, folder: Path) -> None:
+def _start(ray: Any, cpus: float, folder: Path) -> None:
     _init(
         ray,
         address="local",
-        num_cpus=max(os.cpu_count() or 1, processes),
+        num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
         include_dashboard=False,
         _node_ip_address="127.0.0.1",
         _temp_dir=str(folder),
@@ -130,12 +136,14 @@ def check_nodes(ray: Any) -> None:
             )
 
 
-def sent(ray: Any, plan: Any) -> Any:
+def sent(plan: Any) -> Any:
     """A reference to what processes are made from.
 
     Raises:
         ConfigError: it holds an environment that cannot be sent to another process.
     """
+    import ray
+
     try:
         return ray.put(plan)
     except (TypeError, ValueError, AttributeError) as error:

@@ -3,8 +3,8 @@
     python -m pettingllms.distributed.guardian FOLDER
 
 Waits for the end of its standard input, which comes with the end of the process that started it. Ray
-ends its daemons and workers by itself then, but not all of its agents. Only processes whose command
-line names the folder are ended; it is the run's own.
+ends its daemons and workers by itself then, but its agents take minutes. Only processes whose command
+line or open files name the folder are ended; it is the run's own.
 """
 
 from __future__ import annotations
@@ -38,16 +38,22 @@ def main(folder: Path) -> None:
 
 
 def processes_of(folder: Path) -> list[int]:
-    """Processes, other than this one, whose command line names the folder."""
+    """Processes of Ray, other than this one, that belong to the cluster in the folder."""
     found, name = [], os.fsencode(folder)
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            words = (process / "cmdline").read_bytes().split(b"\0")
+            words = (process / "cmdline").read_bytes()
+            # Agents and workers give themselves titles; their logs are in the folder.
+            own = name in words or (words.startswith(b"ray::") and _has_open(process, folder))
         except OSError:
-            continue  # it has ended
-        if int(process.name) != os.getpid() and any(name in word for word in words):
+            continue  # it has ended, or is another user's
+        if own and int(process.name) != os.getpid():
             found.append(int(process.name))
     return found
+
+
+def _has_open(process: Path, folder: Path) -> bool:
+    return any(str(each.readlink()).startswith(f"{folder}/") for each in (process / "fd").iterdir())
 
 
 if __name__ == "__main__":

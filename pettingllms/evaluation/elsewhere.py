@@ -18,8 +18,10 @@ import torch
 from pettingllms.assembly import make_env
 from pettingllms.distributed.cluster import connected, sent
 from pettingllms.distributed.fleet import Fleet
+from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.evaluation.chunks import Chunk
-from pettingllms.evaluation.rollouts import Lineup, Play, Playing, Verdicts
+from pettingllms.evaluation.playing import Playing
+from pettingllms.evaluation.rollouts import Lineup, Play, Verdicts
 from pettingllms.evaluation.run import EvalPlan
 from pettingllms.rollout.trajectory import Trajectory
 
@@ -51,10 +53,10 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
         ConfigError: Ray or the cluster cannot be used, or the environment cannot be sent.
     """
     config = plan.config
-    with connected(config.ray_address, config.workers) as ray:
-        worker: Any = ray.remote(num_cpus=1)(EvalWorker)
-        env: Any = None  # every worker makes its own
-        given = sent(ray, dataclasses.replace(plan, env=env))
+    with connected(config) as ray:
+        pools = placed(pools_of(config), config.workers, config.device, ray.cluster_resources())
+        worker: Any = ray.remote(**pools[WORKERS].options)(EvalWorker)
+        given = sent(dataclasses.replace(plan, env=None))
         fleet = Fleet(
             lambda: worker.remote(given, torch.get_num_threads()),
             config.workers,

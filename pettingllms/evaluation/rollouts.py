@@ -40,7 +40,7 @@ Verdicts = Sequence[bool | None]
 
 
 class Play(Protocol):
-    """Rolls out chunks: `Playing` here, `pettingllms.evaluation.elsewhere` in other processes."""
+    """Rolls out chunks, in this process or in others; see `pettingllms.evaluation.playing`."""
 
     def __call__(
         self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
@@ -350,49 +350,3 @@ def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Traje
     """All samples of the first task, then those of the second, ..."""
     places = {task.id: place for place, task in enumerate(tasks)}
     return sorted(episodes, key=lambda each: (places[each.task.id], each.episode))
-
-
-class Playing:
-    """Rolls out chunks in this process, with at most one set of policies in memory.
-
-    Args:
-        env: a template, copied for every episode.
-        sampling: how completions are drawn.
-        load: makes the policies, with adapters or those of the base model; only when they are needed.
-        pool: scores completions at the same time.
-    """
-
-    def __init__(
-        self,
-        env: AnyEnv,
-        sampling: Sampling,
-        load: Callable[[bool], ClosableSampler],
-        pool: Executor,
-    ) -> None:
-        self._env, self._sampling, self._pool = env, sampling, pool
-        self._load, self._adapters = load, False
-        self._policies: ClosableSampler | None = None
-
-    def __call__(
-        self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
-    ) -> Iterator[list[Trajectory]]:
-        """The episodes of each chunk, one chunk after the other; see `roll_out`."""
-        for chunk in missing:
-            policies = self._with(lineup.adapters)
-            seats_to_policies = policies_by_seat(policies, self._env, lineup.swap)
-            yield roll_out(
-                self._env, policies, seats_to_policies, self._pool, chunk, self._sampling, on_batch
-            )
-
-    def _with(self, adapters: bool) -> ClosableSampler:
-        """The set asked for; any other is closed before this one is loaded."""
-        if self._policies is None or self._adapters != adapters:
-            self.close()
-            self._policies, self._adapters = self._load(adapters), adapters
-        return self._policies
-
-    def close(self) -> None:
-        """Closes the policies."""
-        if self._policies is not None:
-            self._policies.close()
-            self._policies = None

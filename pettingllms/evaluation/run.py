@@ -6,11 +6,9 @@ table over all of them beside these folders.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,14 +32,13 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
     ADAPTERS,
     PARTNERS,
     ClosableSampler,
     Lineup,
-    Play,
-    Playing,
     Verdicts,
     evaluate_lineups,
     held_out,
@@ -468,25 +465,6 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         for title, own in episodes.items()
     }
     return EvalResult(plan, episodes, teams)
-
-
-@contextlib.contextmanager
-def playing(plan: EvalPlan, folder: Path | None) -> Iterator[Play]:
-    """What rolls out the chunks of a plan: this process, or the workers that its settings ask for."""
-    if plan.config.workers:
-        # Here and not above: Ray is an extra, and takes long to import.
-        from pettingllms.evaluation.elsewhere import playing_elsewhere
-
-        with playing_elsewhere(plan) as elsewhere:
-            yield elsewhere
-        return
-    with (
-        ThreadPoolExecutor(plan.config.scoring_threads) as pool,
-        contextlib.closing(
-            Playing(plan.env, plan.sampling, lambda adapters: plan.load(adapters, folder), pool)
-        ) as here,
-    ):
-        yield here
 
 
 def _write(folder: EvalFolder, result: EvalResult) -> None:

@@ -59,14 +59,15 @@ CHANGEABLE = frozenset(
         "require_isolation",
         "scoring_threads",
         "tokens_per_batch",
+        "workers",
+        "ray_address",
+        "pools",
+        "worker_timeout",
         "api_base",
         "api_key_file",
         "api_max_tokens",
         "api_concurrency",
         "api_timeout",
-        "workers",
-        "ray_address",
-        "worker_timeout",
     }
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what

@@ -126,16 +126,6 @@ class ATGRPO:
         self.step += 1
         return trajectories, metrics | clock.metrics(self.tokens - tokens)
 
-    @property
-    def plugins(self) -> dict[str, Plugin]:
-        """Setting -> the part of the method that it names, of those that may learn something."""
-        return {each.setting: each for each in (self.estimator, self.reward_transform)}
-
-    @property
-    def casting(self) -> Casting:
-        """Who plays and learns in the next step."""
-        return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
-
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """For each trained policy the states of its optimizer and its schedule, not copied."""
         return {
@@ -149,6 +139,16 @@ class ATGRPO:
             self.optimizers[name].load_state_dict(own["optimizer"])
             self.schedulers[name].load_state_dict(own["scheduler"])
 
+    @property
+    def plugins(self) -> dict[str, Plugin]:
+        """Setting -> the part of the method that it names, of those that may learn something."""
+        return {each.setting: each for each in (self.estimator, self.reward_transform)}
+
+    @property
+    def casting(self) -> Casting:
+        """Who plays and learns in the next step."""
+        return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
+
     def publish(self) -> None:
         """Hands the trained weights to the sampler."""
         for policy in self.trained:
@@ -157,11 +157,8 @@ class ATGRPO:
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
         """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
-        team = self.policies.roles_to_policies, self.trained
-        player = Player(
-            self.config, self.env, self.policies, self.cast, *team, self.estimator.shape()
-        )
-        found = player.play(self.step, tasks, clock)
+        player = Player(self.config, self.env, self.policies, self.estimator.shape())
+        found = player.play(self.step, tasks, self.casting, clock)
         check_room(found, self.config.max_completion_length)
         return found
 

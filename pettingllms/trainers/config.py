@@ -363,8 +363,22 @@ class ATGRPOConfig:
     workers: int = _scale(
         0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
     )
+    max_staleness: int = _scale(
+        0,
+        "Updates by which the weights that play may be older than those that learn: 1 plays the "
+        "next step during an update, and is part of the results",
+        at_least=0,
+        at_most=1,
+    )
     ray_address: str | None = _scale(
         None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+    )
+    pools: str | None = _scale(
+        None,
+        "CPUs and GPUs of workers and of a policy's learner as JSON: "
+        '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}}',
+        shared="default",
+        json=True,
     )
     worker_timeout: float = _scale(
         600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"

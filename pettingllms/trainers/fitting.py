@@ -11,6 +11,7 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.play import check_shards
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 
@@ -29,7 +30,7 @@ def check_method(
             lacks what the estimator needs, a cast for other teams, turns that no episode has,
             workers without shards.
     """
-    _check_shards(config)
+    check_shards(config)
     _check_turns(config, env)
     estimator_of(config, parts.get("estimator"), env).shape().check(env)
     plugin_of(RewardTransform, config, parts.get("reward_transform"))
@@ -50,19 +51,4 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
         raise ConfigError(
             f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
             "limit with --env-args.max_turns"
-        )
-
-
-def _check_shards(config: ResolvedConfig) -> None:
-    """Refuses workers that would wait for one of them.
-
-    Raises:
-        ConfigError: several workers, and no shards to divide a step's tasks into.
-    """
-    if config.workers > 1 and config.tasks_per_shard is None:
-        size = max(1, config.tasks_per_step // (2 * config.workers))
-        raise ConfigError(
-            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
-            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
-            "compared with this one, because it is part of the results"
         )

@@ -9,17 +9,18 @@ size of the shards may change the last digits of log-probabilities, and is part 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import longest_prompt
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
-from pettingllms.trainers.casts.base import Cast
+from pettingllms.trainers.casts.base import Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.metrics import Clock
 from pettingllms.types import Task
@@ -33,22 +34,24 @@ class Player:
         config: resolved settings.
         env: a template, copied for every episode.
         sampler: the policies, with the weights that the step is played with.
-        cast: says who plays and learns in the step.
-        players: role, or agent, -> policy, as the settings say.
-        trained: the policies that the run trains; of those that learn, `shape` plans the decisions.
         shape: what the estimator needs of each task.
     """
 
     config: ResolvedConfig
     env: AnyEnv
     sampler: Sampler
-    cast: Cast
-    players: Mapping[str, str]
-    trained: Sequence[str]
     shape: RolloutShape
 
-    def play(self, step: int, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
+    def play(
+        self, step: int, tasks: Sequence[Task], casting: Casting, clock: Clock
+    ) -> list[Trajectory]:
         """Rolls out whole shards of a step; `pettingllms.rollout.engine` has the loop.
+
+        Args:
+            step: of training.
+            tasks: the shards'.
+            casting: who plays, and whose prompts get as many completions as `shape` says.
+            clock: takes the seconds of sampling and scoring.
 
         Raises:
             NonFiniteError: the environment paid a reward that is not finite.
@@ -56,7 +59,7 @@ class Player:
             ConfigError: the context has no room for any prompt.
         """
         config, length = self.config, self.config.max_completion_length
-        shard, casting = config.tasks_per_shard, self.cast.at(step, self.players, self.trained)
+        shard = config.tasks_per_shard
         with ThreadPoolExecutor(config.scoring_threads) as pool:
             return RolloutEngine(
                 self.env,
@@ -77,3 +80,18 @@ def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]
     """Divides the tasks of a step into those that share batches, in order."""
     size = config.tasks_per_shard or max(1, len(tasks))
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+
+
+def check_shards(config: ResolvedConfig) -> None:
+    """Refuses workers that would wait for one of them.
+
+    Raises:
+        ConfigError: several workers, and no shards to divide a step's tasks into.
+    """
+    if config.workers > 1 and config.tasks_per_shard is None:
+        size = max(1, config.tasks_per_step // (2 * config.workers))
+        raise ConfigError(
+            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
+            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
+            "compared with this one, because it is part of the results"
+        )
