@@ -45,7 +45,7 @@ from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
-from pettingllms.policies.sources import check_model
+from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import outcome_is_late, success_rate
 from pettingllms.runs import (
@@ -58,6 +58,8 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
+from pettingllms.sharing import check_shareable, share
+from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -191,7 +193,10 @@ class TrainPlan:
             point_latest(self.path)
         with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
-            return session.run(tracker_names(config.report_to))
+            summary = session.run(tracker_names(config.report_to))
+        if summary.finished and config.push_to_hub is not None:
+            display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
+        return summary
 
     def trainer(
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
@@ -242,6 +247,9 @@ def plan_run(
     check_method(settings, template, roles_to_policies, parts or {})
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
+    if settings.push_to_hub is not None:  # now, and not only when all is trained
+        check_shareable(settings)
+        check_target(settings.push_to_hub)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(

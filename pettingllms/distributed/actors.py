@@ -137,8 +137,15 @@ class Learner:
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
         config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
-        parts = {"reward_transform": RewardTransform(config), "cast": _SameCast(job.updates)}
-        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere(config), **parts)
+        env: Any = None  # a learner never plays
+        self._trainer = ATGRPO(
+            config,
+            env,
+            self._policies,
+            _Elsewhere(config),
+            reward_transform=RewardTransform(config),
+            cast=_SameCast(job.updates),
+        )
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 
