@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 from typing import Any
 
 import ray
@@ -70,9 +71,7 @@ class RayATGRPO(ATGRPO):
         self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
         bases = self._bases()
         self.seats = {
-            name: Seat(
-                lambda name=name: learners[name].remote(given, name), bases[name], timeout=timeout
-            )  # type: ignore[misc]
+            name: Seat(partial(learners[name].remote, given, name), bases[name], timeout=timeout)
             for name in self.trained
         }
         self._weights = self._references()
