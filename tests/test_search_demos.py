@@ -19,7 +19,7 @@ def drawn():
     """Demonstrations by role: the lines of the prompt after it, and the reply."""
     rng = random.Random("search demos")
     found = [search_demos.demo(rng, 0.5) for _ in range(1500)]
-    return [(*demo.prompt.split("\n"), demo.reply) for demo in found]
+    return [(*demo.prompt.split("\n "), demo.reply) for demo in found]
 
 
 def test_replies_can_be_read_and_are_right(drawn):
@@ -87,13 +87,13 @@ def test_every_word_of_the_other_splits_is_shown_in_training():
 
 
 def test_prompts_are_those_of_the_environment(drawn):
-    shown = {role: "\n".join((role, question, *lines)) for role, question, *lines, _ in drawn}
+    shown = {role: "\n ".join((role, question, *lines)) for role, question, *lines, _ in drawn}
     for topology in ("router", "chain", "single"):
         env = search_v0.env(topology=topology, prompt="compact", hops=(1, 1))
         env.reset(seed=0)
         for agent in env.possible_agents:
             role = agent.removesuffix("_0")
-            role_line, question, *rest = env.observe(agent)["text"].split("\n")
+            role_line, question, *rest = env.observe(agent)["text"].split("\n ")
             assert role_line == role
             assert re.fullmatch(r"[a-z]+ [a-z]+ of [a-z]+\d+", question)
             assert rest == (["no"] if (topology, role) == ("chain", "answerer") else [])

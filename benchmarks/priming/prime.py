@@ -13,7 +13,8 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,18 +61,22 @@ TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
 
 
+Draw = Callable[[random.Random, float | None], demos.Demo]
+"""Draws a demonstration, given the probability of a bad reply."""
+
+
 def build_tokenizer(
-    seed: int, sources: Mapping[str, demos.Source] = demos.SOURCES
+    seed: int, draw: Draw = demos.draw, units: Sequence[str] | None = None
 ) -> PreTrainedTokenizerFast:
     """A byte-level BPE over demonstrations, in which small numbers are single tokens."""
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
         for _ in range(40_000):
-            example = demos.draw(rng, 0.3, sources)
+            example = draw(rng, 0.3)
             yield f"user\n{example.prompt}"
             yield f"assistant\n{example.reply}"
-        for unit in demos.units(sources):
+        for unit in demos.units() if units is None else units:
             yield from (f" {unit}", unit) * 1000
 
     tokenizer = Tokenizer(models.BPE())
@@ -130,12 +135,12 @@ def examples(
     tokenizer: PreTrainedTokenizerFast,
     rng: random.Random,
     habit: float | None,
-    sources: Mapping[str, demos.Source] = demos.SOURCES,
+    draw: Draw = demos.draw,
 ) -> Iterator[list[Example]]:
     """Endless batches of at most `TOKENS_PER_STEP` padded tokens, similar lengths together."""
     end = tokenizer.eos_token_id
     while True:
-        drawn = [demos.draw(rng, habit, sources) for _ in range(512)]
+        drawn = [draw(rng, habit) for _ in range(512)]
         prompts = tokenizer([f"{START}user\n{d.prompt}{END}\n{START}assistant\n" for d in drawn])[
             "input_ids"
         ]
@@ -183,15 +188,11 @@ def optimizers(model: Qwen3ForCausalLM, phase: Phase) -> list[torch.optim.Optimi
 
 
 def run_phase(
-    model: Qwen3ForCausalLM,
-    tokenizer: Any,
-    phase: Phase,
-    seed: int,
-    sources: Mapping[str, demos.Source] = demos.SOURCES,
+    model: Qwen3ForCausalLM, tokenizer: Any, phase: Phase, seed: int, draw: Draw = demos.draw
 ) -> None:
     """Train for the steps of one phase; the rate warms up, stays, then falls to 2 %."""
     rng = random.Random(f"{seed} {phase.name}")
-    batches = examples(tokenizer, rng, phase.habit, sources)
+    batches = examples(tokenizer, rng, phase.habit, draw)
     steppers = optimizers(model, phase)
     rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
     started, average = time.monotonic(), 0.0
@@ -247,20 +248,21 @@ def main(argv: list[str] | None = None) -> None:
         if options.recipe != "habits" or options.only:
             parser.error("--out is required: what this makes is not the embedded model")
         options.out = EMBEDDED
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    torch.set_num_threads(1)
     sources = demos.RECIPES[options.recipe]
     if unknown := sorted({*(options.only or ())} - {*sources}):
         parser.error(f"--only: the recipe has {', '.join(sources)}, got {unknown[0]!r}")
     sources = {name: sources[name] for name in options.only or sources}
-    tokenizer = build_tokenizer(options.seed, sources)
+    draw = partial(demos.draw, sources=sources)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    tokenizer = build_tokenizer(options.seed, draw, demos.units(sources))
     model = build_model(len(tokenizer), options.seed)
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
     phases = PHASES_OF[options.recipe]
     if options.half is not None:
         phases = (PHASES[0]._replace(steps=options.half),)
     for phase in phases:
-        run_phase(model, tokenizer, phase, options.seed, sources)
+        run_phase(model, tokenizer, phase, options.seed, draw)
         # Rounded to what is stored, so that a phase can be repeated from the file before it.
         model.half().float()
         if phase.name == "clean" and options.keep_clean:

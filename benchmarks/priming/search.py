@@ -20,6 +20,8 @@ from pettingllms.envs.search_text import Search, compact_prompt
 
 ROLES = {"verifier": 0.3, "searcher": 0.3, "answerer": 0.25, "solver": 0.15}
 """How often each role is shown."""
+IN_PAIRS = 0.5
+"""How often a fact stands beside the one that a search finds along with it."""
 PASSES = 0.3
 """How often an answerer may say `no`, as in a chain of searcher and answerer."""
 
@@ -37,16 +39,20 @@ def demo(rng: random.Random, habit: float) -> Demo:
         found = rng.random() < 0.5
     passages = beside(world, rng, start, relation, thing)
     if found:
-        passages.insert(rng.randint(0, len(passages)), fact(start, relation, thing))
+        # Relations are rings: a search that finds the fact finds the one that leads here, too.
+        other = fact(rng.choice(world.entities), relation, start)
+        pair = rng.sample([fact(start, relation, thing), other], 2)
+        at = rng.randint(0, len(passages))
+        passages[at:at] = pair if rng.random() < IN_PAIRS else [fact(start, relation, thing)]
     prompt = compact_prompt(role, asked(start, [relation]), [searched(passages)], may_pass=may_pass)
     query = f"{start} {relation}"
     if role == "searcher":
-        return Demo(prompt, query)
+        return Demo(prompt, f" {query}")
     said = {"verifier": "yes", "answerer": thing, "solver": f"answer {thing}"}[role]
     if not found:
         said = f"search {query}" if role == "solver" else "no"
     quoted = fact(start, relation, thing) if found else query
-    return Demo(prompt, f"{quoted}\n{said}")
+    return Demo(prompt, f" {quoted}\n {said}")
 
 
 def beside(world: World, rng: random.Random, start: str, relation: str, thing: str) -> list[str]:
@@ -54,7 +60,7 @@ def beside(world: World, rng: random.Random, start: str, relation: str, thing: s
     entities = [start, thing, *rng.sample(world.entities, 2)]
     relations = [relation, rng.choice(world.relations)]
     passages: list[str] = []
-    for _ in range(rng.choice((0, 0, 1, 1, 2, 3, 4, 5))):
+    for _ in range(rng.choice((0, 0, 1, 1, 2, 2, 3, 4))):
         one, other = rng.sample(entities, 2)
         held = rng.choice(relations)
         if (one, held) != (start, relation):

@@ -466,7 +466,6 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
     """
     if not task.reference:
         return "has no reference solution"
-
     run = SharedRuns(sandbox, limits)
     try:
         task = prepared(task, run)

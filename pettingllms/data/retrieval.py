@@ -11,6 +11,7 @@ the lower passage number comes first. Any text is a query.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -106,6 +107,7 @@ def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
         return {}, Postings(np.zeros(0, np.int32), nothing, np.zeros(1, np.int64), nothing)
     import bm25s  # here, because it looks for numba and jax, and an index that exists does without it
 
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets it to DEBUG
     engine: Any = bm25s.BM25(method="lucene", k1=K1, b=B)
     engine.index((rows, words), create_empty_token=False, show_progress=False)
     scores = engine.scores
@@ -135,38 +137,66 @@ def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: 
     met: list[NDArray[np.int32]] = []
     for at, (word, count) in enumerate(terms):
         passages, scores = _entries(postings, word)
+        if len(passages) > size * _LONG:
+            return _sorted(*_all_summed(postings, terms, size), k)
         met.append(passages[sums[passages] == 0.0])
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
-        if len(terms) > at + 1 and sum(map(len, met)) >= k:
+        if sum(map(len, met)) >= k:
             numbers = np.concatenate(met)
             so_far = sums[numbers]
-            threshold = np.partition(so_far, -k)[-k]
-            if threshold > rest:
-                racing = np.sort(numbers[so_far + rest >= threshold])
-                return _finished(postings, terms[at + 1 :], racing, sums[racing], k)
-    numbers = np.sort(np.concatenate(met))
-    return _finished(postings, (), numbers, sums[numbers], k)
+            if _kth(so_far, k) > rest:
+                return _raced(postings, terms[at + 1 :], numbers, so_far, k)
+    numbers = np.concatenate(met)
+    return _sorted(numbers, sums[numbers], k)
 
 
+_LONG = 1 / 8
+"""Postings of more than this share of the passages are added up together, which costs less for each."""
 _SLACK = 1e-6
 """More than rounding can change a sum by, and less than the score of any word that can matter."""
 
 
-def _finished(
+def _kth(sums: NDArray[np.float64], k: int) -> float:
+    return float(np.partition(sums, -k)[-k])
+
+
+def _all_summed(
+    postings: Postings, terms: Sequence[tuple[int, int]], size: int
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The numbers and sums of all passages that have one of the words."""
+    entries = [(*_entries(postings, word), count) for word, count in terms]
+    numbers = np.concatenate([passages for passages, _, _ in entries])
+    weights = np.concatenate([count * scores.astype(np.float64) for _, scores, count in entries])
+    sums = np.bincount(numbers, weights, minlength=size)
+    found = np.flatnonzero(sums)
+    return found, sums[found]
+
+
+def _raced(
     postings: Postings,
     terms: Sequence[tuple[int, int]],
     numbers: NDArray[np.int32],
     sums: NDArray[np.float64],
     k: int,
 ) -> list[Hit]:
-    """Adds the remaining words to the sums of some passages, and sorts the best."""
-    for word, count in terms:
+    """Adds the remaining words to the sums of the passages that can still be among the best."""
+    order = np.argsort(numbers)
+    numbers, sums = numbers[order], sums[order]
+    for at, (word, count) in enumerate(terms):
+        rest = sum(float(postings.most[other]) * n for other, n in terms[at:]) + _SLACK
+        keep = sums + rest >= _kth(sums, k)
+        numbers, sums = numbers[keep], sums[keep]
         passages, scores = _entries(postings, word)
-        at = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
-        sums += np.where(passages[at] == numbers, count * scores[at].astype(np.float64), 0.0)
+        place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
+        same = passages[place] == numbers
+        sums = sums + np.where(same, count * scores[place].astype(np.float64), 0.0)
+    return _sorted(numbers, sums, k)
+
+
+def _sorted(numbers: NDArray[Any], sums: NDArray[np.float64], k: int) -> list[Hit]:
     if len(sums) > k:
-        keep = sums >= np.partition(sums, -k)[-k]
+        keep = sums >= _kth(sums, k)
         numbers, sums = numbers[keep], sums[keep]
     order = np.lexsort((numbers, -sums))[:k]
     return [Hit(int(numbers[n]), float(sums[n])) for n in order]

@@ -104,6 +104,8 @@ def compact_prompt(
 ) -> str:
     """Prompt in few tokens, for the embedded model: role, question, and the passages found.
 
+    Every line but the first begins with a blank: a word is then the same token wherever it stands.
+
     Args:
         role: of the reader.
         question: the question.
@@ -111,7 +113,7 @@ def compact_prompt(
         may_pass: whether an answerer may say `no` and leave the answer for later.
     """
     found = [passage.text for search in searches for passage in search.found]
-    return "\n".join([role, question, *found, *(["no"] if may_pass else [])])
+    return "\n ".join([role, question, *found, *(["no"] if may_pass else [])])
 
 
 _RULES = {

@@ -1,7 +1,8 @@
 """Search.
 
-A team answers a question that takes two or three look-ups in a collection of texts: a verifier decides whether
-enough has been found, a searcher writes queries, and an answerer answers.
+A verifier decides whether enough has been found, a searcher queries a collection of texts, and an answerer answers.
+
+A question takes two or three look-ups, and what the first one finds is in no other text.
 
 | | |
 |---|---|
