@@ -42,10 +42,10 @@ from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import pass_at_k, summarise
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
+from pettingllms.samplers.base import Sampler
 from pettingllms.types import Completion, Request
 
 RESULTS = HERE / "results" / "parts.json"
@@ -127,7 +127,7 @@ STORIES: Mapping[str, Story] = {
 class Shuffled:
     """A sampler in which one policy's completions are handed on to the next prompt of its batch."""
 
-    def __init__(self, policies: PolicySet, policy: str) -> None:
+    def __init__(self, policies: Sampler, policy: str) -> None:
         self.policies, self.policy = policies, policy
 
     def __getattr__(self, name: str) -> Any:
