@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -208,3 +209,23 @@ def test_the_server_says_what_it_cannot_serve():
         assert done.returncode == 2
         assert says in done.stderr
         assert done.stderr.count("\n") == 1
+
+
+def test_the_command_of_the_documentation_evaluates(tmp_path):
+    page = (ROOT / "docs" / "elsewhere.md").read_text(encoding="utf-8")
+    [line] = [line for line in page.splitlines() if line.startswith("vf-eval ")]
+    command = str(Path(python("verifiers")).parent / "vf-eval")
+    with stubbed() as stub:
+        stub.text = lambda body: SAID
+        words = [*shlex.split(line)[1:], "-m", "any", "--client.base-url", stub.base]
+        done = subprocess.run(
+            [command, *words, "--client.api-key-var", "STUB_KEY"],
+            cwd=tmp_path,
+            env={**environment(), "STUB_KEY": "none"},
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr[-3000:]
+        # Two episodes of two turns of two agents, at most.
+        assert 4 <= len(stub.bodies) <= 8
+    assert list(tmp_path.rglob("traces.jsonl"))

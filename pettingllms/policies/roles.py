@@ -95,11 +95,11 @@ def trained_policies(
     )
     if not trained:
         frozen = {roles_to_policies[role]: None for role in roles}
-        named = ", ".join(
+        players = ", ".join(
             f"the unmodified base model (policy {BASE!r})" if policy == BASE else policy
             for policy in frozen
         )
-        raise ConfigError(f"nothing to train: {', '.join(roles)} played by {named}")
+        raise ConfigError(f"nothing to train: {', '.join(roles)} played by {players}")
     for role, policy in roles_to_policies.items():
         if role not in roles and policy in trained:
             raise ConfigError(
