@@ -12,7 +12,7 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from pettingllms.data.hub import divided
-from pettingllms.envs.aec import clone_env, creator_of, made_with, takes_anything
+from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -339,7 +339,8 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
-    source = config.env.rpartition(":")[0] or config.env
+    bridged = config.env.partition(":")[0] in BRIDGES
+    source = config.env if bridged else config.env.rpartition(":")[0] or config.env
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"

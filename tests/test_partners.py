@@ -25,7 +25,8 @@ from pettingllms.evaluation.run import EvalResult, plan_of, run_evaluation
 from pettingllms.policies import loading
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import only_partners, parse_policies, trained_policies
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.runs import read_config
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.api_call import ApiSettings
@@ -141,7 +142,7 @@ def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model
     assert train(resume=tmp_path / "run").finished
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "gigpo", "look_ahead"])
+@pytest.mark.parametrize("estimator", ["grpo", "agent", "look_ahead"])
 def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, estimator):
     config = settings(stub, model, tmp_path / "run", estimator=estimator, max_steps=1)
     assert train(config).finished

@@ -206,6 +206,8 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
     for each in found:
         print(f"\n{report.as_text(report.comparison_table(each, short=True))}")
         print(f"\n{report.notes(each)}")
+        if each.coverage:
+            print(f"\n{report.as_text(report.coverage_table(each))}")
     differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
     if differing:
         print("settings that differ: " + "; ".join(differing))

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +32,7 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
     ADAPTERS,
@@ -44,6 +44,7 @@ from pettingllms.evaluation.rollouts import (
     held_out,
     lineups_of,
     roles_of,
+    seats_of,
 )
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
@@ -86,6 +87,10 @@ class EvalPlan:
     sampling: Sampling
     adapters: Mapping[str, Path]
     """Policy -> the folder of its adapter."""
+    source: EnvSource | None = None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    divide: bool = True
+    """Whether a data set without splits is divided, as in training."""
 
     @property
     def episodes(self) -> int:
@@ -244,7 +249,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
     env = _env(options, config, source)
-    roles_to_policies = parse_policies(config.policies, roles_of(env))
+    roles_to_policies = parse_policies(config.policies, *seats_of(env))
     check_partners(config, roles_to_policies, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
@@ -270,7 +275,18 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(config, options.split, env, roles_to_policies, teams, tasks, sampling, adapters)
+    return EvalPlan(
+        config,
+        options.split,
+        env,
+        roles_to_policies,
+        teams,
+        tasks,
+        sampling,
+        adapters,
+        source,
+        divide="dataset" not in options.over,
+    )
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -432,14 +448,12 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         score = f", success {sum(known) / len(known):.2f}" if known else ""
         display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
-    with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
+    with playing(plan, None if folder is None else folder.path) as play:
         episodes = evaluate_lineups(
-            plan.env,
             plan.teams,
             plan.tasks,
             plan.sampling,
-            load=lambda adapters: plan.load(adapters, None if folder is None else folder.path),
-            pool=pool,
+            play=play,
             folder=folder,
             on_progress=on_progress,
         )
@@ -471,4 +485,8 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
 def section(gain: Comparison) -> str:
     """The Markdown section of one comparison."""
     table = report.as_markdown(report.comparison_table(gain))
-    return f"## {gain.second} against {gain.first}\n\n{table}\n\n{report.notes(gain)}"
+    parts = [f"## {gain.second} against {gain.first}", table, report.notes(gain)]
+    if gain.coverage:
+        covered = report.as_markdown(report.coverage_table(gain))
+        parts += ["Tasks that at least one of the first k samples solves:", covered]
+    return "\n\n".join(parts)

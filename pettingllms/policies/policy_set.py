@@ -25,7 +25,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights, is_partner
-from pettingllms.types import Completion, Request, Sample
+from pettingllms.types import Completion, Request, Sample, role_of
 
 
 class PolicySet:
@@ -33,7 +33,7 @@ class PolicySet:
 
     Args:
         weights: the policies' tensors.
-        roles_to_policies: role -> policy.
+        roles_to_policies: role, or agent, -> policy.
         chat: tokenizer and template.
         engine: samples, from weights that `publish` hands to it.
     """
@@ -84,18 +84,20 @@ class PolicySet:
         return self._engine is not None and self._engine.continuous
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays `role`.
+        """The policy that plays a role, or an agent: its own, or else that of its role.
 
         Raises:
             UnknownNameError: no policy was given for it.
         """
-        if role not in self.roles_to_policies:
-            known = did_you_mean(role, self.roles_to_policies)
+        given = self.roles_to_policies
+        found = given.get(role) or given.get(role_of(role))
+        if found is None:
+            known = did_you_mean(role, given)
             raise UnknownNameError(f"no policy plays the role {role!r}; {known}")
-        return self.roles_to_policies[role]
+        return found
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """Renders an observation of `role` into prompt tokens; all roles share the template.
+        """Renders an observation of a role or agent into prompt tokens; all share the template.
 
         A partner's prompt is bytes, see `ApiPartners`.
         """

@@ -276,14 +276,10 @@ def _body(
 def _cost(usage: Any) -> Cost | None:
     if not isinstance(usage, dict):
         return None
-    prompt, completion = usage.get("prompt_tokens"), usage.get("completion_tokens")
-    if not _is_count(prompt) or not _is_count(completion):
+    counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
         return None
-    return Cost(int(prompt), int(completion))
-
-
-def _is_count(value: Any) -> bool:
-    return type(value) is int and 0 <= value < 1 << 40
+    return Cost(*counts)
 
 
 def _message(error: openai.APIStatusError) -> str:

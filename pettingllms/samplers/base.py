@@ -78,7 +78,7 @@ class Sampler(Protocol):
         """Whether batches may be formed from whatever is ready."""
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays `role`."""
+        """The policy that plays a role, or an agent: its own, or else that of its role."""
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """The prompt tokens of an observation."""
