@@ -108,7 +108,7 @@ def digest(state: checkpoints.TrainerState) -> str:
         else:
             found.update(repr(value).encode())
 
-    for part in (state.policies, state.optimizers, state.estimator, state.versions, state.tokens):
+    for part in (state.policies, state.optimizers, state.plugins, state.versions, state.tokens):
         add(part)
     return found.hexdigest()
 
@@ -125,7 +125,7 @@ def actors(*kinds: str) -> list[int]:
 
 
 def _of_time(name: str) -> bool:
-    return name.startswith(("time/", "tokens_per_second"))
+    return name.startswith(("time/", "tokens_per_second", "workers/"))
 
 
 # --------------------------------------------------------------------------------- measurements

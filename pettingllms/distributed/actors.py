@@ -80,8 +80,8 @@ class Worker:
         tasks: Sequence[Task],
         casting: Casting,
         weights: Mapping[str, tuple[int, Any]],
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """The trajectories of one shard of a step, and the seconds of its parts.
+    ) -> tuple[list[Trajectory], float]:
+        """The trajectories of one shard of a step, and the seconds that they took.
 
         Args:
             step: of training.
@@ -95,7 +95,8 @@ class Worker:
                 tensors = as_tensors(ray.get(reference))
                 self._policies.load_state(policy, tensors, version=version)
                 self._held[policy] = version
-        return self._player.play(step, tasks, casting, clock), clock.metrics(0)
+        found = self._player.play(step, tasks, casting, clock)
+        return found, clock.metrics(0)["time/step"]
 
 
 class _Elsewhere(Estimator):
@@ -137,8 +138,15 @@ class Learner:
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
         config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
-        parts = {"reward_transform": RewardTransform(config), "cast": _SameCast(job.updates)}
-        self._trainer = ATGRPO(config, None, self._policies, _Elsewhere(config), **parts)
+        no_env: Any = None  # it plays nothing
+        self._trainer = ATGRPO(
+            config,
+            no_env,
+            self._policies,
+            _Elsewhere(config),
+            reward_transform=RewardTransform(config),
+            cast=_SameCast(job.updates),
+        )
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 
