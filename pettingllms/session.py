@@ -45,7 +45,7 @@ from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
-from pettingllms.policies.sources import check_model
+from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import outcome_is_late, success_rate
 from pettingllms.runs import (
@@ -58,18 +58,14 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
+from pettingllms.sharing import check_shareable, share
+from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.play import check_shards
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.schedule import last_step
 
-Parts = Mapping[str, Any]
-"""Setting -> a class or an instance: `estimator`, `reward_transform`, `cast`."""
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
     "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
@@ -197,7 +193,10 @@ class TrainPlan:
             point_latest(self.path)
         with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
-            return session.run(tracker_names(config.report_to))
+            summary = session.run(tracker_names(config.report_to))
+        if summary.finished and config.push_to_hub is not None:
+            display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
+        return summary
 
     def trainer(
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
@@ -244,49 +243,18 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    check_shards(settings)
-    _check_turns(settings, template)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, parts or {})
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
+    if settings.push_to_hub is not None:  # now, and not only when all is trained
+        check_shareable(settings)
+        check_target(settings.push_to_hub)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
         settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
-
-
-def check_method(
-    config: ResolvedConfig, env: AnyEnv, players: Mapping[str, str], parts: Parts
-) -> None:
-    """Makes every part of the method once, to refuse one that does not fit before a model is loaded.
-
-    Raises:
-        ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
-            estimator cannot compare or that the environment is too long for, an environment that
-            lacks what the estimator needs, a cast for other teams.
-    """
-    estimator_of(config, parts.get("estimator"), env).shape().check(env)
-    plugin_of(RewardTransform, config, parts.get("reward_transform"))
-    trained = trained_policies(config.train_roles, players)
-    plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
-
-
-def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses turns that no episode has, on which nothing would be trained without a word.
-
-    Raises:
-        ConfigError: a turn of `train_turns` is not below the environment's limit.
-    """
-    limit = getattr(env.unwrapped, "max_turns", None)
-    if limit is None:
-        return
-    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
-        raise ConfigError(
-            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
-            "limit with --env-args.max_turns"
-        )
 
 
 class _StopAskedError(Exception):

@@ -36,9 +36,9 @@ from pettingllms.policies.policy_set import own_names
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
-from pettingllms.session import check_method
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.fitting import check_method
 
 HERE = "here"
 """In place of a GPU's name: this machine's."""

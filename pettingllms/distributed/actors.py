@@ -138,10 +138,10 @@ class Learner:
         roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
         self._policies = _policies(job, roles)
         config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
-        no_env: Any = None  # it plays nothing
+        env: Any = None  # a learner never plays
         self._trainer = ATGRPO(
             config,
-            no_env,
+            env,
             self._policies,
             _Elsewhere(config),
             reward_transform=RewardTransform(config),

@@ -22,13 +22,14 @@ class Generators(NamedTuple):
 
     python: Any
     numpy: Any
+    """None for a game that does not use it: swapping it takes longer than most games' moves."""
 
 
-def seeded(seed: int) -> Generators:
-    """The states that `seed` puts the generators into."""
+def seeded(seed: int, *, numpy: bool = True) -> Generators:
+    """The states that `seed` puts the generators into; only Python's where not `numpy`."""
     return Generators(
         random.Random(seed).getstate(),
-        np.random.RandomState(seed % (1 << 32)).get_state(),
+        np.random.RandomState(seed % (1 << 32)).get_state() if numpy else None,
     )
 
 
@@ -51,20 +52,22 @@ def private(state: Generators) -> Iterator[Swap]:
     """
     nowhere = io.StringIO()
     with _LOCK, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        outside = _taken()
+        outside = _taken(state)
         swap = Swap(state)
         try:
             _put(state)
             yield swap
         finally:
-            swap.state = _taken()
+            swap.state = _taken(state)
             _put(outside)
 
 
-def _taken() -> Generators:
-    return Generators(random.getstate(), np.random.get_state())  # noqa: NPY002
+def _taken(like: Generators) -> Generators:
+    numpy = None if like.numpy is None else np.random.get_state()  # noqa: NPY002
+    return Generators(random.getstate(), numpy)
 
 
 def _put(state: Generators) -> None:
     random.setstate(state.python)
-    np.random.set_state(state.numpy)  # noqa: NPY002
+    if state.numpy is not None:
+        np.random.set_state(state.numpy)  # noqa: NPY002

@@ -25,9 +25,13 @@ import importlib
 import logging
 import math
 import platform
+import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from numbers import Real
 from typing import Any, ClassVar, Literal, Self, get_args
+
+import numpy as np
 
 from pettingllms.envs import arguments
 from pettingllms.envs.game_env import GameEnv, seat_roles
@@ -46,6 +50,7 @@ Message = tuple[int, str, Any]
 
 LOSS = -1.0
 """Reward of a player that a game gives up on."""
+_SAID_AGAIN = ("PLAYER_ACTION", "GAME_ACTION_DESCRIPTION")
 _TRIED = (2, 1, 3, 4, 5, 6)
 """Numbers of players that are tried where none is given."""
 
@@ -59,8 +64,8 @@ class raw_env(GameEnv):
             that is possible.
         roles: the role of each player in the game's order; None: all are `player`, one shared
             policy that plays itself.
-        prompt: "full" for what TextArena's wrappers show; "compact" leaves out the rules and all
-            boards but the latest, for the embedded model.
+        prompt: "full" for what TextArena's wrappers show; "compact" leaves out the rules, all
+            boards but the latest, and words that the game repeats, for small models.
         max_turns: replies of each player, after which the episode is truncated.
         game_args: arguments of the game itself, such as `{"max_rounds": 5}`.
         render_mode: "ansi", "human" or None.
@@ -93,6 +98,7 @@ class raw_env(GameEnv):
         found = game_of(game)
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
         self._fresh = _made(game, found, game_args or {})
+        self._draws_from_numpy = _has_numpy(type(self._fresh).__module__)
         self._wrappers = list(found.default_wrappers or ())
         self.num_players = _players(game, self._fresh, num_players)
         super().__init__(
@@ -110,7 +116,7 @@ class raw_env(GameEnv):
     def _start(self) -> None:
         self._game = _copy(self._fresh)
         self._messages: list[list[Message]] = [[] for _ in range(self.num_players)]
-        with private(seeded(self._seed)) as swap:
+        with private(seeded(self._seed, numpy=self._draws_from_numpy)) as swap:
             self._game.reset(num_players=self.num_players, seed=self._seed)
         self._generators: Generators = swap.state
         state = self._game.state
@@ -250,10 +256,13 @@ def _lines(game: Any, messages: Sequence[Message]) -> str:
 def _compact(messages: Sequence[Message]) -> list[Message]:
     kinds = [_name(kind) for _, _, kind in messages]
     boards = [at for at, kind in enumerate(kinds) if kind == "GAME_BOARD"]
+    # What a player wrote, where the game says next what that meant.
+    twice = [at for at, pair in enumerate(pairwise(kinds)) if pair == _SAID_AGAIN]
+    out = {*boards[:-1], *twice}
     return [
         message
         for at, (message, kind) in enumerate(zip(messages, kinds, strict=True))
-        if kind != "PROMPT" and (kind != "GAME_BOARD" or at == boards[-1])
+        if kind != "PROMPT" and at not in out
     ]
 
 
@@ -280,6 +289,13 @@ def _made(name: str, game: Any, given: Mapping[str, Any]) -> Any:
             return kind(**{**game.kwargs, **given})
     except Exception as error:
         raise ConfigError(_why_not(name, error, given)) from error
+
+
+def _has_numpy(module: str) -> bool:
+    """Whether a game's package has imported NumPy, whose generator it may use then."""
+    package = module.rpartition(".")[0] if module.startswith("textarena.") else module
+    parts = [found for name, found in sys.modules.items() if name.startswith(package)]
+    return any(value is np for part in parts for value in vars(part).values())
 
 
 def _why_not(name: str, error: Exception, given: Mapping[str, Any]) -> str:

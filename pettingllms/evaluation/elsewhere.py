@@ -56,8 +56,8 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
     with connected(config) as ray:
         pools = placed(pools_of(config), config.workers, config.device, ray.cluster_resources())
         worker: Any = ray.remote(**pools[WORKERS].options)(EvalWorker)
-        no_env: Any = None  # every worker makes its own
-        given = sent(dataclasses.replace(plan, env=no_env))
+        env: Any = None  # every worker makes its own
+        given = sent(dataclasses.replace(plan, env=env))
         fleet = Fleet(
             lambda: worker.remote(given, torch.get_num_threads()),
             config.workers,

@@ -4,8 +4,8 @@ The setting `adapters` has one of these forms:
 
     RUN                   a run, or its folder `adapters`: a folder for every policy
     FOLDER                one adapter as PEFT saves it, which every role uses
-    org/name@revision     either of these on the hub, downloaded or from its cache; the revision
-                          may be left out
+    hub:org/name@revision either of these on the hub, downloaded or from its cache; the revision
+                          and `hub:` may be left out
     coder=X,tester=Y      an adapter for each of these roles, each in one of the forms above
 
 A role without an adapter is played by the base model in an evaluation, and starts with a fresh
@@ -29,6 +29,8 @@ from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, 
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _RUN = "config.yaml"
+HUB = "hub:"
+"""What the name of a repository on the hub may begin with, which tells it from a folder's."""
 
 
 def check_model(model: str, revision: str | None = None) -> None:
@@ -198,7 +200,9 @@ def _pairs(spec: str) -> dict[str, str]:
 
 def _located(source: str, role: str | None = None) -> Path:
     """The folder of one adapter, or of adapters by policy; of the one for `role` if given."""
-    hub = _HUB_ID.fullmatch(source)
+    hub = _HUB_ID.fullmatch(source.removeprefix(HUB))
+    if source.startswith(HUB) and not hub:
+        raise ConfigError(f"adapters: {source!r} names no repository; write hub:org/name")
     if Path(source).exists() or not hub:
         folder = adapters_in(Path(source).expanduser())
     else:

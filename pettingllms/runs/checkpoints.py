@@ -68,6 +68,7 @@ CHANGEABLE = frozenset(
         "api_max_tokens",
         "api_concurrency",
         "api_timeout",
+        "push_to_hub",
     }
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what

@@ -346,6 +346,9 @@ class ATGRPOConfig:
     eval_tasks: int | None = _run(None, "Held-out tasks of a validation", at_least=1)
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
+    push_to_hub: str | None = _run(
+        None, "Repository on the hub for the adapters and a card, at the end"
+    )
     sandbox: str = _run("embedded", SANDBOX_HELP, shared="run")
     require_isolation: str = _run(
         "any",
