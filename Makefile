@@ -13,7 +13,11 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
+<<<<<<< HEAD
 .PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-reasoning test-vllm test-gpu bench prime clean
+=======
+.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
+>>>>>>> scale
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -68,6 +72,10 @@ test-docker: setup ## Run the tests that need a Docker daemon
 test-games: ## Run the tests that need TextArena and PettingZoo's classic games
 	@$(SETUP) textarena classic
 	$(PYTEST) -m games $(ARGS)
+
+test-ray: ## Run the tests of workers and learners on Ray, which they kill and stop
+	@$(SETUP) ray
+	$(PYTEST) -m ray $(ARGS)
 
 test-reasoning: ## Run the tests that need reasoning-gym (a C compiler to install)
 	@$(SETUP) reasoning
