@@ -46,6 +46,28 @@ def test_every_environment_has_constants_that_it_can_read(name):
         assert env.infos[env.possible_agents[0]]["parse_error"] is None
 
 
+def unread(env, seed):
+    """A search team that reads nothing: the question is the query, the last word found the answer."""
+    env.reset(seed=seed)
+    question = env.unwrapped._state.question.text
+    said = {"verifier_0": "no", "searcher_0": question}
+    while not any((*env.terminations.values(), *env.truncations.values())):
+        found = [p.text for s in env.unwrapped._state.searches for p in s.found]
+        last = found[0].split()[-1] if found else "nothing"
+        env.step(said.get(env.agent_selection, last))
+    return env.infos["answerer_0"]["success"]
+
+
+def test_neither_constants_nor_a_team_that_reads_nothing_answer_questions_of_several_look_ups():
+    env = make("search", split="test")
+    assert blind_baseline(env, episodes=300)[0].success <= 0.02
+    compact = make("search", split="test", prompt="compact")
+    assert sum(unread(compact, seed) for seed in range(300)) <= 6
+    # Where one look-up is enough, the same team answers: it is the chain that has to be read.
+    alone = make("search", split="test", prompt="compact", hops=(1, 1))
+    assert sum(unread(alone, seed) for seed in range(300)) >= 100
+
+
 def test_the_best_comes_first_and_the_sums_are_those_of_the_episodes():
     env = make("sokoban", agents="single", split="test")
     found = blind_baseline(env, [["[]"], ["[R]", "[DRDRDR]"], ["nothing"]], episodes=50)

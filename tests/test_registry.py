@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import subprocess
 import sys
+from collections import Counter
 from typing import Any
 
 import pettingzoo
@@ -45,6 +46,12 @@ REPLIES = {
         "```python\n1 / 0\n```",
         "so \\boxed{\\frac{1}{2}}",
     ),
+    "search": (
+        "<verify>no</verify>",
+        "<search>owl7 old boss</search>",
+        "<verify>yes</verify>",
+        "<answer>owl7</answer>",
+    ),
     "plan_path": ("#### [R, D]", "[U, U, L]", "left, perhaps? [LEFT]", "#### D D", "[]", "[b2]"),
 }
 
@@ -54,8 +61,10 @@ TEXT_WARNINGS = (
     "ignore:Observation space for each agent probably should be:UserWarning",
     "ignore:Action space for each agent probably should be:UserWarning",
 )
-ROUND_ROBIN = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
-FACTORIES = {**ROUND_ROBIN, "delegating": "tests.delegating_env:env"}
+COUNTED = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
+DECIDED = {ENVIRONMENTS.own["search"]}
+"""Environments that decide who acts."""
+FACTORIES = {**COUNTED, "delegating": "tests.delegating_env:env"}
 environments = pytest.mark.parametrize("name", ENVIRONMENTS.own)
 factories = pytest.mark.parametrize("path", FACTORIES.values(), ids=FACTORIES)
 
@@ -166,14 +175,18 @@ def test_pettingzoos_state_test(path):
     check_state(env, num_cycles=5)
 
 
-@pytest.mark.parametrize("path", ROUND_ROBIN.values(), ids=ROUND_ROBIN)
+@pytest.mark.parametrize("path", COUNTED.values(), ids=COUNTED)
 def test_unreadable_replies_are_truncated_after_max_cycles(path):
     env = load_env(path, max_cycles=3)
     env.reset(seed=0)
-    for _ in range(3 * len(env.possible_agents)):
-        assert not any((*env.terminations.values(), *env.truncations.values()))
+    order: list[str] = []
+    while not any((*env.terminations.values(), *env.truncations.values())):
+        order.append(env.agent_selection)
         env.step("")
     assert all(env.truncations.values())
+    # Who acts may depend on the replies; then some agents never do.
+    assert set(Counter(order).values()) == {3}
+    assert path in DECIDED or [*dict.fromkeys(order)] == env.possible_agents
 
 
 @pytest.mark.parametrize("name", FACTORIES)

@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from benchmarks.priming import coding, math, plan_path, sokoban, sudoku
+from benchmarks.priming import coding, math, plan_path, search, sokoban, sudoku
 from benchmarks.priming.example import Demo
 
 __all__ = ["SOURCES", "Demo", "Source", "draw", "units"]
@@ -35,6 +35,7 @@ SOURCES: Mapping[str, Source] = {
     "sokoban": Source(sokoban.demo, sokoban.units, share=0.23, habit=0.95),
     "sudoku": Source(sudoku.demo, sudoku.units, share=0.14, habit=0.9),
     "math": Source(math.demo, math.units, share=0.14, habit=0.85),
+    "search": Source(search.demo, search.units, share=0.1, habit=0.0),
 }
 
 

@@ -32,6 +32,7 @@ from pettingllms.data.coding_schemas import TASKS
 from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
 from pettingllms.data.overlap import NGRAM, overlap
+from pettingllms.data.question_schemas import QUESTIONS
 from pettingllms.data.rows import data_files, ending_of, local
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
@@ -44,7 +45,7 @@ KINDS: dict[str, Kind[Any]] = {
     # The first schema that fits a row is taken, so the stricter kinds come first: a Sudoku is also
     # a question with an answer, and a grid is also a text of boards.
     kind.name: kind
-    for kind in (TASKS, PUZZLE_FILES, PROBLEMS, GRID_FILES, LEVEL_FILES)
+    for kind in (TASKS, PUZZLE_FILES, PROBLEMS, QUESTIONS, GRID_FILES, LEVEL_FILES)
 }
 _SCHEMAS = {schema: kind.name for kind in KINDS.values() for schema in kind.schemas}
 _SHOWN = 10
@@ -231,11 +232,15 @@ def _guess(source: str) -> Kind[Any]:
     """Returns the kind whose schemas know the first row."""
     path = Path(source.partition("?")[0]).expanduser()
     errors: list[DatasetError] = []
-    for kind in KINDS.values():
+    # What somebody has published is told apart better than files of a user's own, which are alike.
+    for kind, own in (
+        *((kind, False) for kind in KINDS.values()),
+        *((kind, True) for kind in KINDS.values()),
+    ):
         fits = data_files(path, kind.endings) if path.is_dir() else ending_of(path) in kind.endings
         readable = bool(fits) or not path.exists()
         try:
-            if readable and is_known(kind, hub.locate(source, None, kind.endings)):
+            if readable and is_known(kind, hub.locate(source, None, kind.endings), own=own):
                 return kind
         except DatasetError as error:  # a text of boards may be no CSV file of puzzles
             errors.append(error)

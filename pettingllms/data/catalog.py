@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from pettingllms.data.rows import Located
-from pettingllms.data.splits import Split
+from pettingllms.data.splits import SPLITS, Split
 
-KindName = Literal["coding", "math", "sudoku", "sokoban"]
+KindName = Literal["coding", "math", "search", "sudoku", "sokoban"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +57,15 @@ _LIVECODEBENCH_LIMITS = (("cpu_s", 6.0),)
 
 # It states none; its slowest solution (task 123) was measured to need 5 s.
 _MBPP_LIMITS = (("cpu_s", 8.0),)
+
+_FLASHRAG = "RUC-NLPIR/FlashRAG_datasets"
+
+
+def _flashrag(about: str, rows: str, **files: str) -> DataSet:
+    """A set of questions as FlashRAG writes them; split -> file."""
+    named = {split: (files[split],) for split in SPLITS if split in files}
+    return DataSet("search", "golden_answers", _FLASHRAG, named, about, rows)
+
 
 CATALOG: Mapping[str, DataSet] = {
     "apps": DataSet(
@@ -283,6 +292,48 @@ CATALOG: Mapping[str, DataSet] = {
         "see boxoban",
         "apache-2.0",
         revision=_BOXOBAN_REVISION,
+    ),
+    "nq": _flashrag(
+        "Natural Questions with short answers (Kwiatkowski et al. 2019)",
+        "79,168 train, 8,757 val, 3,610 test",
+        train="nq/train.jsonl",
+        val="nq/dev.jsonl",
+        test="nq/test.jsonl",
+    ),
+    "triviaqa": _flashrag(
+        "trivia questions with lists of accepted answers (arXiv 1705.03551)",
+        "78,785 train, 8,837 val, 11,313 test",
+        train="triviaqa/train.jsonl",
+        val="triviaqa/dev.jsonl",
+        test="triviaqa/test.jsonl",
+    ),
+    "popqa": _flashrag(
+        "questions about rare and well-known entities (arXiv 2212.10511)",
+        "14,267 test",
+        test="popqa/test.jsonl",
+    ),
+    "hotpotqa": _flashrag(
+        "questions that take two passages (arXiv 1809.09600)",
+        "90,447 train, 7,405 test",
+        train="hotpotqa/train.jsonl",
+        test="hotpotqa/dev.jsonl",
+    ),
+    "2wikimultihopqa": _flashrag(
+        "questions that take two to four passages (arXiv 2011.01060)",
+        "15,000 train, 12,576 test",
+        train="2wikimultihopqa/train.jsonl",
+        test="2wikimultihopqa/dev.jsonl",
+    ),
+    "musique": _flashrag(
+        "questions that take two to four look-ups (arXiv 2108.00573)",
+        "19,938 train, 2,417 test",
+        train="musique/train.jsonl",
+        test="musique/dev.jsonl",
+    ),
+    "bamboogle": _flashrag(
+        "two-hop questions that no web page answers at once (arXiv 2210.03350)",
+        "125 test",
+        test="bamboogle/test.jsonl",
     ),
 }
 

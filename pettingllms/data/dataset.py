@@ -135,7 +135,7 @@ class Schema(Generic[Record]):
 class Kind(Generic[Record]):
     """One type of record and the schemas it is read from."""
 
-    name: Literal["coding", "math", "plan_path", "sudoku", "sokoban"]
+    name: Literal["coding", "math", "plan_path", "search", "sudoku", "sokoban"]
     schemas: Mapping[str, Schema[Record]]
     """By name; the first that fits is taken where the caller names none."""
     own: str
@@ -227,8 +227,13 @@ def load_source(
     return loaded
 
 
-def is_known(kind: Kind[Record], located: Located) -> bool:
+def is_known(kind: Kind[Record], located: Located, *, own: bool = True) -> bool:
     """Returns whether the first readable row of the files fits a schema of this kind.
+
+    Args:
+        kind: whose schemas.
+        located: the files.
+        own: whether the schema of files of a user's own counts, too.
 
     Raises:
         DatasetError: a file holds no rows, or none of them can be read.
@@ -237,7 +242,8 @@ def is_known(kind: Kind[Record], located: Located) -> bool:
     for file in located.files:
         for number, row in rows(file, kind.header):
             if not isinstance(row, RowError):
-                return any(schema.fits(row) for schema in kind.schemas.values())
+                known = (s for name, s in kind.schemas.items() if own or name != kind.own)
+                return any(schema.fits(row) for schema in known)
             unread = unread or row.at(file.shown, number)
     raise DatasetError(str(unread) if unread else f"{located.name} has no rows")
 

@@ -48,6 +48,7 @@ ENVIRONMENTS = Registry(
         "coding": "pettingllms.envs.coding_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
+        "search": "pettingllms.envs.search_v0:env",
         "sokoban": "pettingllms.envs.sokoban_v0:env",
         "sudoku": "pettingllms.envs.sudoku_v0:env",
     },
@@ -284,12 +285,6 @@ def observe_text(env: AnyEnv, agent: str) -> str:
             "be a str or a dict with a str under the key 'text'"
         )
     return text
-
-
-def role_of(agent: str) -> str:
-    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
 
 
 def step_result(env: AnyEnv, agent: str) -> StepResult:

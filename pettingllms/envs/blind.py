@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.envs.aec import AnyEnv, next_agent, role_of, short_name
+from pettingllms.envs.aec import AnyEnv, next_agent, short_name
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.types import role_of
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 _ORDERS = ("1234", "4321", "2413", "3142")
+
+_SEARCH = "<search>first friend</search><answer>owl7</answer><verify>{word}</verify>"
 
 Answers = Sequence[str]
 """Replies of every agent: the text of the first turn, of the second, and so on; the last one repeats."""
@@ -78,6 +81,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "math": (
         ("\\boxed{1}\n```python\nprint(1)\n```",),
         ("\\boxed{12}\n```python\nprint(12)\n```",),
+    ),
+    "search": (
+        (_SEARCH.format(word="yes"),),
+        (_SEARCH.format(word="no"),),
     ),
     "coding": (
         ("```python\nprint(input())\n```\n```input\n1\n```\n```output\n1\n```",),

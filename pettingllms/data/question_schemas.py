@@ -1,0 +1,238 @@
+"""Published sets of questions that take a search, each read by its own schema.
+
+| schema | fields | data sets |
+|---|---|---|
+| `questions` | question, answer or answers; id, gold (titles or texts of passages), difficulty, split | files of your own |
+| `hotpot_qa` | question, answer, supporting_facts, context; id or _id, type | HotpotQA, 2WikiMultihopQA |
+| `musique` | question, answer, paragraphs; id, answer_aliases, answerable | MuSiQue |
+| `golden_answers` | question, golden_answers; id, metadata | NQ, TriviaQA, PopQA, Bamboogle and others of FlashRAG and Search-R1 |
+| `nq_open` | question, answer (list) | NQ |
+| `trivia_qa` | question, answer (value, aliases); question_id | TriviaQA |
+| `popqa` | question, possible_answers; id | PopQA |
+| `bamboogle` | Question, Answer | Bamboogle |
+
+`hotpot_qa` and `musique` bring passages with each question and name those that it takes. An answer is right if it
+matches any of the accepted ones; some sets list answers among them that are another entity, and
+exact match over the list then overstates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
+from pettingllms.data.questions import Passage, Question
+from pettingllms.data.rows import (
+    TABLES,
+    Row,
+    RowError,
+    UnsupportedRow,
+    checked_text,
+    is_blank,
+    label,
+    parsed,
+    question,
+    shown,
+    text,
+)
+from pettingllms.grading.short_answers import normal
+
+
+def load_questions(
+    source: str | Path,
+    split: str | None = None,
+    *,
+    schema: str | None = None,
+    skip_bad: bool = False,
+) -> Loaded[Question]:
+    """Loads questions, with a report on all rows; see `pettingllms.data.dataset.load_source`."""
+    return load_source(QUESTIONS, source, split, schema=schema, skip_bad=skip_bad)
+
+
+def _accepted(values: object, field: str) -> tuple[str, ...]:
+    """Answers that can be matched, each once; an answer such as `The` could be matched by nothing."""
+    if isinstance(values, str):
+        values = [values]
+    if not isinstance(values, Sequence):
+        raise RowError(field, f"must be an answer or a list of answers, got {shown(values)}")
+    given = [value if isinstance(value, str) else _number(value, field) for value in values]
+    answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in given))
+    usable = tuple(answer for answer in answers if normal(answer))
+    if not usable:
+        raise UnsupportedRow(field, "has no answer with a word that counts")
+    return usable
+
+
+def _number(value: object, field: str) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return str(value)
+    raise RowError(field, f"must hold text, got {shown(value)}")
+
+
+def _keys(values: object, field: str) -> tuple[str, ...]:
+    if not isinstance(values, Sequence) or isinstance(values, str):
+        raise RowError(field, f"must be a list, got {shown(values)}")
+    return tuple(dict.fromkeys(checked_text(value, field) for value in values))
+
+
+def _own(row: Row, name: str) -> Question:
+    field = "answers" if "answers" in row else "answer"
+    answers = _accepted(_listed(row.get(field)), field)
+    gold = _keys(row.get("gold") or [], "gold")
+    named = label(row, "id") or name
+    return Question(question(row, "question"), answers, gold, named, label(row, "difficulty"))
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, int | float) else value
+
+
+def _golden_answers(row: Row, name: str) -> Question:
+    answers = _accepted(parsed(row, "golden_answers"), "golden_answers")
+    extra = row.get("metadata")
+    gold: tuple[str, ...] = ()
+    context: tuple[Passage, ...] = ()
+    kind = None
+    if isinstance(extra, Mapping):
+        kind = label(extra, "type", "level")
+        if extra.get("supporting_facts") and extra.get("context"):
+            gold, context = _supporting(extra), _context(extra)
+    asked = question(row, "question")
+    return Question(asked, answers, gold, label(row, "id") or name, kind, context)
+
+
+def _hotpot_qa(row: Row, name: str) -> Question:
+    return Question(
+        question(row, "question"),
+        _accepted(text(row, "answer"), "answer"),
+        _supporting(row),
+        label(row, "id", "_id") or name,
+        label(row, "type", "level"),
+        _context(row),
+    )
+
+
+def _supporting(row: Row) -> tuple[str, ...]:
+    """Titles of the passages that a question takes; a pair of lists, or a list of pairs."""
+    facts = parsed(row, "supporting_facts")
+    if isinstance(facts, Mapping):
+        return _keys(facts.get("title"), "supporting_facts.title")
+    if isinstance(facts, Sequence) and all(isinstance(f, Sequence) and f for f in facts):
+        return _keys([fact[0] for fact in facts], "supporting_facts")
+    raise RowError("supporting_facts", f"must be titles and sentences, got {shown(facts)}")
+
+
+def _context(row: Row) -> tuple[Passage, ...]:
+    given = parsed(row, "context")
+    if isinstance(given, Mapping):
+        texts = given.get("sentences", given.get("content"))
+        pairs: Any = zip(given.get("title") or (), texts or (), strict=False)
+    elif isinstance(given, Sequence) and all(
+        isinstance(e, Sequence) and len(e) == 2 for e in given
+    ):
+        pairs = given
+    else:
+        raise RowError("context", f"must be titles and their sentences, got {shown(given)}")
+    passages = (
+        Passage(_joined(sentences), checked_text(title, "context")) for title, sentences in pairs
+    )
+    return tuple(passage for passage in passages if not is_blank(passage.text))
+
+
+def _joined(sentences: object) -> str:
+    if isinstance(sentences, Sequence) and not isinstance(sentences, str):
+        sentences = "".join(checked_text(sentence, "context") for sentence in sentences)
+    return checked_text(sentences, "context").strip()
+
+
+def _musique(row: Row, name: str) -> Question:
+    if row.get("answerable") is False:
+        raise UnsupportedRow("answerable", "is false: nobody could be right")
+    paragraphs = row.get("paragraphs")
+    if not isinstance(paragraphs, Sequence) or not all(isinstance(p, Mapping) for p in paragraphs):
+        raise RowError("paragraphs", f"must be a list of objects, got {shown(paragraphs)}")
+    passages = [Passage(text(p, "paragraph_text").strip(), text(p, "title")) for p in paragraphs]
+    gold = [
+        passage.key
+        for passage, p in zip(passages, paragraphs, strict=True)
+        if p.get("is_supporting")
+    ]
+    answers = _accepted([text(row, "answer"), *(row.get("answer_aliases") or [])], "answer")
+    named = label(row, "id") or name
+    # Ids begin with the number of look-ups: 2hop__482757_12019.
+    hops = named.partition("hop")[0]
+    difficulty = f"{hops} hops" if hops.isdigit() else None
+    context = tuple(passage for passage in passages if not is_blank(passage.text))
+    return Question(
+        question(row, "question"), answers, tuple(dict.fromkeys(gold)), named, difficulty, context
+    )
+
+
+def _nq_open(row: Row, name: str) -> Question:
+    return Question(question(row, "question"), _accepted(row["answer"], "answer"), (), name)
+
+
+def _trivia_qa(row: Row, name: str) -> Question:
+    answer = row["answer"]
+    aliases = [text(answer, "value"), *(answer.get("aliases") or [])]
+    named = label(row, "question_id") or name
+    return Question(question(row, "question"), _accepted(aliases, "answer.aliases"), (), named)
+
+
+def _popqa(row: Row, name: str) -> Question:
+    answers = _accepted(parsed(row, "possible_answers"), "possible_answers")
+    return Question(question(row, "question"), answers, (), label(row, "id") or name)
+
+
+def _bamboogle(row: Row, name: str) -> Question:
+    return Question(question(row, "Question"), _accepted(text(row, "Answer"), "Answer"), (), name)
+
+
+def _has(*fields: str) -> Callable[[Row], bool]:
+    return frozenset(fields).issubset
+
+
+def _answers(found: Question) -> Hashable:
+    return tuple(map(normal, found.answers))
+
+
+QUESTIONS: Kind[Question] = Kind(
+    name="search",
+    schemas={
+        "hotpot_qa": Schema(
+            "question, answer, supporting_facts, context",
+            _has("question", "answer", "supporting_facts", "context"),
+            _hotpot_qa,
+        ),
+        "musique": Schema(
+            "question, answer, paragraphs", _has("question", "answer", "paragraphs"), _musique
+        ),
+        "golden_answers": Schema(
+            "question, golden_answers", _has("question", "golden_answers"), _golden_answers
+        ),
+        "popqa": Schema("question, possible_answers", _has("question", "possible_answers"), _popqa),
+        "trivia_qa": Schema(
+            "question, answer.value",
+            lambda row: "question" in row and isinstance(row.get("answer"), Mapping),
+            _trivia_qa,
+        ),
+        "nq_open": Schema(
+            "question, answer (list)",
+            lambda row: row.keys() == {"question", "answer"} and isinstance(row["answer"], list),
+            _nq_open,
+        ),
+        "bamboogle": Schema("Question, Answer", _has("Question", "Answer"), _bamboogle),
+        "questions": Schema(
+            "question, answer or answers; gold",
+            lambda row: "question" in row and ("answer" in row or "answers" in row),
+            _own,
+        ),
+    },
+    own="questions",
+    endings=TABLES,
+    text=lambda found: found.text,
+    key=lambda found: normal_text(found.text),
+    answer=_answers,
+)

@@ -1,0 +1,207 @@
+"""Search in passages by BM25: the postings of a `bm25s` index, and exact best passages from them.
+
+`bm25s` scores every word of every passage once (Lucene's variant, k1 1.5, b 0.75); a query adds up the scores of its
+words. Its own retrieval is not used: its order of equal scores depends on how many passages are asked
+for, it returns passages that share no word with the query, and it raises where more are asked for than there are.
+
+Rules: words are runs of letters, digits and underscores in lower case, without stop words and stemming; the
+first `MAX_WORDS` words of a query count; a passage that shares none of them is not found; of equal scores
+the lower passage number comes first. Any text is a query.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pettingllms.data.questions import Passage
+
+MAX_WORDS = 32
+K1, B = 1.5, 0.75
+_WORD = re.compile(r"\w+")
+
+
+def words_of(text: str) -> list[str]:
+    """The words of a passage or query, as they are counted."""
+    return _WORD.findall(text.lower())
+
+
+class Postings(NamedTuple):
+    """Where each word is, and what it scores there: word w has the entries from `start[w]` to `start[w + 1]`."""
+
+    passage: NDArray[np.int32]
+    """Passage numbers, ascending within a word."""
+    score: NDArray[np.float32]
+    start: NDArray[np.int64]
+    most: NDArray[np.float32]
+    """The greatest score of each word."""
+
+
+class Hit(NamedTuple):
+    """A passage that was found."""
+
+    number: int
+    score: float
+
+
+class Index:
+    """Passages and their postings; immutable, so that threads and copies of environments share it.
+
+    Args:
+        passages: by their numbers.
+        postings: of their words.
+        number_of: returns the number of a word, or None where no passage has it.
+    """
+
+    def __init__(
+        self,
+        passages: Sequence[Passage],
+        postings: Postings,
+        number_of: Callable[[str], int | None],
+    ) -> None:
+        self.passages = passages
+        self.postings = postings
+        self._number_of = number_of
+
+    @classmethod
+    def of(cls, passages: Sequence[Passage]) -> Index:
+        """Indexes passages in memory."""
+        words, postings = indexed(full_text(passage) for passage in passages)
+        return cls(passages, postings, words.get)
+
+    def find(self, query: str, k: int) -> list[Passage]:
+        """Returns at most `k` passages, the best first."""
+        return [self.passages[hit.number] for hit in self.search(query, k)]
+
+    def search(self, query: str, k: int) -> list[Hit]:
+        """Returns the numbers and scores of at most `k` passages, the best first."""
+        return best(self.postings, self._terms(query), k, size=len(self.passages))
+
+    def _terms(self, query: str) -> list[tuple[int, int]]:
+        """Number and count of each known word of a query, those that can score most first."""
+        counts = Counter(words_of(query)[:MAX_WORDS])
+        known = ((self._number_of(word), count) for word, count in counts.items())
+        found = [(number, count) for number, count in known if number is not None]
+        most = self.postings.most
+        # One order for all passages, so that equal sums are equal to the last bit.
+        return sorted(found, key=lambda term: (-float(most[term[0]]) * term[1], term[0]))
+
+
+def full_text(passage: Passage) -> str:
+    """What of a passage is searched."""
+    return f"{passage.title} {passage.text}" if passage.title else passage.text
+
+
+def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
+    """Scores all words of all texts; word -> number, and the postings."""
+    words: dict[str, int] = {}
+    rows = [[words.setdefault(word, len(words)) for word in words_of(text)] for text in texts]
+    if not words:
+        nothing = np.zeros(0, np.float32)
+        return {}, Postings(np.zeros(0, np.int32), nothing, np.zeros(1, np.int64), nothing)
+    import bm25s  # here, because it looks for numba and jax, and an index that exists does without it
+
+    logging.getLogger("bm25s").setLevel(logging.WARNING)  # its import sets it to DEBUG
+    engine: Any = bm25s.BM25(method="lucene", k1=K1, b=B)
+    engine.index((rows, words), create_empty_token=False, show_progress=False)
+    scores = engine.scores
+    start = np.asarray(scores["indptr"], np.int64)
+    score = np.asarray(scores["data"], np.float32)
+    passage = np.asarray(scores["indices"], np.int32)
+    return words, Postings(passage, score, start, np.maximum.reduceat(score, start[:-1]))
+
+
+def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: int) -> list[Hit]:
+    """The `k` passages with the greatest sums, exactly, without adding up all of them.
+
+    Words that can score most come first. As soon as those that remain cannot lift a passage that has none of the earlier
+    words into the best `k` (MaxScore: Turtle and Flood 1995), only passages that are still in the race are looked up
+    in their postings, which are long: frequent words score little.
+
+    Args:
+        postings: all of them.
+        terms: number and count of each word, the greatest possible scores first.
+        k: how many passages.
+        size: how many there are.
+    """
+    if k < 1 or not terms:
+        return []
+    bounds = [float(postings.most[word]) * count for word, count in terms]
+    sums = np.zeros(size)
+    met: list[NDArray[np.int32]] = []
+    for at, (word, count) in enumerate(terms):
+        passages, scores = _entries(postings, word)
+        if len(passages) > size * _LONG:
+            return _sorted(*_all_summed(postings, terms, size), k)
+        met.append(passages[sums[passages] == 0.0])
+        sums[passages] += count * scores.astype(np.float64)
+        rest = sum(bounds[at + 1 :]) + _SLACK
+        if sum(map(len, met)) >= k:
+            numbers = np.concatenate(met)
+            so_far = sums[numbers]
+            if _kth(so_far, k) > rest:
+                return _raced(postings, terms[at + 1 :], numbers, so_far, k)
+    numbers = np.concatenate(met)
+    return _sorted(numbers, sums[numbers], k)
+
+
+_LONG = 1 / 8
+"""Postings of more than this share of the passages are added up together, which costs less for each."""
+_SLACK = 1e-6
+"""More than rounding can change a sum by, and less than the score of any word that can matter."""
+
+
+def _kth(sums: NDArray[np.float64], k: int) -> float:
+    return float(np.partition(sums, -k)[-k])
+
+
+def _all_summed(
+    postings: Postings, terms: Sequence[tuple[int, int]], size: int
+) -> tuple[NDArray[Any], NDArray[np.float64]]:
+    """The numbers and sums of all passages that have one of the words."""
+    entries = [(*_entries(postings, word), count) for word, count in terms]
+    numbers = np.concatenate([passages for passages, _, _ in entries])
+    weights = np.concatenate([count * scores.astype(np.float64) for _, scores, count in entries])
+    sums = np.bincount(numbers, weights, minlength=size)
+    found = np.flatnonzero(sums)
+    return found, sums[found]
+
+
+def _raced(
+    postings: Postings,
+    terms: Sequence[tuple[int, int]],
+    numbers: NDArray[np.int32],
+    sums: NDArray[np.float64],
+    k: int,
+) -> list[Hit]:
+    """Adds the remaining words to the sums of the passages that can still be among the best."""
+    order = np.argsort(numbers)
+    numbers, sums = numbers[order], sums[order]
+    for at, (word, count) in enumerate(terms):
+        rest = sum(float(postings.most[other]) * n for other, n in terms[at:]) + _SLACK
+        keep = sums + rest >= _kth(sums, k)
+        numbers, sums = numbers[keep], sums[keep]
+        passages, scores = _entries(postings, word)
+        place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
+        same = passages[place] == numbers
+        sums = sums + np.where(same, count * scores[place].astype(np.float64), 0.0)
+    return _sorted(numbers, sums, k)
+
+
+def _sorted(numbers: NDArray[Any], sums: NDArray[np.float64], k: int) -> list[Hit]:
+    if len(sums) > k:
+        keep = sums >= _kth(sums, k)
+        numbers, sums = numbers[keep], sums[keep]
+    order = np.lexsort((numbers, -sums))[:k]
+    return [Hit(int(numbers[n]), float(sums[n])) for n in order]
+
+
+def _entries(postings: Postings, word: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    span = slice(int(postings.start[word]), int(postings.start[word + 1]))
+    return postings.passage[span], postings.score[span]

@@ -1,0 +1,95 @@
+"""Where the search environment has its questions from, and the index that each of them is searched in.
+
+Generated facts are indexed in memory, a tenth of a second once a process. Corpora and the pooled passages of a
+data set have an index on disk, which all processes map (`pettingllms.data.corpora`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache, partial
+from pathlib import Path
+from typing import cast
+
+from pettingllms.data import facts
+from pettingllms.data.corpora import open_corpus, open_passages
+from pettingllms.data.question_schemas import load_questions
+from pettingllms.data.questions import Passage, Question
+from pettingllms.data.retrieval import Index
+from pettingllms.data.splits import Split
+from pettingllms.errors import ConfigError
+
+OWN, POOLED = "own", "pooled"
+_KNOWN_BY_TITLE = 20
+"""Of the passages that share most words with a title, so many are looked at for the one that has it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """Questions by seed, and the index of each."""
+
+    question: Callable[[int], Question]
+    index: Callable[[Question], Index]
+    size: int | None
+    """Number of questions; None for endless ones."""
+
+
+def library(
+    dataset: str | Path | None,
+    corpus: str | Path | None,
+    split: str,
+    hops: tuple[int, int],
+    folder: str | Path | None,
+) -> Library:
+    """Opens the questions of a split and what they are searched in; arguments as in `search_v0`.
+
+    Raises:
+        ConfigError: there is a corpus without questions, or there are questions without a corpus.
+        DatasetError: one of them cannot be had, or has nothing that can be used.
+    """
+    where = None if folder is None else Path(folder)
+    if dataset is None:
+        if corpus is not None:
+            raise ConfigError(
+                f"corpus={str(corpus)!r} needs questions: give dataset, or leave both out for generated facts"
+            )
+        part = cast(Split, split)
+        made = partial(facts.question, split=part, hops=hops)
+        # A question of a user's own is searched in the same facts.
+        return Library(made, lambda _: _generated(part), None)
+    records = load_questions(dataset, split).records
+    size = len(records)
+    if corpus is not None and corpus not in (OWN, POOLED):
+        index = open_corpus(corpus, where)
+        return Library(lambda seed: _within(records[seed % size], index), lambda _: index, size)
+    pooled = tuple(dict.fromkeys(passage for record in records for passage in record.context))
+    if not pooled:
+        raise ConfigError(
+            f"the rows of dataset {str(dataset)!r} bring no passages; give corpus, a file, a folder or a hub id"
+        )
+    if corpus == OWN:
+        return Library(lambda seed: records[seed % size], _own(), size)
+    index = open_passages(f"{dataset}, {split} split, pooled", pooled, where)
+    return Library(lambda seed: records[seed % size], lambda _: index, size)
+
+
+@cache
+def _generated(split: Split) -> Index:
+    return Index.of(facts.world(split).passages)
+
+
+def _own() -> Callable[[Question], Index]:
+    @lru_cache(maxsize=64)
+    def of(context: Sequence[Passage]) -> Index:
+        return Index.of(context)
+
+    return lambda question: of(question.context)
+
+
+def _within(question: Question, index: Index) -> Question:
+    """A question without the names of passages where the corpus lacks one of them: nobody could find all."""
+    for key in question.gold:
+        if all(passage.key != key for passage in index.find(key, _KNOWN_BY_TITLE)):
+            return replace(question, gold=())
+    return question

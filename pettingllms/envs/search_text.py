@@ -1,0 +1,183 @@
+"""Prompts of the search environment, and the parsing of replies.
+
+No text that a model can write raises here or takes longer than its length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from pettingllms.data.questions import Passage
+from pettingllms.envs.parsing import ParseError
+from pettingllms.grading.short_answers import normal
+
+MAX_QUERY_CHARS = 300
+MAX_ANSWER_CHARS = 200
+SHOWN_WORDS = 100
+"""Of a passage; the rest of a longer one is cut."""
+SHOWN_CHARS = 6_000
+"""Of all passages together; the oldest make room."""
+
+_ROLE_TAGS = {
+    "verifier": ("verify",),
+    "searcher": ("search",),
+    "answerer": ("answer", "verify"),
+    "solver": ("search", "answer"),
+}
+_ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
+_WORD = re.compile(r"\w")
+
+
+class Search(NamedTuple):
+    """A search of an episode, and what it found that was not there before."""
+
+    query: str
+    found: tuple[Passage, ...]
+
+
+class Reply(NamedTuple):
+    """A parsed reply."""
+
+    kind: str
+    """`verify`, `search` or `answer`."""
+    said: str
+    """`yes` or `no`, a query, or an answer."""
+
+
+def parse_reply(role: str, text: str, *, compact: bool) -> Reply | ParseError:
+    """Parses a reply by the rules of its author's role.
+
+    A compact reply has no tags: its last line counts, and those before it are working.
+    """
+    found = _bare(role, text) if compact else _tagged(role, text)
+    return found if isinstance(found, ParseError) else _checked(found)
+
+
+def _bare(role: str, text: str) -> Reply | ParseError:
+    said = text.strip().rpartition("\n")[2].strip()
+    if role == "solver":
+        kind, _, rest = said.partition(" ")
+        if kind not in _ROLE_TAGS[role]:
+            return ParseError("neither `search` and a query nor `answer` and an answer")
+        return Reply(kind, rest.strip())
+    # Nothing that can be found is called no: an answerer who says it asks for more.
+    kind = "verify" if role == "answerer" and said == "no" else _ROLE_TAGS[role][0]
+    return Reply(kind, said)
+
+
+def _tagged(role: str, text: str) -> Reply | ParseError:
+    tags = _ROLE_TAGS[role]
+    # Tags are ASCII, and `str.lower` can change the length of a text.
+    low = text.translate(_ASCII_LOWER)
+    ends = {tag: low.rfind(f"</{tag}>") for tag in tags}
+    tag = max(tags, key=lambda each: ends[each])
+    start = low.rfind(f"<{tag}>", 0, max(ends[tag], 0))
+    if start < 0:
+        return ParseError(f"no {' or '.join(f'<{each}>...</{each}>' for each in tags)}")
+    inside = start + len(tag) + 2
+    return Reply(tag, text[inside : low.find(f"</{tag}>", inside)].strip())
+
+
+def _checked(reply: Reply) -> Reply | ParseError:
+    if reply.kind == "verify":
+        said = reply.said[:8].lower()
+        if said not in ("yes", "no"):
+            return ParseError(f"{reply.said[:40]!r} is neither yes nor no")
+        return Reply("verify", said)
+    if reply.kind == "search":
+        if len(reply.said) > MAX_QUERY_CHARS:
+            return ParseError(f"the query is longer than {MAX_QUERY_CHARS} characters")
+        if not _WORD.search(reply.said):
+            return ParseError("the query has no word")
+        return Reply("search", " ".join(reply.said.split()))
+    if len(reply.said) > MAX_ANSWER_CHARS:
+        return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
+    if not normal(reply.said):
+        return ParseError("the answer has no word that counts")
+    return reply
+
+
+def compact_prompt(
+    role: str, question: str, searches: Sequence[Search], *, may_pass: bool = False
+) -> str:
+    """Prompt in few tokens, for the embedded model: role, question, and the passages found.
+
+    Every line but the first begins with a blank: a word is then the same token wherever it stands.
+
+    Args:
+        role: of the reader.
+        question: the question.
+        searches: all searches so far.
+        may_pass: whether an answerer may say `no` and leave the answer for later.
+    """
+    found = [passage.text for search in searches for passage in search.found]
+    return "\n ".join([role, question, *found, *(["no"] if may_pass else [])])
+
+
+_RULES = {
+    "verifier": """You lead a team that answers a question by searching a collection of texts. Judge whether what has been \
+found is enough to answer the question with certainty. If it is, the answerer is next; if anything is missing, the searcher is.
+Think first if you like, then end your reply with <verify>yes</verify> if it is enough, or <verify>no</verify> if it is not.""",
+    "searcher": """You search a collection of texts for a team that has to answer a question. Texts are found by the words that \
+they share with your query. Work out which fact is missing next, also in the light of what has been found, and search for that; \
+an earlier query finds nothing new.
+Think first if you like, then end your reply with one query: <search>your query</search>.""",
+    "answerer": """You answer a question for a team that has searched a collection of texts. Use what has been found.
+Think first if you like, then end your reply with the shortest exact answer, a name, a number or a few words: \
+<answer>your answer</answer>.""",
+    "solver": """You answer a question by searching a collection of texts. Texts are found by the words that they share with your \
+query. In each reply you either search or answer; your first answer is final.
+Think first if you like, then end your reply with one query, <search>your query</search>, or with the shortest exact answer, \
+a name, a number or a few words: <answer>your answer</answer>.""",
+}
+_MAY_PASS = (
+    "If anything is missing, end it with <verify>no</verify> instead, and another search follows."
+)
+
+
+def full_prompt(
+    role: str, question: str, searches: Sequence[Search], *, left: int, may_pass: bool = False
+) -> str:
+    """Prompt of rules, question and passages, for real language models.
+
+    Args:
+        role: of the reader.
+        question: the question.
+        searches: all searches so far.
+        left: searches that the episode may still make.
+        may_pass: whether an answerer may ask for another search.
+    """
+    parts = [_RULES[role], *([_MAY_PASS] if may_pass else []), f"Question: {question}"]
+    parts += _shown(searches) or ["Nothing has been searched yet."]
+    if role != "answerer" or may_pass:
+        parts.append(f"Searches left: {left}.")
+    return "\n\n".join(parts)
+
+
+def _shown(searches: Sequence[Search]) -> list[str]:
+    """Queries with the passages that they found, as many of the latest as have room."""
+    blocks: list[str] = []
+    number = sum(len(search.found) for search in searches)
+    room = SHOWN_CHARS
+    for search in reversed(searches):
+        lines = [f"Search: {search.query}"]
+        texts = [_cut(passage) for passage in search.found]
+        number -= len(texts)
+        lines += [f"[{number + n}] {text}" for n, text in enumerate(texts, 1)]
+        lines += [] if texts else ["Nothing new was found."]
+        block = "\n".join(lines)
+        if len(block) > room:
+            note = f"(What was found earlier is left out: at most {SHOWN_CHARS} characters.)"
+            return [note, *(blocks or [block[:room]])]
+        room -= len(block)
+        blocks.insert(0, block)
+    return blocks
+
+
+def _cut(passage: Passage) -> str:
+    # A passage may be one line of a megabyte.
+    text = " ".join(passage.text[: 20 * SHOWN_WORDS].split()[:SHOWN_WORDS])[: SHOWN_CHARS // 8]
+    title = " ".join(passage.title.split())[:100]
+    return f"({title}) {text}" if title else text

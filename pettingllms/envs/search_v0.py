@@ -1,0 +1,321 @@
+"""Search.
+
+A verifier decides whether enough has been found, a searcher queries a collection of texts, and an answerer answers.
+
+A question takes two or three look-ups, and what the first one finds is in no other text.
+
+| | |
+|---|---|
+| Creation | `search_v0.env()`, `pettingzoo.make("aec", "pettingllms/search-v0")` |
+| Agents | `verifier_0`, `searcher_0`, `answerer_0`; other topologies have some of them, or `solver_0` |
+| Action | `FreeText`: a reply with `<verify>yes</verify>`, `<search>...</search>` or `<answer>...</answer>` |
+| Observation | `Dict(text: FreeText, turn: Discrete)` |
+| Turns | 4 by default, then truncation; one less is the number of searches, in every topology |
+
+Who acts next depends on the replies:
+
+| topology | order |
+|---|---|
+| `"router"` (default) | verifier: `yes` leads to the answerer, `no` to the searcher, after whom the verifier is next; in its last turn an answer is due whatever it says |
+| `"chain"` | searcher, answerer, searcher, ...: the answerer answers, or says `<verify>no</verify>` for another search |
+| `"single"` | `solver_0` searches or answers in each reply |
+
+All agents see the question, the queries and what they found, and nobody sees another's thinking. The first answer that
+can be read is final and ends the episode; it is a success if it matches an accepted answer exactly, up to case,
+punctuation and articles. A reply that cannot be read says why in `infos[agent]["parse_error"]` and uses up the
+turn; the verifier's counts as `yes`. Any text is a query: it is split into words and never parsed
+(`pettingllms.data.retrieval`). Flow and outcome reward are those of Dr. MAS (arXiv 2602.08847).
+
+# Rewards
+
+`reward = alpha * team + local`, both in `infos`.
+
+| scheme | verifier | searcher | answerer |
+|---|---|---|---|
+| `"dense"` (default) | local: -0.5 where its word is wrong | team: share of the needed passages that it is the first to find | team: 1 for an exact match |
+| `"sparse"` | 0 | 0 | the same |
+
+`yes` is right exactly if all needed passages have been found. An answerer that may say `no` is held to
+the same; a solver is paid as searcher or answerer. What is needed is what the data set names; where it names
+nothing, one passage that contains an accepted answer. A reply that cannot be read costs 0.01 of local reward.
+Every positive reward is a part of a sum that an episode holds at most once, 1 for searching and 1 for the answer, and
+words are only ever penalized: a longer episode, a repeated query, or an answer that holds half of a passage earns nothing.
+
+`infos[agent]`: `difficulty` (`2 hops`), `recall` (share of the needed passages found so far), `searches`,
+`anchor` (equal where the question and the set of found passages are equal); of an answer `exact`, `f1` and `contains`.
+
+# Arguments
+
+`dataset`: None for questions about generated facts (`pettingllms.data.facts`), with `hops`, fewest and most look-ups; or a
+data set's name, hub id or path (`pettingllms.data.question_schemas`), whose passages are searched, or a `corpus` of its own
+(`pettingllms.data.corpora`). Its index is built once and kept in `cache`.
+`topology`, `top` (passages that a search returns). `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
+`prompt` (`"full"`, or `"compact"` for the embedded model) are as in `coding_v0`.
+
+`reset(options={"question": text})` plays a question without a reference, for which nothing is paid; `answer()` is the
+team's answer.
+
+# Version History
+
+* v0: first version (0.2.0)
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Unpack, get_args
+
+from pettingllms.data import facts
+from pettingllms.data.questions import Passage, Question
+from pettingllms.envs import arguments
+from pettingllms.envs.base import Outcome
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.search_library import library
+from pettingllms.envs.search_text import Reply, Search, compact_prompt, full_prompt, parse_reply
+from pettingllms.envs.team_env import Prompt, TeamEnv
+from pettingllms.errors import ConfigError
+from pettingllms.grading.short_answers import contains, exact_match, f1
+from pettingllms.sandbox import Sandbox, SandboxSettings
+
+Topology = Literal["router", "chain", "single"]
+ROLES: Mapping[str, tuple[str, ...]] = {
+    "router": ("verifier", "searcher", "answerer"),
+    "chain": ("searcher", "answerer"),
+    "single": ("solver",),
+}
+UNREADABLE = 0.01
+"""Cost, in local reward, of a reply that cannot be read."""
+WRONG_WORD = 0.5
+"""Cost, in local reward, of a wrong yes or no."""
+MOST_TOP = 20
+
+
+class SearchArguments(arguments.TextArguments, total=False):
+    """The arguments that the environment passes on: those of `TeamArguments` without `rewards`."""
+
+    prompt: Prompt
+    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """State of an episode: the question, what has been searched, and whose turn it is."""
+
+    question: Question
+    due: str
+    """Role that acts next."""
+    searches: tuple[Search, ...] = ()
+    used: int = 0
+    """Searches that have been made or wasted."""
+    turns: int = 0
+    """Turns that are over, of the role that opens them."""
+    recall: float = 0.0
+    answer: str | None = None
+    success: bool = False
+
+
+class raw_env(TeamEnv):
+    """The search environment; the module's docstring is its manual.
+
+    Args:
+        dataset: None for questions about generated facts, or a data set's name, hub id, file or folder.
+        corpus: what is searched: "pooled" (the passages of all rows), "own" (those of the question
+            alone), or a corpus's hub id, file or folder; None for "pooled", or the generated facts.
+        cache: folder of indexes; None for ~/.cache/pettingllms/search.
+        hops: fewest and most look-ups of a generated question.
+        topology: who acts when: "router", "chain", or "single" for one `solver_0`.
+        top: most passages that a search returns.
+        rewards: "dense", or "sparse" for the outcome alone.
+        kwargs: as in `TeamEnv`.
+
+    Raises:
+        ConfigError: an unknown word, numbers out of range, or questions without a corpus.
+        DatasetError: `dataset` or `corpus` cannot be had, or has nothing that can be used.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "search_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "render_fps": 1,
+    }
+    embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
+    reset_options = ("question",)
+
+    def __init__(
+        self,
+        *,
+        dataset: str | Path | None = None,
+        corpus: str | Path | None = None,
+        cache: str | Path | None = None,
+        hops: tuple[int, int] = facts.HOPS,
+        topology: Topology = "router",
+        top: int = 2,
+        rewards: str = "dense",
+        **kwargs: Unpack[SearchArguments],
+    ) -> None:
+        arguments.one_of("topology", topology, get_args(Topology))
+        super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
+        self.topology = topology
+        if not 1 <= top <= MOST_TOP:
+            raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")
+        self.top = top
+        facts.check_hops(tuple(hops))
+        self.library = library(dataset, corpus, self.split, (hops[0], hops[1]), cache)
+        self.num_tasks = self.library.size
+
+    def _start(self, seed: int, options: dict[str, Any]) -> State:
+        # A team without a single search goes straight to its answer.
+        first = ROLES[self.topology][0 if self.budget or self.topology != "chain" else -1]
+        if "question" in options:  # nobody knows its answer
+            return State(Question(str(options["question"]), (), (), "question"), first)
+        return State(self.library.question(seed), first)
+
+    def _next_agent(self, state: State, agent: str | None) -> str:
+        del agent
+        return f"{state.due}_0"
+
+    @property
+    def budget(self) -> int:
+        """Searches that an episode may make: so many that an answer still fits."""
+        return self.max_turns - 1
+
+    def _text(self, state: State, agent: str) -> str:
+        role, may_pass = agent.removesuffix("_0"), self._may_pass(state)
+        may_pass = may_pass and role == "answerer"
+        asked, found = state.question.text, state.searches
+        if self.prompt == "compact":
+            return compact_prompt(role, asked, found, may_pass=may_pass)
+        left = self.budget - state.used
+        return full_prompt(role, asked, found, left=left, may_pass=may_pass)
+
+    def _may_pass(self, state: State) -> bool:
+        return self.topology == "chain" and state.used < self.budget
+
+    def _act(self, state: State, agent: str, text: str) -> Outcome:
+        role = agent.removesuffix("_0")
+        reply = parse_reply(role, text, compact=self.prompt == "compact")
+        return self._judged(state, role, reply)
+
+    def _unread(self, state: State, agent: str, reason: str) -> Outcome:
+        return self._judged(state, agent.removesuffix("_0"), ParseError(reason))
+
+    def _judged(self, state: State, role: str, reply: Reply | ParseError) -> Outcome:
+        if isinstance(reply, ParseError):
+            return self._unreadable(state, role, reply.why)
+        if reply.kind == "verify":
+            if role == "answerer" and not self._may_pass(state):
+                return self._unreadable(state, role, "no search is left; an answer is due")
+            return self._routed(state, role, reply.said)
+        if reply.kind == "search":
+            if state.used >= self.budget:
+                return self._unreadable(state, role, "no search is left; an answer is due")
+            return self._searched(state, role, reply.said)
+        accepted = state.question.answers
+        exact = exact_match(reply.said, accepted)
+        info = {"exact": float(exact), "f1": f1(reply.said, accepted)}
+        info["contains"] = float(contains(reply.said, accepted))
+        after = replace(state, answer=reply.said, success=exact)
+        return self._outcome(after, team=float(exact), done=True, info=info)
+
+    def _unreadable(self, state: State, role: str, why: str) -> Outcome:
+        if role == "verifier":
+            counted = self._routed(state, role, "yes")
+            return replace(counted, local=counted.local - UNREADABLE, parse_error=why)
+        wasted = role == "searcher"
+        after = replace(state, used=state.used + wasted, turns=state.turns + 1)
+        after = replace(after, due=self._opener(after, role))
+        return self._outcome(after, local=-UNREADABLE, parse_error=why)
+
+    def _opener(self, state: State, role: str) -> str:
+        """The role after a searcher or answerer."""
+        if self.topology == "router":
+            return "verifier"
+        if self.topology == "single":
+            return role
+        searches = role == "answerer" and state.used < self.budget
+        return "searcher" if searches else "answerer"
+
+    def _routed(self, state: State, role: str, word: str) -> Outcome:
+        """What the word `yes` or `no` of a verifier leads to, or the `no` of an answerer."""
+        enough = state.recall == 1.0
+        wrong = bool(state.question.answers) and enough != (word == "yes")
+        local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
+        last = state.turns >= self.max_turns - 1
+        due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"
+        return self._outcome(replace(state, due=due), local=local)
+
+    def _searched(self, state: State, role: str, query: str) -> Outcome:
+        before = {passage for search in state.searches for passage in search.found}
+        found = tuple(p for p in self._found(state, query) if p not in before)
+        searches = (*state.searches, Search(query, found))
+        recall = _recall(state.question, searches)
+        after = replace(
+            state, searches=searches, recall=recall, used=state.used + 1, turns=state.turns + 1
+        )
+        after = replace(after, due=self._opener(after, role))
+        dense = self.rewards_scheme == "dense"
+        return self._outcome(after, team=recall - state.recall if dense else 0.0)
+
+    def _found(self, state: State, query: str) -> list[Passage]:
+        return self.library.index(state.question).find(query, self.top)
+
+    def _outcome(
+        self,
+        after: State,
+        *,
+        team: float = 0.0,
+        local: float = 0.0,
+        done: bool = False,
+        parse_error: str | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> Outcome:
+        shown: dict[str, Any] = {"recall": after.recall, "searches": after.used, **(info or {})}
+        shown["anchor"] = _anchor(after)
+        if after.question.difficulty is not None:
+            shown["difficulty"] = after.question.difficulty
+        return Outcome(
+            state=after,
+            team=team,
+            local=local,
+            success=after.success,
+            done=done,
+            parse_error=parse_error,
+            info=shown,
+        )
+
+    def _answer(self, state: State) -> str | None:
+        return None if state.answer is None else f"<answer>{state.answer}</answer>"
+
+    def _view(self, state: State) -> str:
+        lines = [f"question: {state.question.text}"]
+        for search in state.searches:
+            lines.append(f"search: {search.query}")
+            lines += [f"  {passage.title}: {passage.text}" for passage in search.found]
+        lines.append(f"answer: {state.answer or '-'}")
+        return "\n".join([*lines, f"reference: {' or '.join(state.question.answers) or '-'}"])
+
+
+def _recall(question: Question, searches: tuple[Search, ...]) -> float:
+    """Share of what a question takes that the searches have found, from 0 to 1."""
+    found = [passage for search in searches for passage in search.found]
+    if question.gold:
+        keys = {passage.key for passage in found}
+        return sum(key in keys for key in question.gold) / len(question.gold)
+    return float(any(contains(passage.text, question.answers) for passage in found))
+
+
+def _anchor(state: State) -> str:
+    """Digest of the question and the set of passages found: equal where the situation is."""
+    keys = sorted(passage.key for search in state.searches for passage in search.found)
+    text = "\0".join([state.due, state.question.text, *keys])
+    return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
+
+
+env = raw_env
+"""The environment as PettingZoo users make it."""

@@ -1,0 +1,51 @@
+"""Compares short answers by their words: exact match, F1, and containment.
+
+The rules of SQuAD (Rajpurkar et al. 2016), which open-domain question answering shares: case, punctuation,
+articles and spacing do not count. Pure, and linear in the length of the texts.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections import Counter
+from collections.abc import Iterable
+
+_NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_ARTICLES = re.compile(r"\b(?:a|an|the)\b")
+
+
+def normal_words(text: str) -> list[str]:
+    """The words of an answer that count: in lower case, without punctuation and articles."""
+    return _ARTICLES.sub(" ", text.lower().translate(_NO_PUNCTUATION)).split()
+
+
+def normal(text: str) -> str:
+    """An answer reduced to what counts; empty where nothing does, as of `the`."""
+    return " ".join(normal_words(text))
+
+
+def exact_match(answer: str, accepted: Iterable[str]) -> bool:
+    """Whether an answer equals one of those accepted."""
+    said = normal(answer)
+    return any(said == normal(other) for other in accepted)
+
+
+def f1(answer: str, accepted: Iterable[str]) -> float:
+    """The greatest F1 of the words of an answer with those of one accepted, from 0 to 1."""
+    said = normal_words(answer)
+    return max((_f1(said, normal_words(other)) for other in accepted), default=0.0)
+
+
+def _f1(left: list[str], right: list[str]) -> float:
+    if not left or not right:
+        return float(left == right)
+    shared = (Counter(left) & Counter(right)).total()
+    return 2 * shared / (len(left) + len(right))
+
+
+def contains(text: str, accepted: Iterable[str]) -> bool:
+    """Whether a text has one of the accepted answers as a part, in whole or broken words."""
+    said = normal(text)
+    wanted = [normal(other) for other in accepted]
+    return any(each in said for each in wanted if each)

@@ -1,0 +1,210 @@
+"""Published question sets are read by schema, from rows as their publishers write them, without a network."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from pettingllms.cli.data import main as data
+from pettingllms.data.catalog import CATALOG
+from pettingllms.data.question_schemas import load_questions
+from pettingllms.data.questions import Passage
+from pettingllms.envs import search_v0
+from pettingllms.errors import DatasetError
+
+PAGES = (Passage("Arles is a city. It is big.", "Arles"), Passage("Bonn lies in Arles.", "Bonn"))
+HOTPOT = {
+    "question": "In which city lies Bonn?",
+    "answer": "Arles",
+    "type": "bridge",
+    "supporting_facts": {"title": ["Arles", "Bonn", "Arles"], "sent_id": [0, 0, 1]},
+    "context": {
+        "title": ["Arles", "Bonn"],
+        "sentences": [["Arles is a city.", " It is big."], ["Bonn lies in Arles."]],
+    },
+}
+PUBLISHED = {
+    "hotpot_qa": {"id": "5a7a", **HOTPOT},
+    "hotpot_qa, original": {
+        "_id": "5a7a",
+        **HOTPOT,
+        "supporting_facts": [["Arles", 0], ["Bonn", 0]],
+        "context": [
+            ["Arles", ["Arles is a city.", " It is big."]],
+            ["Bonn", ["Bonn lies in Arles."]],
+        ],
+    },
+    "hotpot_qa, 2wiki on the hub": {
+        "_id": "5a7a",
+        **HOTPOT,
+        "supporting_facts": json.dumps([["Arles", 0], ["Bonn", 0]]),
+        "context": json.dumps(
+            [["Arles", ["Arles is a city.", " It is big."]], ["Bonn", ["Bonn lies in Arles."]]]
+        ),
+    },
+    "golden_answers, flashrag": {
+        "id": "5a7a",
+        "question": "In which city lies Bonn?",
+        "golden_answers": ["Arles"],
+        "metadata": {
+            "type": "bridge",
+            "supporting_facts": HOTPOT["supporting_facts"],
+            "context": HOTPOT["context"],
+        },
+    },
+}
+PLAIN = {
+    "golden_answers": {"id": "q1", "question": "who?", "golden_answers": ["Ann", "Ann", "Eva", "the"]},
+    "golden_answers, search_r1": {
+        "id": "q1", "question": "who?", "golden_answers": ["Ann", "Eva"], "data_source": "nq",
+    },
+    "nq_open": {"question": "who?", "answer": ["Ann", "Eva"]},
+    "trivia_qa": {
+        "question": "who?", "question_id": "q1", "answer": {"value": "Ann", "aliases": ["Ann", "Eva"]},
+    },
+    "popqa": {"id": "q1", "question": "who?", "possible_answers": '["Ann", "Eva"]', "s_pop": 3},
+    "questions": {"id": "q1", "question": "who?", "answers": ["Ann", "Eva"]},
+}  # fmt: skip
+
+
+def written(folder, *rows):
+    path = folder / "rows.jsonl"
+    path.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("row", PUBLISHED.values(), ids=PUBLISHED)
+def test_sets_with_passages_name_those_that_a_question_takes(tmp_path, row):
+    (found,) = load_questions(written(tmp_path, row)).records
+    assert found.answers == ("Arles",)
+    assert found.gold == ("Arles", "Bonn")
+    assert found.context == PAGES
+    assert (found.id, found.difficulty) == ("5a7a", "bridge")
+
+
+def test_musique_counts_look_ups_and_leaves_out_what_nobody_can_answer(tmp_path):
+    paragraphs = [
+        {
+            "idx": 0,
+            "title": "Arles",
+            "paragraph_text": "Arles is a city. It is big.",
+            "is_supporting": True,
+        },
+        {
+            "idx": 1,
+            "title": "Bonn",
+            "paragraph_text": "Bonn lies in Arles.",
+            "is_supporting": False,
+        },
+    ]
+    row = {"id": "2hop__1_2", "question": "who?", "answer": "Arles", "answer_aliases": ["Aa"]}
+    rows = [
+        {**row, "paragraphs": paragraphs, "answerable": answerable} for answerable in (True, False)
+    ]
+    rows[1]["id"] = "2hop__3_4"
+    loaded = load_questions(written(tmp_path, *rows))
+    (found,) = loaded.records
+    assert found.answers == ("Arles", "Aa")
+    assert found.gold == ("Arles",)
+    assert found.context == PAGES
+    assert found.difficulty == "2 hops"
+    assert "answerable" in str(loaded.report)
+
+
+@pytest.mark.parametrize("row", PLAIN.values(), ids=PLAIN)
+def test_sets_without_passages_have_their_accepted_answers(tmp_path, row):
+    (found,) = load_questions(written(tmp_path, row)).records
+    assert (found.text, found.answers, found.gold) == ("who?", ("Ann", "Eva"), ())
+
+
+def test_bamboogle_is_read(tmp_path):
+    (found,) = load_questions(written(tmp_path, {"Question": "who?", "Answer": "Ann"})).records
+    assert (found.text, found.answers) == ("who?", ("Ann",))
+
+
+@pytest.mark.parametrize(
+    ("row", "why"),
+    [
+        ({"question": "who?", "golden_answers": ["the", "!"]}, "no answer with a word that counts"),
+        ({"question": " ", "golden_answers": ["Ann"]}, "is blank"),
+        ({"question": "who?", "golden_answers": 7}, "must be an answer or a list of answers"),
+        ({"question": "who?", "golden_answers": [None]}, "must hold text"),
+        ({**HOTPOT, "context": 3}, "must be titles and their sentences"),
+        ({**HOTPOT, "supporting_facts": "[[]]"}, "must be titles and sentences"),
+        ({"question": "who?", "answer": "Arles", "paragraphs": ["A"]}, "must be a list of objects"),
+    ],
+    ids=range(7),
+)
+def test_a_row_of_which_nothing_can_be_made_is_named_with_its_number(tmp_path, row, why):
+    fine = {key: value for key, value in PLAIN["golden_answers"].items() if key != "id"}
+    fine = {**HOTPOT, "id": "x"} if "supporting_facts" in row else fine
+    if "paragraphs" in row:
+        fine = {**row, "paragraphs": []}
+    loaded = load_questions(written(tmp_path, fine, row), skip_bad=True)
+    assert len(loaded.records) == 1
+    (refusal,) = loaded.report.refusals
+    assert refusal.row == 2
+    assert why in str(refusal)
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, entry in CATALOG.items() if entry.kind == "search"]
+)
+def test_the_catalog_knows_the_sets_by_name(name, capsys):
+    assert data(["show", name]) == 0
+    assert "question, golden_answers" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("row", [*PUBLISHED.values(), *PLAIN.values()], ids=[*PUBLISHED, *PLAIN])
+def test_the_kind_of_a_published_set_is_recognized(tmp_path, row, capsys):
+    data(["check", str(written(tmp_path, row))])
+    # An own question with answers may as well be one of mathematics.
+    kind = "math" if row is PLAIN["questions"] else "search"
+    assert f"kind {kind}: " in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("corpus", [None, "pooled", "own"])
+def test_the_passages_of_a_set_can_be_searched(tmp_path, corpus):
+    other = {
+        **HOTPOT,
+        "id": "other",
+        "question": "another",
+        "context": {"title": ["C"], "sentences": [["C in Bonn."]]},
+    }
+    source = written(tmp_path, PUBLISHED["hotpot_qa"], other)
+    env = search_v0.env(dataset=source, corpus=corpus, cache=tmp_path, topology="single", top=3)
+    env.reset(seed=0)
+    env.step("<search>bonn</search>")
+    found = {passage.title for passage in env.unwrapped._state.searches[0].found}
+    assert found == ({"Bonn"} if corpus == "own" else {"Bonn", "C"})
+    assert env.infos["solver_0"]["recall"] == 0.5
+    env.step("<search>what is big</search>")
+    env.step("<answer>The A!</answer>")
+    assert env.infos["solver_0"]["recall"] == 1.0
+    assert not env.infos["solver_0"][
+        "success"
+    ]  # "a" is an article: no answer with a word that counts
+    assert env.num_tasks == 2
+
+
+def test_where_the_corpus_lacks_a_named_passage_one_with_the_answer_counts(tmp_path):
+    (tmp_path / "c.jsonl").write_text(
+        json.dumps({"title": "City of A", "text": "Ann lives in Arles"})
+    )
+    row = {"question": "where?", "answer": "Arles", "gold": ["Arles"]}
+    env = search_v0.env(
+        dataset=written(tmp_path, row),
+        corpus=tmp_path / "c.jsonl",
+        cache=tmp_path,
+        topology="single",
+    )
+    env.reset(seed=0)
+    env.step("<search>ann</search>")
+    assert env.infos["solver_0"]["team_reward"] == 1.0
+
+
+def test_a_set_with_a_bad_row_is_refused_where_the_environment_is_made(tmp_path):
+    source = written(tmp_path, {"question": "who?", "golden_answers": 7})
+    with pytest.raises(DatasetError, match=r"rows.jsonl:1: field 'golden_answers' must be"):
+        search_v0.env(dataset=source, corpus="own")
