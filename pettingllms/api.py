@@ -14,15 +14,20 @@ from pettingllms.evaluation.run import EvalResult, run_evaluation
 from pettingllms.session import Summary
 from pettingllms.session import train as run_training
 from pettingllms.trainers.callbacks import Callback, Display
+from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators.base import Estimator, path_of
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.plugins import path_of
+from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.settings import as_text, check_names
 
 
 def train(
     env: EnvSource = "coding",
     *,
-    estimator: str | type[Estimator] = "at_grpo",
+    estimator: str | type[Estimator] | None = None,
+    reward_transform: str | type[RewardTransform] | None = None,
+    cast: str | type[Cast] | None = None,
     callbacks: Sequence[Callback] = (),
     display: Display | None = None,
     **settings: Any,
@@ -34,6 +39,8 @@ def train(
             that reads a data set must be given as the function or class, because training and
             evaluation use different splits.
         estimator: a name or path, or a class that can be imported.
+        reward_transform: the same.
+        cast: the same.
         callbacks: called after steps, evaluations and checkpoints; one that returns True ends
             training early.
         display: receives progress; nothing is printed without one.
@@ -46,12 +53,16 @@ def train(
         ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
         RunFolderError: a folder that cannot be used.
     """
-    if isinstance(estimator, type) and "<locals>" in estimator.__qualname__:
-        raise ConfigError(
-            f"estimator {estimator.__name__} is defined inside a function, where a resumed run "
-            "cannot import it; define it at the top level of a module"
-        )
-    settings |= {"env": name_of_env(env), "estimator": path_of(estimator)}
+    settings["env"] = name_of_env(env)
+    parts = {Estimator: estimator, RewardTransform: reward_transform, Cast: cast}
+    for kind, part in parts.items():
+        if isinstance(part, type) and "<locals>" in part.__qualname__:
+            raise ConfigError(
+                f"{kind.setting} {part.__name__} is defined inside a function, where a resumed run "
+                "cannot import it; define it at the top level of a module"
+            )
+        if part is not None:
+            settings[kind.setting] = path_of(kind, part)
     config = ATGRPOConfig(**settings)
     source = None if isinstance(env, str) else env
     return run_training(config, env=source, callbacks=callbacks, display=display)

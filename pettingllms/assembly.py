@@ -12,7 +12,7 @@ from typing import Any
 from pettingzoo import AECEnv
 
 from pettingllms.data.hub import divided
-from pettingllms.envs.aec import clone_env, creator_of, made_with, takes_anything
+from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -27,7 +27,11 @@ from pettingllms.policies.sources import (
 )
 from pettingllms.policies.sources import adapters_in as adapters_in
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.samplers.base import SamplerSettings
+from pettingllms.rollout.files import SAMPLES
+from pettingllms.samplers.api import ApiPartners
+from pettingllms.samplers.api_call import ApiSettings, read_key
+from pettingllms.samplers.base import SamplerSettings, is_partner
+from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig
 
@@ -44,7 +48,7 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         ConfigError: there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
-    for name in ("model", "dataset", "policies", "server_key"):
+    for name in ("model", "dataset", "policies", "server_key", "api_key_file"):
         value = getattr(config, name)
         if value is not None and Path(value).exists():
             changes[name] = str(Path(value).resolve())
@@ -72,6 +76,8 @@ def build_policies(
     roles_to_policies: Mapping[str, str],
     run: Path | None = None,
     spec: ModelSpec | None = None,
+    *,
+    partners: ApiPartners | None = None,
 ) -> PolicySet:
     """The policies that the settings describe; to be closed.
 
@@ -81,6 +87,7 @@ def build_policies(
         run: folder of a training run, where vLLM writes its log and adapters; without one, a
             temporary folder.
         spec: the model, in place of the one that the settings name.
+        partners: ask for the roles of models behind an API; made here if None.
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
@@ -88,7 +95,7 @@ def build_policies(
     """
     adapters = check_adapters(config, roles_to_policies)
     targets = config.lora_target_modules
-    return load_policies(
+    policies = load_policies(
         spec or spec_of(config),
         roles_to_policies,
         lora_r=config.lora_r,
@@ -104,6 +111,65 @@ def build_policies(
         adapters=adapters,
         sampler=sampler_settings(config, run),
     )
+    policies.partners = partners or partners_of(config, roles_to_policies, run)
+    return policies
+
+
+def partners_of(
+    config: ATGRPOConfig, roles_to_policies: Mapping[str, str], folder: Path | None
+) -> ApiPartners | None:
+    """What asks for the roles that models behind an API play; None where there are none.
+
+    Args:
+        config: the settings.
+        roles_to_policies: role -> policy.
+        folder: where the replies are kept; None keeps them in memory.
+
+    Raises:
+        ConfigError: no address, a key that cannot be read, or the client is not installed.
+        RunFolderError: earlier replies that cannot be read.
+    """
+    if not check_partners(config, roles_to_policies):
+        return None
+    settings = ApiSettings(
+        config.api_base or "",
+        key=None if config.api_key_file is None else read_key(config.api_key_file),
+        concurrency=config.api_concurrency,
+        timeout=config.api_timeout,
+        args=config.mapping("api_args"),
+    )
+    log = ReplyLog(None if folder is None else folder / SAMPLES, config.api_max_tokens)
+    return ApiPartners(settings, roles_to_policies, log)
+
+
+def check_partners(
+    config: ATGRPOConfig, roles_to_policies: Mapping[str, str], *, given: bool = False
+) -> bool:
+    """Whether models behind an API play any role, after checking what asking them needs.
+
+    Args:
+        config: the settings.
+        roles_to_policies: role -> policy.
+        given: whether an address was given for this very run, so that some role has to need it.
+
+    Raises:
+        ConfigError: no address, an address without need, or a key that cannot be read.
+    """
+    found = list(filter(is_partner, roles_to_policies.values()))
+    if given and not found:
+        shown = ",".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
+        raise ConfigError(
+            f"api_base is for policies api:MODEL, and there are none: {shown}; leave it out, or name "
+            "one with --policies"
+        )
+    if found and config.api_base is None:
+        raise ConfigError(
+            f"{found[0]} is played by a model behind an API; give its address: --api-base "
+            "http://127.0.0.1:8000/v1"
+        )
+    if found and config.api_key_file is not None:
+        read_key(config.api_key_file)
+    return bool(found)
 
 
 def check_adapters(config: ATGRPOConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
@@ -273,7 +339,8 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
-    source = config.env.rpartition(":")[0] or config.env
+    bridged = config.env.partition(":")[0] in BRIDGES
+    source = config.env if bridged else config.env.rpartition(":")[0] or config.env
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -9,6 +9,7 @@
     |- ConformanceError     (AssertionError)  an environment that breaks its contract
     |- StaleSamplerError    (RuntimeError)  a sampler that holds another version than the trainer
     |- SamplerUnavailable   (RuntimeError)  the inference engine failed, also at a second try
+    |- WorkersLost          (RuntimeError)  too many processes were lost in one job, or none starts
     |- NonFiniteError       (ArithmeticError)  a loss or gradient that is not a number
     |- RunFolderError       (OSError)       a run folder that cannot be written or resumed
     '- SandboxUnavailable   (RuntimeError)  the sandbox failed, not the program in it
@@ -57,6 +58,10 @@ class StaleSamplerError(PettingLLMsError, RuntimeError):
 
 class SamplerUnavailable(PettingLLMsError, RuntimeError):
     """The inference engine failed, also at a second try; none of its completions was used."""
+
+
+class WorkersLost(PettingLLMsError, RuntimeError):
+    """Too many processes of a run were lost in one job, or none can be started."""
 
 
 class NonFiniteError(PettingLLMsError, ArithmeticError):

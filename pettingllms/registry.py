@@ -10,6 +10,9 @@ point, for example in its pyproject.toml:
 |---|---|---|
 | `pettingllms.envs.ENVIRONMENTS` | `pettingllms.environments` | returns a PettingZoo AEC environment |
 | `pettingllms.trainers.estimators.ESTIMATORS` | `pettingllms.estimators` | a subclass of `Estimator` |
+| `pettingllms.rollout.shapes.SHAPES` | `pettingllms.shapes` | a subclass of `RolloutShape` |
+| `pettingllms.trainers.rewards.REWARD_TRANSFORMS` | `pettingllms.reward_transforms` | a subclass of `RewardTransform` |
+| `pettingllms.trainers.casts.CASTS` | `pettingllms.casts` | a subclass of `Cast` |
 | `pettingllms.samplers.base.SAMPLERS` | `pettingllms.samplers` | `open_engine(served, settings)` |
 | `pettingllms.sandbox.settings.SANDBOXES` | `pettingllms.sandboxes` | returns an object with `run` and `close` |
 

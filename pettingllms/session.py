@@ -16,7 +16,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ import torch
 from pettingllms.assembly import (
     EnvSource,
     build_policies,
+    check_partners,
     default_folder,
     isolation_of,
     located,
@@ -33,12 +34,18 @@ from pettingllms.assembly import (
     with_rewards,
 )
 from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
-from pettingllms.errors import ConfigError, NonFiniteError, SamplerUnavailable, SandboxUnavailable
-from pettingllms.evaluation import Evaluation, evaluate, held_out, report, roles_of
+from pettingllms.errors import (
+    ConfigError,
+    NonFiniteError,
+    SamplerUnavailable,
+    SandboxUnavailable,
+    WorkersLost,
+)
+from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import parse_policies, trained_policies
-from pettingllms.policies.sources import check_model
+from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import outcome_is_late, success_rate
 from pettingllms.runs import (
@@ -51,10 +58,12 @@ from pettingllms.runs import (
 )
 from pettingllms.runs.trackers import Tracker, numbers_only, open_trackers, tracker_names
 from pettingllms.sandbox.isolation import announce
+from pettingllms.sharing import check_shareable, share
+from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.schedule import last_step
 
 LATE = (
@@ -115,12 +124,13 @@ def train(
     assert settings is not None
     plan = plan_run(settings, resume=resume, env=env)
     with (
+        plan.cluster() as ray,
         plan.folder() as folder,
         contextlib.closing(
             build_policies(plan.config, plan.roles_to_policies, plan.path)
         ) as policies,
     ):
-        return plan.run(folder, policies, callbacks=callbacks, display=display, stop=stop)
+        return plan.run(folder, policies, ray, callbacks=callbacks, display=display, stop=stop)
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,8 +149,8 @@ class TrainPlan:
     """The environment, or what makes it, in place of the one that the settings name."""
     isolation: str | None
     """What holds the programs of agents; None where they write none."""
-    estimator: type[Estimator] | Estimator | None = None
-    """In place of the one that the settings name."""
+    parts: Parts = field(default_factory=dict)
+    """Parts of the method, in place of those that the settings name."""
 
     def folder(self) -> RunFolder:
         """The run folder, locked.
@@ -150,10 +160,25 @@ class TrainPlan:
         """
         return RunFolder.reopen(self.path) if self.resumes else RunFolder.create(self.path)
 
+    def cluster(self) -> contextlib.AbstractContextManager[Any]:
+        """Connects to Ray where the settings ask for workers; the module `ray`, else None.
+
+        Raises:
+            ConfigError: Ray, or the cluster, cannot be used.
+        """
+        config = self.config
+        if not config.workers:
+            return contextlib.nullcontext()
+        # Here and not above: Ray is an extra, and takes long to import.
+        from pettingllms.distributed.cluster import connected
+
+        return connected(config, trained_policies(config.train_roles, self.roles_to_policies))
+
     def run(
         self,
         folder: RunFolder,
         policies: PolicySet,
+        ray: Any = None,
         *,
         callbacks: Sequence[Callback] = (),
         display: Display | None = None,
@@ -166,9 +191,23 @@ class TrainPlan:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
-        trainer = ATGRPO(config, self.env, policies, self.estimator, callbacks)
-        session = _Session(trainer, folder, self.source, display, stop)
-        return session.run(tracker_names(config.report_to))
+        with self.trainer(policies, callbacks, ray) as trainer:
+            session = _Session(trainer, folder, self.source, display, stop)
+            summary = session.run(tracker_names(config.report_to))
+        if summary.finished and config.push_to_hub is not None:
+            display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
+        return summary
+
+    def trainer(
+        self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
+    ) -> contextlib.AbstractContextManager[ATGRPO]:
+        """The trainer; with Ray, workers play and learners update until the end of the block."""
+        given = {**self.parts, "callbacks": callbacks}
+        if ray is None:
+            return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
+        from pettingllms.distributed.trainer import ray_trainer
+
+        return ray_trainer(self.source, self.config, self.env, policies, **given)
 
 
 def plan_run(
@@ -178,7 +217,7 @@ def plan_run(
     env: EnvSource | None = None,
     named: bool = True,
     reward_funcs: Sequence[RewardFunction] | None = None,
-    estimator: type[Estimator] | Estimator | None = None,
+    parts: Parts | None = None,
 ) -> TrainPlan:
     """Resolves the settings and checks all that can be checked without a model.
 
@@ -188,11 +227,11 @@ def plan_run(
         env: the environment, or what makes it, in place of the one that the settings name.
         named: whether the model is what the settings name, and no object.
         reward_funcs: in place of those that the settings name.
-        estimator: in place of the one that the settings name.
+        parts: of the method, in place of those that the settings name.
 
     Raises:
-        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that the
-            estimator does not take.
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that a
+            part of the method does not take.
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
@@ -204,32 +243,18 @@ def plan_run(
     functions = reward_functions(settings.reward_funcs) if reward_funcs is None else reward_funcs
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
-    estimator_of(settings, estimator)
-    _check_turns(settings, template)
-    roles_to_policies = parse_policies(settings.policies, roles_of(template))
-    trained_policies(settings.train_roles, roles_to_policies)
+    roles_to_policies = parse_policies(settings.policies, *seats_of(template))
+    check_method(settings, template, roles_to_policies, parts or {})
+    check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
+    if settings.push_to_hub is not None:  # now, and not only when all is trained
+        check_shareable(settings)
+        check_target(settings.push_to_hub)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
-        settings, template, roles_to_policies, path, resume is not None, env, isolation, estimator
+        settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
-
-
-def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
-    """Refuses turns that no episode has, on which nothing would be trained without a word.
-
-    Raises:
-        ConfigError: a turn of `train_turns` is not below the environment's limit.
-    """
-    limit = getattr(env.unwrapped, "max_turns", None)
-    if limit is None:
-        return
-    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
-        raise ConfigError(
-            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
-            "limit with --env-args.max_turns"
-        )
 
 
 class _StopAskedError(Exception):
@@ -313,7 +338,7 @@ class _Session:
         state = checkpoints.capture(trainer) if several else None
         try:
             trajectories, metrics = trainer.take_step()
-        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable) as error:
+        except (NonFiniteError, SandboxUnavailable, SamplerUnavailable, WorkersLost) as error:
             raise type(error)(f"{error}\n{self._saved(state)}") from error
         except torch.OutOfMemoryError as error:
             raise ConfigError(
@@ -326,7 +351,7 @@ class _Session:
             "success": success_rate(trajectories),
             **metrics,
         }
-        at_once = trainer.estimator.tree and not trainer.estimator.shape().probes
+        at_once = "early_rewards" in trainer.estimator.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))

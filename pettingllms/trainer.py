@@ -23,8 +23,11 @@ from pettingllms.policies.roles import BASE
 from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
+from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.estimators.base import Estimator, path_of
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.plugins import path_of
+from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.settings import as_text
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 
@@ -47,7 +50,7 @@ class ATGRPOTrainer:
         args: the settings.
         policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
             `load_policies` has made, in place of a model.
-        estimator: a name or path, a class, or an instance.
+        estimator, reward_transform, cast: a name or path, a class, or an instance.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.
         callbacks: of this package or of transformers (`TrainerCallback`).
@@ -68,6 +71,8 @@ class ATGRPOTrainer:
         *,
         policies: str | Mapping[str, str] | PolicySet | None = None,
         estimator: str | type[Estimator] | Estimator | None = None,
+        reward_transform: str | type[RewardTransform] | RewardTransform | None = None,
+        cast: str | type[Cast] | Cast | None = None,
         peft_config: LoraConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: Sequence[Callback | TrainerCallback | type] | Callback | TrainerCallback = (),
@@ -89,8 +94,9 @@ class ATGRPOTrainer:
             given["policies"] = policies
         if model is not None:
             given |= _settings_of(model, config.sampler)
-        if estimator is not None:
-            given["estimator"] = path_of(estimator)
+        named = {Estimator: estimator, RewardTransform: reward_transform, Cast: cast}
+        given |= {k.setting: path_of(k, part) for k, part in named.items() if part is not None}
+        parts = {k.setting: part for k, part in named.items() if not isinstance(part, str)}
         if isinstance(env, str):
             given["env"] = env
         functions = reward_functions(reward_funcs or config.reward_funcs)
@@ -110,7 +116,7 @@ class ATGRPOTrainer:
                 env=None if isinstance(env, str) else env,
                 named=not loaded,
                 reward_funcs=functions,
-                estimator=None if isinstance(estimator, str) else estimator,
+                parts=parts,
             )
         )
         self._plan = self._plan_for(config, None)

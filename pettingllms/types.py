@@ -8,6 +8,7 @@ ids and log-probabilities are those of sampling; text exists for the environment
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +17,12 @@ from pettingllms.errors import GroupError
 
 Advantage = float | tuple[float, ...]
 """A number for a whole completion, or one for each of its tokens."""
+
+
+def role_of(agent: str) -> str:
+    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
+    match = re.fullmatch(r"(.+)_\d+", agent)
+    return match[1] if match else agent
 
 
 class Task(NamedTuple):
@@ -73,7 +80,7 @@ class Completion:
 
 
 class Later(NamedTuple):
-    """What followed a candidate, in a look-ahead tree."""
+    """What followed a candidate, in a look-ahead tree or a forest."""
 
     reward: float
     """Paid to the team after the candidate's own reward, or to the agent where returns are its own:
@@ -92,13 +99,16 @@ class Candidate:
     team_reward: float
     local_reward: float
     chosen: bool
-    """Whether the episode continued from this one."""
+    """Whether an episode continued from this one: the first of several did in this record, the
+    others in those of its forks."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """The environment's info of this step (success, parse_error, ...), as JSON has it."""
     advantage: Advantage | None = None
     """The estimator's value; None where it compared nothing."""
+    credited: float | None = None
+    """The reward that the estimator saw, where a reward transform had changed it."""
     later: Later | None = None
-    """None but in a look-ahead tree."""
+    """What followed, where other candidates were continued from or looked ahead from as well."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,11 +132,22 @@ class Group:
     """Sum of the agent's rewards in the episode, once it is over; of the team's where it is shared."""
     cooperative: bool = False
     """Whether the agents of the episode share one return."""
+    earlier: float = 0.0
+    """The part of that return that was paid before this decision."""
 
     @property
     def chosen(self) -> Candidate:
         """The candidate that the episode continued from."""
         return next(candidate for candidate in self.candidates if candidate.chosen)
+
+    def return_by(self, candidate: Candidate) -> float:
+        """The return of the episode that continues from `candidate`.
+
+        Where several continue from it or after it, the mean over the candidates of each decision.
+        """
+        if candidate.later is None:
+            return self.episode_return
+        return self.earlier + candidate.reward + candidate.later.reward
 
     def __post_init__(self) -> None:
         if not self.candidates:

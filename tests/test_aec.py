@@ -14,10 +14,10 @@ from pettingllms.envs import (
     load_env,
     next_agent,
     observe_text,
-    role_of,
     step_result,
 )
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.types import role_of
 from tests import foreign_env, toy_env
 
 

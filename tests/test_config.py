@@ -7,13 +7,8 @@ from typing import Any
 import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
-from pettingllms.trainers.config import (
-    EMBEDDED,
-    LARGE,
-    LARGE_FULL,
-    ATGRPOConfig,
-    resolve,
-)
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.presets import EMBEDDED, LARGE, LARGE_FULL
 
 FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
 CHOICES = {

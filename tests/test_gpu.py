@@ -17,6 +17,7 @@ from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.shapes import Tree
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -170,6 +171,18 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
     measured = torch.cuda.max_memory_allocated()
     found: ModelShape = shape_of(config)
     here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB, 0.0, 0.0)
-    parts = memory(Workload(config, found, 2, 2, 2, 1, tree=True, gpu=here))
+    parts = memory(
+        Workload(
+            config,
+            found,
+            2,
+            2,
+            2,
+            1,
+            tree=True,
+            gpu=here,
+            rollout=Tree(width=config.num_generations),
+        )
+    )
     said = sum(parts.weights.values()) + sum(parts.update.values())
     assert said == pytest.approx(measured, rel=0.15), f"{said / GIB:.2f} and {measured / GIB:.2f}"

@@ -9,17 +9,18 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
 from pettingllms.session import plan_run
-from pettingllms.trainers import estimators, losses
+from pettingllms.trainers import casts, estimators, losses, rewards
 from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators import ESTIMATORS, needs
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.methods import METHODS
 from pettingllms.types import Task
-from tests.test_estimators_golden import decision
+from tests.test_estimators_golden import cases, decision
 
 torch.set_num_threads(1)
 
@@ -81,6 +82,40 @@ def test_a_turn_that_no_episode_has_is_refused_before_a_model_is_loaded():
     assert plan_run(dataclasses.replace(config, train_turns="1")).config.turns == frozenset({1})
 
 
+@pytest.mark.parametrize("case", ["one task, N=4, G=4", "all refinements equal"])
+def test_igrpo_compares_and_trains_the_refinements_of_the_table(case):
+    table = cases("igrpo")[case]
+    drafts, refined = (table["inputs"][f"{what} rewards"] for what in ("draft", "refinement"))
+    groups = [decision(*drafts, turn=0), decision(*refined, turn=1, parent=1)]
+    config = resolve(ATGRPOConfig(method="igrpo", num_generations=len(drafts)))
+    values = estimator_of(config).advantages(groups)
+    expected = table["expected"]["advantage"]
+    assert values[len(drafts) :] == pytest.approx(expected, abs=1e-6)
+    following = iter(values)
+    credited = [
+        dataclasses.replace(
+            group,
+            candidates=tuple(
+                dataclasses.replace(c, advantage=next(following)) for c in group.candidates
+            ),
+        )
+        for group in groups
+    ]
+    (batch,) = policy_batches(config, ["p"], credited).values()
+    assert len(batch.samples) == sum(value != 0 for value in expected)
+
+
+def test_mlpo_compares_the_leaders_answers_as_in_the_table():
+    table = cases("mlpo")["leader groups (same as at_grpo at the leader's node)"]
+    group = decision(*table["inputs"]["leader rewards"])
+    config = resolve(ATGRPOConfig(method="mlpo"))
+    expected = table["expected"]["advantage without division (Dr. GRPO)"]
+    assert estimator_of(config).advantages([group]) == pytest.approx(expected, abs=1e-6)
+    scaled = resolve(ATGRPOConfig(method="mlpo", scale_rewards="group"))
+    expected = table["expected"]["advantage"]
+    assert estimator_of(scaled).advantages([group]) == pytest.approx(expected, abs=1e-6)
+
+
 def an_episode(*rewards):
     groups = [decision(*paid, parent=n, turn=n) for n, paid in enumerate(rewards)]
     return Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=True)
@@ -134,6 +169,15 @@ def test_the_page_of_methods_describes_every_estimator_and_loss():
     assert "{{ methods }}" in page
     for name in ESTIMATORS.paths():
         assert f"`{name}`" in documented, name
+    for module, registry in (
+        (shapes, shapes.SHAPES),
+        (rewards, rewards.REWARD_TRANSFORMS),
+        (casts, casts.CASTS),
+        (needs, needs.NEEDS),
+    ):
+        assert f"::: {module.__name__}\n" in page
+        for name in getattr(registry, "own", registry):
+            assert f"`{name}`" in str(module.__doc__), name
     loss_types = next(f for f in dataclasses.fields(ATGRPOConfig) if f.name == "loss_type")
     for name in loss_types.metadata["choices"]:
         assert f"`{name}`" in documented, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
 from collections.abc import Callable
@@ -13,6 +14,12 @@ from pettingllms.envs import load_env, make
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import Registry, resolve
 from pettingllms.sandbox import Case, open_sandbox
+from pettingllms.trainers import config as config_module
+from pettingllms.trainers.casts.base import Cast
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards.base import RewardTransform
 
 TOOLS = Registry("tool", {"hammer": "os.path:join", "saw": "nowhere_at_all:saw"})
 
@@ -96,6 +103,22 @@ def test_an_installed_package_adds_a_sandbox(installs: Callable[[str], None]) ->
     assert result.stdout == "42\n"
     with pytest.raises(ConfigError, match="did you mean 'our_cluster'"):
         open_sandbox("our_clustr")
+
+
+def test_an_installed_package_adds_the_parts_of_a_method(installs: Callable[[str], None]) -> None:
+    installs(
+        "[pettingllms.estimators]\nspread = tests.own_estimator:Spread\n"
+        "[pettingllms.shapes]\ntwice = tests.test_forest:Twice\n"
+        "[pettingllms.reward_transforms]\ndoubled = tests.test_casts:Doubled\n"
+        "[pettingllms.casts]\nresting = tests.test_casts:Resting\n"
+    )
+    config = config_module.resolve(
+        ATGRPOConfig(estimator="agent", shape="twice", reward_transform="doubled", cast="resting")
+    )
+    assert type(estimator_of(config).shape()).__name__ == "Twice"
+    assert type(plugin_of(RewardTransform, config)).__name__ == "Doubled"
+    assert type(plugin_of(Cast, config)).__name__ == "Resting"
+    assert type(estimator_of(dataclasses.replace(config, estimator="spread"))).__name__ == "Spread"
 
 
 def test_the_names_of_estimators_need_no_torch() -> None:

@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import reset_seed, tasks_of_step
+from pettingllms.rollout.shapes import LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -69,9 +70,7 @@ class Slow(letters_env.raw_env):
         return super()._act(state, agent, text)
 
 
-@pytest.mark.parametrize(
-    "shape", [RolloutShape(width=3), RolloutShape(width=3, branch="sample"), RolloutShape(4)]
-)
+@pytest.mark.parametrize("shape", [Tree(width=3), Tree(width=3, branch="sample"), RolloutShape(4)])
 def test_records_do_not_depend_on_what_is_ready_first_or_how_batches_are_formed(
     shape: RolloutShape,
 ) -> None:
@@ -116,7 +115,7 @@ def test_only_wide_policies_get_several_candidates_and_policies_replace_the_mapp
     found = play(
         letters_env.raw_env(max_turns=1),
         Recording(letters),
-        RolloutShape(width=3),
+        Tree(width=3),
         wide=("writer",),
         policies={"reader": "other"},
     )
@@ -168,7 +167,7 @@ def test_a_reward_before_the_first_decision_counts_for_the_return() -> None:
 
 
 def test_a_team_shares_one_return() -> None:
-    found = play(letters_env.raw_env(max_turns=2), Recording(letters), RolloutShape(width=2))
+    found = play(letters_env.raw_env(max_turns=2), Recording(letters), Tree(width=2))
     for each in found:
         assert each.cooperative
         total = sum(group.chosen.reward for group in each.groups)
@@ -180,7 +179,7 @@ def test_a_team_shares_one_return() -> None:
 
 
 @settings(max_examples=15, deadline=None)
-@given(st.integers(0, 1 << 40), st.sampled_from([RolloutShape(width=2), RolloutShape(episodes=2)]))
+@given(st.integers(0, 1 << 40), st.sampled_from([Tree(width=2), RolloutShape(episodes=2)]))
 def test_a_record_survives_its_line(seed: int, shape: RolloutShape) -> None:
     envs = (letters_env.raw_env(max_turns=2), tic_tac_toe_env.env())
     for env in envs:
@@ -241,7 +240,7 @@ class Told(letters_env.raw_env):
         return Outcome((*state, text), team=paid, local=0.0, success=False)
 
 
-AHEAD = RolloutShape(width=4, branch="sample", probes=True)
+AHEAD = LookAheadTree(width=4, branch="sample")
 
 
 def test_looking_ahead_finds_what_every_candidate_leads_to() -> None:
@@ -267,7 +266,7 @@ def test_a_look_ahead_tree_credits_the_first_agent_for_the_outcome_and_a_tree_do
 
 
 def test_looking_ahead_changes_nothing_about_the_tree_itself() -> None:
-    tree = RolloutShape(width=4, branch="sample")
+    tree = Tree(width=4, branch="sample")
     plain = play(letters_env.raw_env(max_turns=3), Recording(letters), tree)
     ahead = play(letters_env.raw_env(max_turns=3), Recording(letters), AHEAD)
     bare = [

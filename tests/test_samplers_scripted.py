@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation import evaluate, held_out
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.shapes import Tree
 from pettingllms.samplers.scripted import END, ScriptedSampler
 from pettingllms.types import Request, Task
 from tests import letters_env
@@ -62,9 +63,7 @@ def test_a_rollout_and_an_evaluation_run_without_a_model() -> None:
     env = letters_env.env(split="test", max_turns=2)
     sampler = ScriptedSampler({"writer": ["aaaa", "b"], "reader": ["aa"]})
     with ThreadPoolExecutor(2) as pool:
-        engine = RolloutEngine(
-            env, sampler, pool, RolloutShape(width=2), {"max_new_tokens": 8}, (0,)
-        )
+        engine = RolloutEngine(env, sampler, pool, Tree(width=2), {"max_new_tokens": 8}, (0,))
         [played] = engine.run([Task("t:0", 0)])
     assert [group.key.role for group in played.groups] == ["writer", "reader"] * 2
     assert {c.completion.text for c in played.groups[0].candidates} == {"aaaa", "b"}

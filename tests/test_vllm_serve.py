@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.evaluation.run import run_evaluation
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.types import Request
@@ -79,6 +81,32 @@ def test_each_role_answers_with_its_own_adapter_and_the_base_not_at_all(tmp_path
         with pytest.raises(ServerError, match="401"):
             VllmEndpoint(base.removesuffix("/v1"), "no").get("/v1/models", 30)
     assert "Initializing a V1 LLM engine" in (run / "serve.log").read_text()
+
+
+def test_a_partner_behind_vllm_answers_as_the_policy_itself(tmp_path):
+    run = trained(tmp_path, "tests.asked_env:env")
+    common = {"limit": 3, "max_completion_length": 10, "greedy": True}
+    here = run_evaluation(EvalConfig.of(adapters=str(run), base=False, **common))
+    key_file = tmp_path / "key"
+    options = ("--vllm.kv_cache_memory_bytes", str(1 << 28))
+    with serving(run, *options, seconds=60.0) as (base, key):
+        key_file.write_text(key)
+        there = run_evaluation(
+            EvalConfig.of(
+                env="tests.asked_env:env",
+                policies="writer=api:writer,reader=api:reader",
+                api_base=base,
+                api_key_file=str(key_file),
+                api_args='{"role_prompt": false}',
+                **common,
+            )
+        )
+    said = [
+        [[group.chosen.completion.text for group in each.groups] for each in episodes]
+        for episodes in (there.episodes["api"], here.episodes["adapters"])
+    ]
+    # Batches of other shapes round differently, and a later prompt follows an earlier answer.
+    assert [each[0] for each in said[0]] == [each[0] for each in said[1]]
 
 
 def greedy(policies, policy):

@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,16 +58,22 @@ TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
 
 
-def build_tokenizer(seed: int) -> PreTrainedTokenizerFast:
+Draw = Callable[[random.Random, float | None], demos.Demo]
+"""Draws a demonstration, given the probability of a bad reply."""
+
+
+def build_tokenizer(
+    seed: int, draw: Draw = demos.draw, units: Sequence[str] | None = None
+) -> PreTrainedTokenizerFast:
     """A byte-level BPE over demonstrations, in which small numbers are single tokens."""
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
         for _ in range(40_000):
-            example = demos.draw(rng, habit=0.3)
+            example = draw(rng, 0.3)
             yield f"user\n{example.prompt}"
             yield f"assistant\n{example.reply}"
-        for unit in demos.units():
+        for unit in demos.units() if units is None else units:
             yield from (f" {unit}", unit) * 1000
 
     tokenizer = Tokenizer(models.BPE())
@@ -123,12 +129,15 @@ class Example(NamedTuple):
 
 
 def examples(
-    tokenizer: PreTrainedTokenizerFast, rng: random.Random, habit: float | None
+    tokenizer: PreTrainedTokenizerFast,
+    rng: random.Random,
+    habit: float | None,
+    draw: Draw = demos.draw,
 ) -> Iterator[list[Example]]:
     """Endless batches of at most `TOKENS_PER_STEP` padded tokens, similar lengths together."""
     end = tokenizer.eos_token_id
     while True:
-        drawn = [demos.draw(rng, habit) for _ in range(512)]
+        drawn = [draw(rng, habit) for _ in range(512)]
         prompts = tokenizer([f"{START}user\n{d.prompt}{END}\n{START}assistant\n" for d in drawn])[
             "input_ids"
         ]
@@ -175,10 +184,12 @@ def optimizers(model: Qwen3ForCausalLM, phase: Phase) -> list[torch.optim.Optimi
     ]
 
 
-def run_phase(model: Qwen3ForCausalLM, tokenizer: Any, phase: Phase, seed: int) -> None:
+def run_phase(
+    model: Qwen3ForCausalLM, tokenizer: Any, phase: Phase, seed: int, draw: Draw = demos.draw
+) -> None:
     """Train for the steps of one phase; the rate warms up, stays, then falls to 2 %."""
     rng = random.Random(f"{seed} {phase.name}")
-    batches = examples(tokenizer, rng, phase.habit)
+    batches = examples(tokenizer, rng, phase.habit, draw)
     steppers = optimizers(model, phase)
     rates = [stepper.param_groups[0]["lr"] for stepper in steppers]
     started, average = time.monotonic(), 0.0

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.trainers.config import ResolvedConfig
 
@@ -118,8 +119,8 @@ class Workload:
     tree: bool
     gpu: Gpu | None
     """None: a CPU."""
-    probes: bool = False
-    """Whether every candidate of a tree is played to the end."""
+    rollout: RolloutShape
+    """What is sampled of a task."""
 
     @property
     def width(self) -> int:
@@ -147,7 +148,13 @@ class Workload:
     @property
     def completions(self) -> int:
         """Of a step, at the most."""
-        return self.rows * self.agents * self.turns
+        return self.config.tasks_per_step * self.rollout.completions(self.agents * self.turns)
+
+    @property
+    def trained_on(self) -> int:
+        """Completions of a step's updates, at the most."""
+        count = self.agents * self.turns
+        return self.config.tasks_per_step * self.rollout.completions(count, probes=False)
 
     @property
     def tokens(self) -> int:
@@ -304,10 +311,8 @@ def sampling_seconds(work: Workload, gpu: Gpu) -> float:
     started = shape.layers * (ASSUMED.vllm_layer_s if fast else ASSUMED.layer_s)
     passes = math.ceil(work.rows / at_once)
     decisions = work.agents * work.turns
-    if work.probes:
-        # At each decision the K - 1 probes of every earlier one are still played.
-        k = work.config.num_generations
-        passes = math.ceil(passes * (1 + (k - 1) / k * (decisions - 1) / 2))
+    # Beside the K completions of a decision, the probes and forks of earlier ones are still played.
+    passes = math.ceil(passes * work.completions / (work.rows * decisions))
     prompts = work.config.tasks_per_step if work.tree else work.rows
     prefill = 2 * shape.parameters * prompts * PROMPT / rate
     return decisions * (prefill + passes * length * (max(read, computed) + started))
@@ -320,7 +325,7 @@ def update_seconds(work: Workload, gpu: Gpu) -> float:
     """
     config = work.config
     each = (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
-    prompts = work.completions // (config.num_generations if work.tree else 1)
-    tokens = work.tokens + prompts * PROMPT
+    prompts = work.trained_on // (config.num_generations if work.tree else 1)
+    tokens = work.trained_on * config.max_completion_length + prompts * PROMPT
     operations = each * work.shape.parameters * tokens * config.num_iterations
     return operations / (gpu.tflops * 1e12 * ASSUMED.compute)

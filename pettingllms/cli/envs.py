@@ -29,6 +29,7 @@ from pettingllms.cli.guard import dispatched
 from pettingllms.cli.options import CommandParser
 from pettingllms.envs import ENVIRONMENTS, TextEnv, arguments, check_env
 from pettingllms.envs.aec import (
+    BRIDGES,
     AnyEnv,
     creator_of,
     load_env,
@@ -112,6 +113,9 @@ def _list(options: argparse.Namespace) -> int:
     for name, path in ENVIRONMENTS.paths().items():
         module = importlib.import_module(path.partition(":")[0])
         print(f"{name:<12} {_summary(module.__doc__)}")
+    for name, path in BRIDGES.items():
+        module = importlib.import_module(path.partition(":")[0])
+        print(f"{name + ':GAME':<12} {_summary(module.__doc__)}")
     return 0
 
 
@@ -136,6 +140,7 @@ def explained(name: str) -> str:
     width = min(shutil.get_terminal_size().columns, 100)
     maker: Any = creator_of(name)
     kind = type(load_env(name).unwrapped) if takes_anything(maker) else maker
+    kind = getattr(kind, "func", kind)  # of a game that another library names
     lines = [name]
     about = _summary(getattr(inspect.getmodule(kind), "__doc__", None))
     lines += textwrap.wrap(about, width, initial_indent="  ", subsequent_indent="  ")
@@ -147,7 +152,10 @@ def explained(name: str) -> str:
         lines += [f"  for the embedded model: {embedded or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
+    open_to = inspect.signature(maker).parameters if kind is not maker else None
     for argument in arguments.described(kind):
+        if open_to is not None and argument.name not in open_to and not takes_anything(maker):
+            continue
         given = argument.default is inspect.Parameter.empty
         default = "required" if given else f"default {argument.default!r}"
         lines.append(f"  {argument.name}: {argument.kind or 'Any'}, {default}")

@@ -30,13 +30,15 @@ from pettingllms.cli.costs import (
     update_seconds,
 )
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.evaluation import roles_of
+from pettingllms.evaluation import seats_of
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.policy_set import own_names
 from pettingllms.policies.roles import parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.fitting import check_method
 
 HERE = "here"
 """In place of a GPU's name: this machine's."""
@@ -54,12 +56,13 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     """
     resolved = resolve(config)
     env = make_env(resolved, "train", divide=True)
-    roles = roles_of(env)
-    roles_to_policies = parse_policies(resolved.policies, roles)
+    roles, agents = seats_of(env)
+    roles_to_policies = parse_policies(resolved.policies, roles, agents)
     trained = trained_policies(resolved.train_roles, roles_to_policies)
     shape = shape_of(resolved)
     turns = getattr(env.unwrapped, "max_turns", None)
-    policies, n = len(set(roles_to_policies.values())), len(trained)
+    policies, n = len(own_names(roles_to_policies)), len(trained)
+    check_method(resolved, env, roles_to_policies, {})
     estimator = estimator_of(resolved)
     work = Workload(
         resolved,
@@ -70,7 +73,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
         turns or 1,
         estimator.tree,
         gpu_of(resolved, gpu),
-        estimator.shape().probes,
+        estimator.shape(),
     )
     return "\n".join(
         [

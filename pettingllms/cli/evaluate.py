@@ -26,6 +26,7 @@ EXAMPLES = (
     "pettingllms-eval --env coding --adapters runs/latest --swap all --samples 4",
     "pettingllms-eval --env math sudoku --model Qwen/Qwen3-1.7B --adapters my/peft-folder",
     "pettingllms-eval --env coding --model Qwen/Qwen3-1.7B --limit 20 --dry-run",
+    "pettingllms-eval --env coding --policies api:MODEL --api-base http://127.0.0.1:8000/v1",
     "pettingllms-eval --compare evals/mine evals/other",
     "pettingllms-eval --compare evals/mine:base evals/mine:adapters",
 )
@@ -205,6 +206,8 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
     for each in found:
         print(f"\n{report.as_text(report.comparison_table(each, short=True))}")
         print(f"\n{report.notes(each)}")
+        if each.coverage:
+            print(f"\n{report.as_text(report.coverage_table(each))}")
     differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
     if differing:
         print("settings that differ: " + "; ".join(differing))
@@ -236,13 +239,16 @@ def dry_run(options: EvalConfig) -> str:
 
     from pettingllms.cli.estimate import shape_of
     from pettingllms.evaluation.run import plan_of
+    from pettingllms.samplers.base import is_partner
 
     plan = plan_of(options)
     turns = getattr(plan.env.unwrapped, "max_turns", None)
     episodes = plan.episodes * len(plan.teams)
     completions = episodes * len(plan.env.possible_agents) * (turns or 1)
     tokens = completions * plan.sampling.max_new_tokens
-    flops = 2 * shape_of(plan.config).parameters * tokens
+    roles = len(plan.roles_to_policies)
+    paid = sum(map(is_partner, plan.roles_to_policies.values()))
+    flops = 0 if paid == roles else 2 * shape_of(plan.config).parameters * tokens
     each = "at most" if turns else "for each turn, at most"
     return "\n".join(
         [
@@ -252,7 +258,9 @@ def dry_run(options: EvalConfig) -> str:
             f"# {episodes:>12,}  episodes",
             f"# {completions:>12,}  completions {each}",
             f"# {tokens:>12,}  sampled tokens {each}",
-            f"# {flops / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
+            f"# {flops * (roles - paid) / roles / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
+            *[f"# {paid} of {roles} roles are played at {plan.config.api_base}, and paid there"]
+            * bool(paid),
         ]
     )
 

@@ -114,9 +114,10 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
 def _run(run: Path, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
     from pettingllms.assembly import adapters_in, located, make_env
-    from pettingllms.evaluation import roles_of
+    from pettingllms.evaluation import seats_of
     from pettingllms.policies.roles import parse_policies
     from pettingllms.runs import read_config
+    from pettingllms.samplers.base import is_partner
     from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.config import resolve
 
@@ -135,7 +136,8 @@ def _run(run: Path, options: ServeOptions) -> int:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with _listening(options.host, options.port) as listening:
             env = make_env(config, "test")
-            roles_to_policies = parse_policies(config.policies, roles_of(env))
+            roles_to_policies = parse_policies(config.policies, *seats_of(env))
+            roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
             answer = _front(options, listening)
             if with_vllm:
                 process = vllm_process(config, roles_to_policies, options, run / LOG)

@@ -22,7 +22,6 @@ from pettingllms.envs.aec import (
     load_env,
     next_agent,
     observe_text,
-    role_of,
     step_result,
 )
 from pettingllms.envs.base import TextEnv
@@ -31,6 +30,7 @@ from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
 from pettingllms.envs.spaces import FreeText
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.types import role_of
 
 __all__ = [
     "ENVIRONMENTS",

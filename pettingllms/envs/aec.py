@@ -16,6 +16,7 @@ over episodes.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -56,6 +57,13 @@ ENVIRONMENTS = Registry(
 registry, the command line and the tests find it from there."""
 
 
+BRIDGES = {
+    "textarena": "pettingllms.envs.textarena_v0:env",
+    "pettingzoo": "pettingllms.envs.classic_v0:env",
+}
+"""Other libraries, whose games have names of the form `textarena:TicTacToe-v0`."""
+
+
 class StepResult(NamedTuple):
     """Rewards of a step: of the agent that took it, and of the others."""
 
@@ -75,7 +83,8 @@ def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
 
     Args:
         name: a registered name (`coding`, one that another package offers, `coding_v0`,
-            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); or `module:attribute` or `path/to/file.py:attribute`, where
+            `pettingllms/coding-v0`, or any other id of PettingZoo's registry); a game of another
+            library (`textarena:TicTacToe-v0`); or `module:attribute` or `path/to/file.py:attribute`, where
             the attribute is called with `kwargs` and returns an AEC environment.
         kwargs: arguments of the environment.
 
@@ -147,6 +156,9 @@ def creator_of(name: str) -> Any:
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
+    bridge, _, game = name.partition(":")
+    if bridge in BRIDGES:
+        return functools.partial(_resolve(BRIDGES[bridge]), game)
     known = ":" in name or name in ENVIRONMENTS
     entry_point = ENVIRONMENTS.path_of(name) if known else _registered(name)
     # PettingZoo's registry may also hold the function itself.
@@ -208,7 +220,7 @@ def clone_env(env: AnyEnv) -> AnyEnv:
         "state of the episode"
     )
     try:
-        twin = _deepcopy(env)
+        twin = deep_copied(env)
         # A copy that starts over is the usual mistake, and it would train on wrong rewards.
         moved = hasattr(env, "agent_selection") and _position(twin) != _position(env)
     except ConfigError:
@@ -220,8 +232,8 @@ def clone_env(env: AnyEnv) -> AnyEnv:
     return twin
 
 
-def _deepcopy(env: AnyEnv) -> AnyEnv:
-    """Deep-copies an environment, also one that inherits gymnasium's EzPickle.
+def deep_copied(env: AnyEnv) -> AnyEnv:
+    """Deep-copies an environment, also one that inherits gymnasium's EzPickle, without any check.
 
     EzPickle copies an environment by making a new one from the constructor's arguments, which
     forgets the episode. Most of PettingZoo's own environments inherit it; their attributes are
@@ -273,12 +285,6 @@ def observe_text(env: AnyEnv, agent: str) -> str:
             "be a str or a dict with a str under the key 'text'"
         )
     return text
-
-
-def role_of(agent: str) -> str:
-    """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
-    match = re.fullmatch(r"(.+)_\d+", agent)
-    return match[1] if match else agent
 
 
 def step_result(env: AnyEnv, agent: str) -> StepResult:

@@ -13,8 +13,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.envs.aec import AnyEnv, next_agent, role_of, short_name
+from pettingllms.envs.aec import AnyEnv, next_agent, short_name
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.types import role_of
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 _ORDERS = ("1234", "4321", "2413", "3142")

@@ -157,6 +157,7 @@ class raw_env(TeamEnv):
         "render_modes": ["ansi", "human"],
         "is_parallelizable": False,
         "render_fps": 1,
+        "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     reset_options = ("question",)

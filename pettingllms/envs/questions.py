@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from pettingllms.envs.aec import AnyEnv, clone_env, observe_text, role_of
+from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
 from pettingllms.envs.team_env import TeamEnv
+from pettingllms.types import role_of
 
 OPTION = "question"
 """The key of `reset(options=...)`."""

@@ -35,10 +35,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of
+    from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of, seats_of
     from pettingllms.evaluation.scores import Estimate, Evaluation
 
-__all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of"]
+__all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of", "seats_of"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.evaluation.coverage import Coverage, coverage
 from pettingllms.evaluation.folder import read_settings, read_trajectories
 from pettingllms.evaluation.scores import (
     Difference,
@@ -50,6 +51,8 @@ class Comparison:
     means: Mapping[str, tuple[Estimate, Estimate]]
     differences: Mapping[str, Difference]
     """Second minus first, for every score that both have."""
+    coverage: tuple[Coverage, ...] = ()
+    """Which tasks each side solves within k samples; empty for one sample of each."""
 
     def row(self) -> dict[str, Any]:
         """The record as JSON has it."""
@@ -62,7 +65,8 @@ class Comparison:
             for name, difference in self.differences.items()
         }
         head = {"first": self.first, "second": self.second, "tasks": self.tasks}
-        return head | {"alone": self.alone, "scores": scores}
+        covered = {"coverage": [each.row() for each in self.coverage]} if self.coverage else {}
+        return head | {"alone": self.alone, "scores": scores} | covered
 
 
 def paired(
@@ -90,6 +94,7 @@ def paired(
         alone=len(one) + len(two) - 2 * len(both),
         means={name: (ours[name], theirs[name]) for name in found},
         differences=found,
+        coverage=coverage(first, second, seed),
     )
 
 

@@ -40,7 +40,7 @@ class EvalConfig:
     adapters: str | None = policies_setting(
         None,
         "A run; a folder with an adapter for each policy, or with one, as PEFT saves it, for all "
-        "roles; a hub id; or coder=FOLDER,tester=FOLDER. Default: the base model",
+        "roles; hub:NAME; or coder=FOLDER,tester=FOLDER. Default: the base model",
     )
     swap: str | None = policies_setting(
         None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -153,6 +154,20 @@ def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
         gain = comparison.differences[name]
         cells = [number(one.mean), number(two.mean), _gain(gain), str(gain.more), str(gain.less)]
         table.append([who, label, *cells])
+    return table
+
+
+def coverage_table(comparison: Comparison) -> Table:
+    """A row for each k: tasks that both, one or neither side solves within k samples."""
+    one, two = comparison.first, comparison.second
+    header = ["samples", "both", f"only {two}", f"only {one}", "neither", "ratio", "gained share"]
+    table = [header]
+    for each in comparison.coverage:
+        counts = map(str, (each.preserved, each.expansion, each.shrinkage, each.neither))
+        ratio = number(each.ratio) if math.isfinite(each.ratio) else "∞"
+        gained = (each.expansion - each.shrinkage) / comparison.tasks
+        interval = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
+        table.append([str(each.k), *counts, ratio, interval])
     return table
 
 

@@ -16,28 +16,36 @@ other role's policy, one at a time: with the plain line-up the N x N matrix of p
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol
 
-from pettingllms.envs.aec import role_of
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.rollout.engine import RolloutEngine, RolloutShape
+from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
-from pettingllms.types import Task
+from pettingllms.samplers.base import Sampler, is_partner
+from pettingllms.types import Task, role_of
 
-BASE, ADAPTERS, SWAPPED = "base", "adapters", "swapped"
+BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
 """First seed of held-out tasks where an environment has no splits; no training step uses it."""
 Verdicts = Sequence[bool | None]
 """The success of each finished episode; None if the environment does not report it."""
+
+
+class Play(Protocol):
+    """Rolls out chunks, in this process or in others; see `pettingllms.evaluation.playing`."""
+
+    def __call__(
+        self, lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
+    ) -> Iterator[list[Trajectory]]:
+        """The episodes of each chunk, in order."""
 
 
 def evaluate(
@@ -78,7 +86,7 @@ def evaluate(
     if not tasks or samples < 1:
         raise ConfigError(f"nothing to evaluate: {len(tasks)} tasks, {samples} samples of each")
     sampling = Sampling(max_new_tokens, samples, greedy, temperature, top_p, seed)
-    roles_to_policies = policies_by_role(policies, roles_of(env), swap)
+    seats_to_policies = policies_by_seat(policies, env, swap)
     total, episodes = len(tasks) * samples, list[Trajectory]()
 
     def on_batch(verdicts: Verdicts) -> None:
@@ -86,7 +94,7 @@ def evaluate(
 
     with ThreadPoolExecutor(scoring_threads) as pool:
         for chunk in chunks(tasks, sampling):
-            episodes += roll_out(env, policies, roles_to_policies, pool, chunk, sampling, on_batch)
+            episodes += roll_out(env, policies, seats_to_policies, pool, chunk, sampling, on_batch)
     on_progress(total, total)
     check_room(episodes, max_new_tokens)
     return summarise(episodes, roles_of(env), samples=samples, greedy=greedy, seed=seed)
@@ -95,7 +103,7 @@ def evaluate(
 def roll_out(
     env: AnyEnv,
     policies: Sampler,
-    roles_to_policies: Mapping[str, str],
+    seats_to_policies: Mapping[str, str],
     pool: Executor,
     chunk: Chunk,
     sampling: Sampling,
@@ -106,7 +114,7 @@ def roll_out(
     Args:
         env: a template, copied for every episode.
         policies: samples the completions.
-        roles_to_policies: role -> the policy that answers for it.
+        seats_to_policies: agent or role -> the policy that answers for it.
         pool: scores completions at the same time.
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
@@ -127,7 +135,7 @@ def roll_out(
             "max_new_tokens": sampling.max_new_tokens,
         },
         seed=(sampling.seed, "evaluation"),
-        policies=roles_to_policies,
+        policies=seats_to_policies,
         longest=longest_prompt(policies, sampling.max_new_tokens),
     )
     return engine.run(
@@ -163,24 +171,37 @@ def roles_of(env: AnyEnv) -> list[str]:
     return list(dict.fromkeys(role_of(str(agent)) for agent in env.possible_agents))
 
 
-def policies_by_role(
-    policies: Sampler, roles: Sequence[str], swap: Mapping[str, str] | None
+def seats_of(env: AnyEnv) -> tuple[list[str], list[str]]:
+    """The roles and the agents of an environment, in turn order."""
+    return roles_of(env), list(map(str, env.possible_agents))
+
+
+def policies_by_seat(
+    policies: Sampler, env: AnyEnv, swap: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """Role -> policy, after the exchange `swap`: role -> the role whose policy answers for it.
+    """Agent -> policy, after the exchange `swap`: role or agent -> whose policy answers for it.
 
     Raises:
         UnknownNameError: an unknown role, or one without a policy.
     """
-    swap = swap or {}
-    for role in {**swap, **dict.fromkeys(swap.values())}:
-        if role not in roles:
+    swap, (roles, agents) = swap or {}, seats_of(env)
+    for name in {**swap, **dict.fromkeys(swap.values())}:
+        if name not in (*roles, *agents):
             raise UnknownNameError(
-                f"swap names the unknown role {role!r}; {did_you_mean(role, roles)}"
+                f"swap names the unknown role {name!r}; {did_you_mean(name, [*roles, *agents])}"
             )
-    return {role: policies.policy_for(swap.get(role, role)) for role in roles}
+    played = {agent: swap.get(agent) or swap.get(role_of(agent)) or agent for agent in agents}
+    return {agent: policies.policy_for(name) for agent, name in played.items()}
 
 
 # ----------------------------------------------------------------------------------- line-ups
+
+
+class ClosableSampler(Sampler, Protocol):
+    """What plays an evaluation: a `PolicySet`, or `ApiPartners` alone."""
+
+    def close(self) -> None:
+        """Frees what it holds."""
 
 
 class Lineup(NamedTuple):
@@ -211,15 +232,18 @@ def lineups_of(
         ConfigError: `swap` is neither, or exchanges nothing.
         UnknownNameError: `swap` names an unknown role.
     """
+    partners = [policy for policy in roles_to_policies.values() if is_partner(policy)]
     if not adapters:
-        if swap is not None:
+        if swap is not None and not partners:
             raise ConfigError(
                 f"swap {swap!r} exchanges adapters, and there are none: every role uses "
                 "the base model; give --adapters"
             )
-        return [Lineup(BASE, adapters=False)]
+        title = PARTNERS if len(partners) == len(roles_to_policies) else BASE
+        return [Lineup(title, False), *_swapped(swap, roles_to_policies, adapters=False)]
     lineups = [Lineup(BASE, adapters=False)] if base else []
-    return [*lineups, Lineup(ADAPTERS, adapters=True), *_swapped(swap, roles_to_policies)]
+    swapped = _swapped(swap, roles_to_policies, adapters=True)
+    return [*lineups, Lineup(ADAPTERS, adapters=True), *swapped]
 
 
 def title_of_swap(role: str, other: str) -> str:
@@ -227,12 +251,14 @@ def title_of_swap(role: str, other: str) -> str:
     return f"{role} by {other}"
 
 
-def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lineup]:
+def _swapped(
+    spec: str | None, roles_to_policies: Mapping[str, str], *, adapters: bool
+) -> list[Lineup]:
     if spec is None:
         return []
     if spec == "all":
         lineups = [
-            Lineup(title_of_swap(role, other), adapters=True, swap={role: other})
+            Lineup(title_of_swap(role, other), adapters, swap={role: other})
             for role, other in itertools.permutations(roles_to_policies, 2)
             if roles_to_policies[role] != roles_to_policies[other]
         ]
@@ -241,7 +267,7 @@ def _swapped(spec: str | None, roles_to_policies: Mapping[str, str]) -> list[Lin
         changes = any(
             roles_to_policies[role] != roles_to_policies[other] for role, other in swap.items()
         )
-        lineups = [Lineup(SWAPPED, adapters=True, swap=swap)] if changes else []
+        lineups = [Lineup(SWAPPED, adapters, swap=swap)] if changes else []
     if not lineups:
         shown = ", ".join(f"{role}={policy}" for role, policy in roles_to_policies.items())
         raise ConfigError(
@@ -267,28 +293,23 @@ def _exchanged(spec: str, roles: Sequence[str]) -> dict[str, str]:
 
 
 def evaluate_lineups(
-    env: AnyEnv,
     lineups: Sequence[Lineup],
     tasks: Sequence[Task],
     sampling: Sampling,
     *,
-    load: Callable[[bool], PolicySet],
-    pool: Executor,
+    play: Play,
     folder: EvalFolder | None = None,
     on_progress: Callable[[str, Verdicts], None] = lambda _title, _verdicts: None,
 ) -> dict[str, list[Trajectory]]:
     """Plays the same tasks with every line-up.
 
-    Adapters come before the base model, so that unusable adapters are found first. At most one set
-    of policies is loaded at a time, and none if all episodes are in the folder.
+    Adapters come before the base model, so that unusable adapters are found first.
 
     Args:
-        env: a template, copied for every episode.
         lineups: what to evaluate.
         tasks: the same for every line-up.
         sampling: how completions are drawn.
-        load: makes the policies, with adapters or those of the base model.
-        pool: scores completions at the same time.
+        play: rolls out chunks, here or in other processes.
         folder: keeps the episodes; those that it has are not rolled out again.
         on_progress: called before every batch with a title and how its finished episodes ended.
 
@@ -302,28 +323,26 @@ def evaluate_lineups(
     done: dict[str, list[Trajectory]] = {lineup.title: [] for lineup in lineups}
     if folder:
         folder.expect(list(done), tasks, sampling.samples)
-    with _Loaded(load) as loaded:
-        for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
-            episodes = done[lineup.title]
+    for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
+        episodes = done[lineup.title]
 
-            def on_batch(
-                verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
-            ) -> None:
-                on_progress(title, [*(each.success for each in before), *verdicts])
+        def on_batch(
+            verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
+        ) -> None:
+            on_progress(title, [*(each.success for each in before), *verdicts])
 
-            for chunk in chunks(tasks, sampling):
-                known = folder.take(lineup.title, *chunk) if folder else []
-                if not known:
-                    policies = loaded.policies(lineup.adapters)
-                    roles_to_policies = policies_by_role(policies, roles_of(env), lineup.swap)
-                    known = roll_out(
-                        env, policies, roles_to_policies, pool, chunk, sampling, on_batch
-                    )
-                    if folder:
-                        folder.add(lineup.title, known)
-                episodes += known
-            on_batch([])
-            check_room(episodes, sampling.max_new_tokens)
+        every = chunks(tasks, sampling)
+        known = [folder.take(lineup.title, *chunk) if folder else [] for chunk in every]
+        missing = [chunk for chunk, own in zip(every, known, strict=True) if not own]
+        played = iter(play(lineup, missing, on_batch))
+        for own in known:
+            if not own:
+                own += next(played)
+                if folder:
+                    folder.add(lineup.title, own)
+            episodes += own
+        on_batch([])
+        check_room(episodes, sampling.max_new_tokens)
     return {title: by_task(episodes, tasks) for title, episodes in done.items()}
 
 
@@ -331,29 +350,3 @@ def by_task(episodes: Sequence[Trajectory], tasks: Sequence[Task]) -> list[Traje
     """All samples of the first task, then those of the second, ..."""
     places = {task.id: place for place, task in enumerate(tasks)}
     return sorted(episodes, key=lambda each: (places[each.task.id], each.episode))
-
-
-class _Loaded:
-    """At most one set of policies in memory: with adapters, or those of the base model."""
-
-    def __init__(self, load: Callable[[bool], PolicySet]) -> None:
-        self._load, self._adapters = load, False
-        self._policies: PolicySet | None = None
-
-    def policies(self, adapters: bool) -> PolicySet:
-        """The set asked for; any other is closed before this one is loaded."""
-        if self._policies is None or self._adapters != adapters:
-            self._close()
-            self._policies, self._adapters = self._load(adapters), adapters
-        return self._policies
-
-    def _close(self) -> None:
-        if self._policies is not None:
-            self._policies.close()
-            self._policies = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close()

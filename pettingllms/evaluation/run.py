@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,12 @@ from pettingllms.assembly import (
     EnvSource,
     build_policies,
     check_adapters,
+    check_partners,
     isolation_of,
     located,
     make_env,
     name_of_env,
+    partners_of,
 )
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
@@ -31,20 +32,24 @@ from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
     ADAPTERS,
+    PARTNERS,
+    ClosableSampler,
     Lineup,
     Verdicts,
     evaluate_lineups,
     held_out,
     lineups_of,
     roles_of,
+    seats_of,
 )
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import BASE, parse_policies
+from pettingllms.policies.policy_set import own_names
+from pettingllms.policies.roles import BASE, is_own, only_partners, parse_policies
 from pettingllms.policies.sources import (
     check_model,
     is_adapter,
@@ -56,6 +61,7 @@ from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
+from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.callbacks import Display, Silent
@@ -81,6 +87,10 @@ class EvalPlan:
     sampling: Sampling
     adapters: Mapping[str, Path]
     """Policy -> the folder of its adapter."""
+    source: EnvSource | None = None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    divide: bool = True
+    """Whether a data set without splits is divided, as in training."""
 
     @property
     def episodes(self) -> int:
@@ -119,12 +129,27 @@ class EvalPlan:
             },
             "teams": {team.title: dict(team.swap or {}) for team in self.teams},
             **dataclasses.asdict(self.sampling),
+            **self._partners(),
         }
 
-    def load(self, adapters: bool) -> PolicySet:
-        """Loads the policies with their adapters, or as the base model; to be closed."""
+    def _partners(self) -> dict[str, Any]:
+        """What models behind an API are asked beside the rest; nothing where none plays."""
+        asked = any(map(is_partner, self.roles_to_policies.values()))
+        return {"api_args": self.config.mapping("api_args")} if asked else {}
+
+    def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
+        """Loads the policies with their adapters, or as the base model; to be closed.
+
+        Nothing is loaded where models behind an API play all roles. What they answer is kept in
+        `folder`.
+        """
+        if not own_names(self.roles_to_policies):
+            partners = partners_of(self.config, self.roles_to_policies, folder)
+            assert partners is not None
+            return partners
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
-        policies = build_policies(config, self.roles_to_policies)
+        partners = partners_of(config, self.roles_to_policies, folder)
+        policies = build_policies(config, self.roles_to_policies, partners=partners)
         longest = config.mapping("vllm").get("max_model_len")
         if longest is not None:
             policies.context = min(policies.context, longest)
@@ -143,8 +168,8 @@ class EvalResult:
 
     @property
     def main(self) -> Evaluation:
-        """The scores of the adapters; without any, of the base model."""
-        return self.teams.get(ADAPTERS) or self.teams[BASE]
+        """The scores of the adapters; without any, of the base model or of what plays in its place."""
+        return self.teams.get(ADAPTERS) or next(iter(self.teams.values()))
 
     @property
     def success(self) -> Estimate | None:
@@ -162,7 +187,9 @@ class EvalResult:
         """The teams without those that the matrix is made of."""
         if not self.matrix():
             return dict(self.teams)
-        return {title: each for title, each in self.teams.items() if title in (BASE, ADAPTERS)}
+        return {
+            title: each for title, each in self.teams.items() if title in (BASE, PARTNERS, ADAPTERS)
+        }
 
     def gains(self) -> list[Comparison]:
         """The other teams that are shown against the first, paired by task."""
@@ -219,16 +246,18 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
     config = settings_of(options, source)
-    if config.model is not None:
+    if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
     env = _env(options, config, source)
-    roles_to_policies = parse_policies(config.policies, roles_of(env))
-    if set(roles_to_policies.values()) == {BASE}:
+    roles_to_policies = parse_policies(config.policies, *seats_of(env))
+    check_partners(config, roles_to_policies, given="api_base" in options.over)
+    if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
         roles_to_policies = {
-            role: name if name in adapters else BASE for role, name in roles_to_policies.items()
+            role: BASE if is_own(name) and name not in adapters else name
+            for role, name in roles_to_policies.items()
         }
     teams = lineups_of(
         roles_to_policies,
@@ -246,7 +275,18 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(config, options.split, env, roles_to_policies, teams, tasks, sampling, adapters)
+    return EvalPlan(
+        config,
+        options.split,
+        env,
+        roles_to_policies,
+        teams,
+        tasks,
+        sampling,
+        adapters,
+        source,
+        divide="dataset" not in options.over,
+    )
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -408,14 +448,12 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         score = f", success {sum(known) / len(known):.2f}" if known else ""
         display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
-    with ThreadPoolExecutor(plan.config.scoring_threads) as pool:
+    with playing(plan, None if folder is None else folder.path) as play:
         episodes = evaluate_lineups(
-            plan.env,
             plan.teams,
             plan.tasks,
             plan.sampling,
-            load=plan.load,
-            pool=pool,
+            play=play,
             folder=folder,
             on_progress=on_progress,
         )
@@ -447,4 +485,8 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
 def section(gain: Comparison) -> str:
     """The Markdown section of one comparison."""
     table = report.as_markdown(report.comparison_table(gain))
-    return f"## {gain.second} against {gain.first}\n\n{table}\n\n{report.notes(gain)}"
+    parts = [f"## {gain.second} against {gain.first}", table, report.notes(gain)]
+    if gain.coverage:
+        covered = report.as_markdown(report.coverage_table(gain))
+        parts += ["Tasks that at least one of the first k samples solves:", covered]
+    return "\n\n".join(parts)

@@ -14,7 +14,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec, load_base, quantized
 from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.policy_set import PolicySet, own_names
 from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE
 from pettingllms.policies.weights import (
@@ -69,7 +69,7 @@ def load_policies(
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute, place = (spec := ModelSpec.of(model)).dtype_and_device(dtype, device)
-    saved = _saved(adapters, names := tuple(dict.fromkeys(roles_to_policies.values())))
+    saved = _saved(adapters, names := own_names(roles_to_policies))
     kept = torch.float32 if full else compute
     tokenizer, base = load_base(spec, kept, place, gradient_checkpointing)
     here = sampler.name == "transformers"  # other engines copy the adapters

@@ -23,8 +23,9 @@ from pettingllms.errors import (
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
-from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights
-from pettingllms.types import Completion, Request, Sample
+from pettingllms.samplers.api import ApiPartners
+from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights, is_partner
+from pettingllms.types import Completion, Request, Sample, role_of
 
 
 class PolicySet:
@@ -32,7 +33,7 @@ class PolicySet:
 
     Args:
         weights: the policies' tensors.
-        roles_to_policies: role -> policy.
+        roles_to_policies: role, or agent, -> policy.
         chat: tokenizer and template.
         engine: samples, from weights that `publish` hands to it.
     """
@@ -45,11 +46,14 @@ class PolicySet:
         engine: InferenceEngine,
     ) -> None:
         self.roles_to_policies = dict(roles_to_policies)
-        self.names = tuple(dict.fromkeys(self.roles_to_policies.values()))
+        self.names = own_names(roles_to_policies)
+        """The policies that have weights here, `base` among them."""
         self.versions = dict.fromkeys(self.names, 0)
         self.chat = chat
         self._weights = weights
         self._engine: InferenceEngine | None = engine
+        self.partners: ApiPartners | None = None
+        """Asks for the roles that models behind an API play, which have no weights here."""
         model = weights.module(self.names[0])
         self._packing, self._checkpointing = enabled(model), model.is_gradient_checkpointing
         self.context = context_of(model, chat.tokenizer.model_max_length)
@@ -80,18 +84,25 @@ class PolicySet:
         return self._engine is not None and self._engine.continuous
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays `role`.
+        """The policy that plays a role, or an agent: its own, or else that of its role.
 
         Raises:
             UnknownNameError: no policy was given for it.
         """
-        if role not in self.roles_to_policies:
-            known = did_you_mean(role, self.roles_to_policies)
+        given = self.roles_to_policies
+        found = given.get(role) or given.get(role_of(role))
+        if found is None:
+            known = did_you_mean(role, given)
             raise UnknownNameError(f"no policy plays the role {role!r}; {known}")
-        return self.roles_to_policies[role]
+        return found
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """Renders an observation of `role` into prompt tokens; all roles share the template."""
+        """Renders an observation of a role or agent into prompt tokens; all share the template.
+
+        A partner's prompt is bytes, see `ApiPartners`.
+        """
+        if self.partners is not None and is_partner(self.policy_for(role)):
+            return self.partners.prompt_ids(role, text)
         self.policy_for(role)
         return self.chat.prompt_ids(text)
 
@@ -127,9 +138,22 @@ class PolicySet:
         Raises:
             ConfigError: a setting out of range, an empty prompt.
             StaleSamplerError: a policy was changed without `publish`.
-            SamplerUnavailable: the engine failed, also at a second try, or has been closed.
+            SamplerUnavailable: the engine or a partner's server failed, also at a second try, or
+                has been closed.
         """
         params = _sampling_params(n, max_new_tokens, temperature, greedy, top_p)
+        theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
+        if not theirs or self.partners is None:
+            return self._sample_here(requests, n, params)
+        answers = self.partners.ask([requests[place] for place in theirs], n, params)
+        ours = [place for place, request in enumerate(requests) if not is_partner(request.policy)]
+        here = self._sample_here([requests[place] for place in ours], n, params) if ours else []
+        found = dict(zip([*ours, *theirs], [*here, *answers()], strict=True))
+        return [found[place] for place in range(len(requests))]
+
+    def _sample_here(
+        self, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> list[list[Completion]]:
         for policy in dict.fromkeys(request.policy for request in requests):
             self._check_fresh(policy)
         if not all(request.prompt_ids for request in requests):
@@ -248,6 +272,8 @@ class PolicySet:
         if self._engine is not None:
             self._engine.close()
             self._engine = None
+        if self.partners is not None:
+            self.partners.close()
 
     def _precision(self) -> torch.autocast:
         dtype = self._weights.autocast
@@ -279,6 +305,12 @@ class PolicySet:
                 f"the engine holds version {self._engine.versions[policy]} of policy {policy!r}, "
                 f"the trainer {self.versions[policy]}; call publish({policy!r}) before sampling"
             )
+
+
+def own_names(roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
+    """The policies that have weights here, each once, in the order of the roles."""
+    names = dict.fromkeys(roles_to_policies.values())
+    return tuple(name for name in names if not is_partner(name))
 
 
 def context_of(model: PreTrainedModel, default: int) -> int:

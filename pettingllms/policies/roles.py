@@ -13,26 +13,35 @@ from pathlib import Path
 import yaml
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.samplers.base import PARTNER, is_partner
+from pettingllms.types import role_of
 
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _FILES = (".yaml", ".yml", ".json")
+_WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
 
 
-def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
+def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) -> dict[str, str]:
     """Turns a command-line spelling into role -> policy, in the order of `roles`.
+
+    An agent may have a policy of its own, beside that of its role or in its place; then there is
+    an entry agent -> policy.
 
     Args:
         spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
-            name), `base` (the unmodified model plays all roles), pairs such as
-            `coder=a,tester=b`, or the path of a YAML or JSON file with such a mapping.
+            name), `per-agent` (each agent), `base` (the unmodified model plays all roles), `api:MODEL`
+            (a model behind an API plays all roles), pairs such as `coder=a,tester=api:MODEL` or
+            `reasoner_0=a,reasoner_1=b`, or the path of a YAML or
+            JSON file with such a mapping.
         roles: all roles that act, in turn order.
+        agents: all agents, in turn order.
 
     Raises:
         ConfigError: a role without a policy, a role named twice, a policy name that PEFT or a
             file system cannot hold, a file that is not a mapping of names.
-        UnknownNameError: a role that does not act.
+        UnknownNameError: a role or agent that does not act.
     """
     if spec == "shared":
         return dict.fromkeys(roles, "shared")
@@ -40,6 +49,10 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
         return dict.fromkeys(roles, BASE)
     if spec == "per-role":
         pairs = {role: role for role in roles}
+    elif spec == "per-agent":
+        pairs = {agent: agent for agent in agents}
+    elif _for_all(spec):
+        pairs = dict.fromkeys(roles, spec)
     elif Path(spec).suffix in _FILES:
         pairs = _from_file(Path(spec))
     elif "=" in spec:
@@ -47,9 +60,22 @@ def parse_policies(spec: str, roles: Sequence[str]) -> dict[str, str]:
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(_FILES)} file; {did_you_mean(spec, ('shared', 'per-role', BASE))}"
+            f"{'/'.join(_FILES)} file; {did_you_mean(spec, _WORDS)}"
         )
-    return _checked(pairs, roles)
+    return _checked(pairs, roles, agents)
+
+
+def only_partners(spec: str) -> bool:
+    """Whether models behind an API play all roles, so that no model is loaded here.
+
+    Raises:
+        ConfigError: a file that is not a mapping of names.
+    """
+    if _for_all(spec):
+        return True
+    if Path(spec).suffix in _FILES:
+        return all(map(is_partner, _from_file(Path(spec)).values()))
+    return "=" in spec and all(map(is_partner, _from_pairs(spec).values()))
 
 
 def trained_policies(
@@ -58,7 +84,8 @@ def trained_policies(
     """Returns the policies that learn, in the order of the roles.
 
     Args:
-        train_roles: comma-separated roles; None for all. `base` never learns.
+        train_roles: comma-separated roles, or agents with a policy of their own; None for all.
+            `base` and models behind an API never learn.
         roles_to_policies: as from `parse_policies`.
 
     Raises:
@@ -73,12 +100,15 @@ def trained_policies(
                 f"train_roles names the unknown role {role!r}; {did_you_mean(role, roles_to_policies)}"
             )
     trained = dict.fromkeys(
-        policy for role, policy in roles_to_policies.items() if role in roles and policy != BASE
+        policy for role, policy in roles_to_policies.items() if role in roles and is_own(policy)
     )
     if not trained:
-        raise ConfigError(
-            f"nothing to train: {', '.join(roles)} played by the unmodified base model (policy {BASE!r})"
+        frozen = {roles_to_policies[role]: None for role in roles}
+        shown = ", ".join(
+            f"the unmodified base model (policy {BASE!r})" if policy == BASE else policy
+            for policy in frozen
         )
+        raise ConfigError(f"nothing to train: {', '.join(roles)} played by {shown}")
     for role, policy in roles_to_policies.items():
         if role not in roles and policy in trained:
             raise ConfigError(
@@ -88,18 +118,35 @@ def trained_policies(
     return tuple(trained)
 
 
+def is_own(policy: str) -> bool:
+    """Whether a policy has weights of its own here: an adapter or a full model."""
+    return policy != BASE and not is_partner(policy)
+
+
 def check_policy_name(name: str) -> None:
     """Refuses a name that cannot name both an adapter in PEFT and a folder.
 
     Raises:
         ConfigError: the name does not start with a letter, or has characters other than letters,
-            digits, `_` and `-`.
+            digits, `_` and `-`; or it is that of a model behind an API, and names none.
     """
+    if is_partner(name):
+        if not name.removeprefix(PARTNER).strip() or not name.isprintable():
+            raise ConfigError(
+                f"policy name {name!r} names no model; write {PARTNER}MODEL, with the name that the "
+                "server gives it"
+            )
+        return
     if not _NAME.fullmatch(name):
         raise ConfigError(
             f"policy name {name!r} must start with a letter and hold only letters, digits, '_' "
             "and '-' (it names an adapter and a folder)"
         )
+
+
+def _for_all(spec: str) -> bool:
+    """Whether one model behind an API plays all roles."""
+    return is_partner(spec) and "," not in spec
 
 
 def _from_pairs(spec: str) -> dict[str, str]:
@@ -133,11 +180,19 @@ def _from_file(path: Path) -> dict[str, str]:
     return dict(value)
 
 
-def _checked(pairs: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
-    for role in pairs:
-        if role not in roles:
-            raise UnknownNameError(f"policies: unknown role {role!r}; {did_you_mean(role, roles)}")
-    missing = [role for role in roles if role not in pairs]
+def _checked(
+    pairs: Mapping[str, str], roles: Sequence[str], agents: Sequence[str]
+) -> dict[str, str]:
+    known = list(dict.fromkeys([*roles, *agents]))
+    for name in pairs:
+        if name not in known:
+            raise UnknownNameError(f"policies: unknown role {name!r}; {did_you_mean(name, known)}")
+    own = {role: [agent for agent in agents if role_of(agent) == role] for role in roles}
+    missing = [
+        role
+        for role in roles
+        if role not in pairs and not (own[role] and all(agent in pairs for agent in own[role]))
+    ]
     if missing:
         raise ConfigError(
             f"policies: no policy for {', '.join(map(repr, missing))}; every role needs one, for "
@@ -145,4 +200,5 @@ def _checked(pairs: Mapping[str, str], roles: Sequence[str]) -> dict[str, str]:
         )
     for policy in pairs.values():
         check_policy_name(policy)
-    return {role: pairs[role] for role in roles}
+    ordered = dict.fromkeys(name for role in roles for name in (role, *own[role]))
+    return {name: pairs[name] for name in ordered if name in pairs}

@@ -4,8 +4,8 @@ The setting `adapters` has one of these forms:
 
     RUN                   a run, or its folder `adapters`: a folder for every policy
     FOLDER                one adapter as PEFT saves it, which every role uses
-    org/name@revision     either of these on the hub, downloaded or from its cache; the revision
-                          may be left out
+    hub:org/name@revision either of these on the hub, downloaded or from its cache; the revision
+                          and `hub:` may be left out
     coder=X,tester=Y      an adapter for each of these roles, each in one of the forms above
 
 A role without an adapter is played by the base model in an evaluation, and starts with a fresh
@@ -24,11 +24,13 @@ from safetensors import SafetensorError, safe_open
 
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.policies.roles import BASE
+from pettingllms.policies.roles import BASE, is_own
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _RUN = "config.yaml"
+HUB = "hub:"
+"""What the name of a repository on the hub may begin with, which tells it from a folder's."""
 
 
 def check_model(model: str, revision: str | None = None) -> None:
@@ -110,14 +112,14 @@ def adapter_folders(spec: str | None, roles_to_policies: Mapping[str, str]) -> d
     """
     if spec is None:
         return {}
-    policies = [policy for policy in dict.fromkeys(roles_to_policies.values()) if policy != BASE]
+    policies = list(filter(is_own, dict.fromkeys(roles_to_policies.values())))
     if not is_folder(spec):
         return _of_roles(_pairs(spec), roles_to_policies)
     if (Path(spec) / CONFIG_FILE).is_file():
         return dict.fromkeys(policies, Path(spec))
     found = sorted(path.name for path in Path(spec).iterdir() if path.is_dir())
     for role, policy in roles_to_policies.items():
-        if policy not in (*found, BASE):
+        if policy not in found and is_own(policy):
             raise ConfigError(
                 f"{spec} has no adapter for the policy {policy!r}; it has "
                 f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
@@ -170,8 +172,9 @@ def _of_roles(
             hint = did_you_mean(role, roles_to_policies)
             raise UnknownNameError(f"adapters names the unknown role {role!r}; {hint}")
         policy = roles_to_policies[role]
-        if policy == BASE or found.setdefault(policy, Path(folder)) != Path(folder):
-            whose = "the base model" if policy == BASE else "another role's, too"
+        if not is_own(policy) or found.setdefault(policy, Path(folder)) != Path(folder):
+            frozen = "the base model" if policy == BASE else "a model behind an API"
+            whose = "another role's, too" if is_own(policy) else frozen
             raise ConfigError(
                 f"adapters gives {role!r} an adapter of its own, but its policy {policy!r} is "
                 f"{whose}; leave out --policies, or name a policy for each role"
@@ -197,7 +200,9 @@ def _pairs(spec: str) -> dict[str, str]:
 
 def _located(source: str, role: str | None = None) -> Path:
     """The folder of one adapter, or of adapters by policy; of the one for `role` if given."""
-    hub = _HUB_ID.fullmatch(source)
+    hub = _HUB_ID.fullmatch(source.removeprefix(HUB))
+    if source.startswith(HUB) and not hub:
+        raise ConfigError(f"adapters: {source!r} names no repository; write hub:org/name")
     if Path(source).exists() or not hub:
         folder = adapters_in(Path(source).expanduser())
     else:

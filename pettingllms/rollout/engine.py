@@ -22,31 +22,11 @@ from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pettingllms.rollout.episode import AnyEnv, Branch, Episode, score
+from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
+from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler
+from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Candidate, Completion, Group, Request, Task
-
-
-@dataclass(frozen=True, slots=True)
-class RolloutShape:
-    """Amount of sampling for a task: a tree (`width` above 1) or parallel episodes.
-
-    In a tree every prompt of a wide policy gets `width` candidates, and the episode continues from
-    one of them. Otherwise every prompt gets one.
-    """
-
-    episodes: int = 1
-    """Episodes of each task, side by side."""
-    first: int = 0
-    """Index of the first of them. What an episode draws follows from its index."""
-    width: int = 1
-    """Candidates of one prompt."""
-    branch: str = "best"
-    """The candidate to continue from: best (ties at random), sample or first."""
-    probes: bool = False
-    """Whether the other candidates are played to the end as well, with one completion at each
-    prompt, to see what they lead to (`Candidate.later`)."""
 
 
 @dataclass(frozen=True)
@@ -60,8 +40,9 @@ class RolloutEngine:
         shape: what is sampled of each task.
         settings: of `Sampler.sample`: max_new_tokens, temperature, ...
         seed: prefix of the seed of every decision, e.g. (seed of the run, step).
-        policies: role -> policy; a missing role has the policy that the sampler gives it.
-        wide: policies whose prompts get `shape.width` candidates; None for all.
+        policies: agent or role -> policy, the agent's own first; one that is missing has the policy
+            that the sampler gives it.
+        wide: policies whose decisions `shape` plans; None for all. Others get one completion.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
         longest: most tokens of a prompt; an episode whose next prompt has more ends there, and its
             record says so (`Trajectory.overlong`). None: no bound.
@@ -120,7 +101,7 @@ class RolloutEngine:
             for cohort in scoring:
                 for decision in cohort.pending:
                     decision.scored.cancel()
-        return [episode.trajectory() for episode in episodes]
+        return records(episodes)
 
     def _cohorts(self, episodes: Sequence[Episode]) -> list[_Cohort]:
         # A cohort of one may proceed by itself; see the module docstring.
@@ -133,39 +114,47 @@ class RolloutEngine:
     def _sample(self, cohorts: Sequence[_Cohort]) -> None:
         """Samples for all live episodes in one batch a width, and starts scoring."""
         live: list[tuple[_Cohort, Episode]] = []
-        prompts, requests = list[str](), list[Request]()
+        prompts, requests, plans = list[str](), list[Request](), list[Plan]()
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             prompt = episode.prompt()
-            ids = self.sampler.prompt_ids(episode.role, prompt)
-            if self.longest is not None and len(ids) > self.longest:
+            policy, seed = self._policy_for(episode), episode.seed(*self.seed, "sampling")
+            ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
+            # A model behind an API has a context of its own, which its server knows.
+            if self.longest is not None and not is_partner(policy) and len(ids) > self.longest:
                 episode.end_overlong(len(ids), self.longest)
                 continue
-            policy, seed = self._policy_for(episode.role), episode.seed(*self.seed, "sampling")
             live.append((cohort, episode))
             prompts.append(prompt)
             requests.append(Request(policy, ids, seed))
+            plans.append(self._plan(episode, policy))
         completions: list[list[Completion]] = [[] for _ in live]
-        # Frozen policies get one completion while trained ones get `width`, and a call of the
-        # sampler has one `n`.
-        for n in dict.fromkeys((1, self.shape.width)):
-            places = [i for i, (_, e) in enumerate(live) if self._width(e, requests[i]) == n]
-            if not places:
-                continue
+        # Frozen policies get one completion while trained ones get K, and a call of the sampler has
+        # one `n`.
+        for n in sorted({plan.draw for plan in plans}):
+            places = [i for i, plan in enumerate(plans) if plan.draw == n]
             answers = self.sampler.sample([requests[i] for i in places], n, **self.settings)
             for place, answer in zip(places, answers, strict=True):
                 completions[place] = answer
-        for (cohort, episode), prompt, request, sampled in zip(
-            live, prompts, requests, completions, strict=True
+        for (cohort, episode), prompt, request, plan, sampled in zip(
+            live, prompts, requests, plans, completions, strict=True
         ):
             scored = self.pool.submit(score, episode, sampled)
-            cohort.pending.append(_Pending(episode, prompt, request, scored))
+            cohort.pending.append(_Pending(episode, prompt, request, plan, scored))
 
-    def _policy_for(self, role: str) -> str:
-        return (self.policies or {}).get(role) or self.sampler.policy_for(role)
+    def _policy_for(self, episode: Episode) -> str:
+        given, agent = self.policies or {}, episode.agent or ""
+        return given.get(agent) or given.get(episode.role) or self.sampler.policy_for(agent)
 
-    def _width(self, episode: Episode, request: Request) -> int:
-        wide = self.wide is None or request.policy in self.wide
-        return self.shape.width if wide and not episode.probe else 1
+    def _plan(self, episode: Episode, policy: str) -> Plan:
+        if episode.probe or (self.wide is not None and policy not in self.wide):
+            return Plan()
+        agents = len(episode.env.possible_agents)
+        return self.shape.plan(Move(episode.task.id, episode.agent or "", episode.depth, agents))
+
+    def _reader(self, agent: str, policy: str) -> str:
+        """As whom `policy` reads a prompt: where roles exchange policies, its own role."""
+        own = (each for each in self.policies or {} if self.sampler.policy_for(each) == policy)
+        return agent if self.sampler.policy_for(agent) == policy else next(own, agent)
 
     # ------------------------------------------------------------------------------- scoring
 
@@ -184,14 +173,15 @@ class RolloutEngine:
     def _advance(self, decision: _Pending) -> list[Episode]:
         """Records the candidates of a decision, and continues the episode from one of them.
 
-        Returns the probes that continue from the others, if there are any.
+        Returns the forks or probes that continue from the others, if there are any.
         """
         episode, branches = decision.episode, decision.scored.result()
         rewards = [branch.result.reward for branch in branches]
         # Ties are common; always taking the first would bias which states are seen next. The
         # draw has its own seed, so that it does not shift what is sampled.
         best = [k for k, reward in enumerate(rewards) if reward == max(rewards)]
-        among = {"best": best, "sample": range(len(rewards)), "first": [0]}[self.shape.branch]
+        branch = "first" if decision.plan.forks else self.shape.branch
+        among = {"best": best, "sample": range(len(rewards)), "first": [0]}[branch]
         chosen = random.Random(episode.seed(*self.seed, "branching")).choice(among)
         candidates = tuple(
             Candidate(
@@ -199,7 +189,7 @@ class RolloutEngine:
                 branch.result.reward,
                 branch.result.team,
                 branch.result.local,
-                chosen=k == chosen,
+                chosen=k == chosen or decision.plan.forks,
                 info=branch.result.info,
             )
             for k, branch in enumerate(branches)
@@ -207,10 +197,13 @@ class RolloutEngine:
         request = decision.request
         key = episode.key(request.prompt_ids)
         group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
-        probing = self.shape.probes and not episode.probe
-        probes = episode.fork(branches, chosen) if probing else []
+        others: list[Episode] = []
+        if decision.plan.probes:
+            others = episode.look_ahead(branches, chosen)
+        elif decision.plan.forks:
+            others = episode.fork(branches, chosen)
         episode.advance(group, branches[chosen])
-        return probes
+        return others
 
 
 class _Pending(NamedTuple):
@@ -219,6 +212,7 @@ class _Pending(NamedTuple):
     episode: Episode
     prompt: str
     request: Request
+    plan: Plan
     scored: Future[list[Branch]]
 
 

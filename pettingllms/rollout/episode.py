@@ -24,13 +24,12 @@ from pettingllms.envs.aec import (
     clone_env,
     next_agent,
     observe_text,
-    role_of,
     step_result,
 )
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.trajectory import Overlong, Trajectory
-from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task
+from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, returns_of
+from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
@@ -57,18 +56,25 @@ class Episode:
         self._latest: dict[str, int] = {}
         """Agent -> index of its latest decision."""
         self._early: dict[str, float] = {}
+        self._before: dict[str, float] = {}
+        """Agent -> rewards on the way to where it left another episode."""
         self._cooperative = False
         self._overlong: Overlong | None = None
-        self.probe: tuple[int, int] | None = None
-        """The decision and the candidate that it continues from, if it only looks ahead."""
-        self._ahead = False
+        self.path: tuple[int, ...] = ()
+        """Depth and candidate of each decision at which it left another episode."""
+        self.probe = False
+        """Whether it only looks ahead, and is no part of the record."""
+        self._compares = False
+        """Whether the record says what each candidate led to."""
         self._probes: dict[tuple[int, str], Episode] = {}
-        """Depth and text of a candidate that was not continued from -> what it leads to."""
+        """Index of a decision, and text of a candidate that was not continued from -> what it leads to."""
+        self._forks: dict[tuple[int, int], Episode] = {}
+        """Index of a decision, and of its candidate -> the episode that continues from it."""
 
     @property
     def depth(self) -> int:
         """Decisions taken so far."""
-        return len(self._groups) + (0 if self.probe is None else self.probe[0] + 1)
+        return len(self._groups) + (self.path[-2] + 1 if self.path else 0)
 
     @property
     def agent(self) -> str | None:
@@ -103,7 +109,7 @@ class Episode:
 
         It depends on `purpose` and on the place of the decision, never on what else is in progress.
         """
-        own = (self.task.id, self.index, self.depth, *(self.probe or ()))
+        own = (self.task.id, self.index, self.depth, *self.path)
         place = "/".join(map(str, (*purpose, *own)))
         # Below 2**62, the bound of `Request.seed`.
         return int.from_bytes(hashlib.blake2b(place.encode(), digest_size=8).digest()) >> 2
@@ -112,21 +118,48 @@ class Episode:
         """The observation of the agent to act."""
         return observe_text(self.env, self.agent or "")
 
-    def fork(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
+    def look_ahead(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
         """Starts a probe from each other text among the candidates of the pending decision."""
-        self._ahead, started = True, []
+        self._compares = True
         for k, branch in enumerate(branches):
-            place = self.depth, branch.completion.text
-            if branch.completion.text == branches[chosen].completion.text or place in self._probes:
-                continue  # equal texts lead to equal states
-            probe = copy.copy(self)
-            probe.env, probe.probe = clone_env(branch.env), (self.depth, k)
-            probe._groups, probe._turns, probe._latest = [], defaultdict(int, self._turns), {}
-            probe._early, probe._probes = dict(branch.result.others), {}
-            probe._ahead = False
-            self._probes[place] = probe
-            started.append(probe)
-        return started
+            place = len(self._groups), branch.completion.text
+            # Equal texts lead to equal states.
+            if branch.completion.text != branches[chosen].completion.text and (
+                place not in self._probes
+            ):
+                self._probes[place] = self._leaving(branch, k)
+                self._probes[place].probe = True
+        return [probe for (at, _), probe in self._probes.items() if at == len(self._groups)]
+
+    def fork(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
+        """Starts an episode from each other candidate of the pending decision.
+
+        Equal texts are continued from as often as they were sampled.
+        """
+        self._compares = True
+        before, agent = returns_of(self._groups, self._early), self.agent or ""
+        forks = {k: self._leaving(b, k) for k, b in enumerate(branches) if k != chosen}
+        for k, fork in forks.items():
+            branch = branches[k]
+            fork._cooperative |= branch.result.cooperative
+            fork._before = defaultdict(float, before)
+            for name, paid in self._before.items():
+                fork._before[name] += paid
+            fork._before[agent] += branch.result.reward
+            self._forks[len(self._groups), k] = fork
+        return list(forks.values())
+
+    def _leaving(self, branch: Branch, k: int) -> Episode:
+        """An episode that continues from candidate `k` of the pending decision."""
+        found = copy.copy(self)
+        found.path = (*self.path, self.depth, k)
+        found.env = clone_env(branch.env)
+        found._turns = defaultdict(int, self._turns)
+        found._turns[self.agent or ""] += 1
+        found._groups, found._latest, found._probes, found._forks = [], {}, {}, {}
+        found._early, found._before = dict(branch.result.others), {}
+        found._compares = False
+        return found
 
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
@@ -150,43 +183,62 @@ class Episode:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
         self._overlong = Overlong(self.agent or "", tokens, longest)
 
-    def trajectory(self) -> Trajectory:
-        """The record of the decisions so far."""
+    def trajectory(self, number: int | None = None, came_from: Origin | None = None) -> Trajectory:
+        """The record of the decisions so far.
+
+        Args:
+            number: in place of `index`: a fork has a number of its own.
+            came_from: the candidate that a fork continued from.
+        """
         # Every agent has a return, also one that never acted nor was paid.
         agents = {} if self._cooperative else dict.fromkeys(map(str, self.env.possible_agents), 0.0)
-        early = {
-            agent: paid
-            for agent, paid in (agents | self._early).items()
-            if agent not in self._latest or paid
-        }
+        early = defaultdict(float, agents | self._early)
+        for agent, paid in self._before.items():
+            early[agent] += paid
+        groups = self._following()[0] if self._compares else self._groups
+        number = self.index if number is None else number
+        if number != self.index:
+            groups = [replace(g, key=g.key._replace(episode=number)) for g in groups]
         return Trajectory.of(
             self.task,
-            self.index,
-            self._looking_ahead() if self._ahead else self._groups,
-            early=early,
+            number,
+            groups,
+            early={a: paid for a, paid in early.items() if a not in self._latest or paid},
             cooperative=self._cooperative,
             overlong=self._overlong,
+            came_from=came_from,
         )
 
-    def _looking_ahead(self) -> list[Group]:
-        """The decisions, with what each candidate led to (`Candidate.later`)."""
+    def forks(self) -> list[tuple[int, int, Episode]]:
+        """Depth, candidate and episode of the forks that left this one, in that order."""
+        start = self.depth - len(self._groups)
+        return [(start + at, k, fork) for (at, k), fork in sorted(self._forks.items())]
+
+    def _ahead(self) -> dict[str, float]:
+        """Agent -> rewards that it was paid, on average over the candidates of each decision."""
+        ahead = self._following()[1]
+        for agent, paid in self._early.items():
+            ahead[agent] += paid
+        return ahead
+
+    def _following(self) -> tuple[list[Group], dict[str, float]]:
+        """The decisions, with what each candidate led to, and what they led to as a whole."""
         found: list[Group] = []
         ahead: dict[str, float] = defaultdict(float)  # agent -> rewards from the next node on
-        for depth, group in reversed(list(enumerate(self._groups))):
+        for at, group in reversed(list(enumerate(self._groups))):
             agent, later = group.key.agent, []
             ahead[agent] += group.late_reward
-            for candidate in group.candidates:
-                probe = self._probes.get((depth, candidate.completion.text))
-                found_out = ahead if probe is None else probe.trajectory().returns
-                later.append(defaultdict(float, found_out))
-            found.append(replace(group, candidates=self._with_later(depth, group, later)))
+            for k, candidate in enumerate(group.candidates):
+                left = self._forks.get((at, k)) or self._probes.get((at, candidate.completion.text))
+                later.append(defaultdict(float, ahead if left is None else left._ahead()))
+            found.append(replace(group, candidates=self._with_later(at, group, later)))
             agents = {agent, *(name for each in later for name in each)}
             ahead = defaultdict(
                 float, {name: sum(each[name] for each in later) / len(later) for name in agents}
             )
             mean = sum(candidate.reward for candidate in group.candidates) / len(later)
             ahead[agent] += mean
-        return found[::-1]
+        return found[::-1], ahead
 
     def _with_later(
         self, depth: int, group: Group, later: Sequence[Mapping[str, float]]
@@ -208,6 +260,30 @@ class Episode:
             )
             for candidate, each in zip(group.candidates, later, strict=True)
         )
+
+
+def records(episodes: Sequence[Episode]) -> list[Trajectory]:
+    """The records of finished episodes and their forks, each fork after the episode that it left.
+
+    Forks are numbered after the task's other episodes. A candidate that ended its episode has
+    no record beside that of its decision.
+    """
+    found: list[Trajectory] = []
+    numbers: dict[str, int] = {}
+    for episode in episodes:
+        numbers[episode.task.id] = max(numbers.get(episode.task.id, 0), episode.index + 1)
+
+    def add(episode: Episode, number: int, came_from: Origin | None) -> None:
+        found.append(episode.trajectory(number, came_from))
+        for depth, candidate, fork in episode.forks():
+            if fork._groups:
+                own = numbers[fork.task.id]
+                numbers[fork.task.id] += 1
+                add(fork, own, Origin(number, depth, candidate))
+
+    for episode in episodes:
+        add(episode, episode.index, None)
+    return found
 
 
 def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:

@@ -17,6 +17,9 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
     early           agent -> rewards paid to it before its first decision; absent if none
     overlong        the prompt that ended the episode because it left no room for a completion:
                     agent, prompt_tokens, longest; absent where there was none
+    came_from       training: the candidate that a fork continued from: episode (of the same task),
+                    depth, candidate; absent in all other episodes. `early` then has what was paid on
+                    the way there
     decisions       in order; for each
         agent, role, policy, version    of the policy's weights
         turn            decisions that this agent took before
@@ -32,10 +35,12 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
             logprob         sum over its tokens, in nats; null in a record that was read back
             reward          alpha * team_reward + local_reward
             team_reward, local_reward
+            credited        training: the reward that the estimator saw; absent where it is the same
             advantage       training: a number, or one for each token; null where not compared
-            chosen          whether the episode continued from it
+            chosen          whether an episode continued from it: this one from the first
             info            what else the environment said: success, parse_error, statuses, ...
-            later           look-ahead trees: what followed, as reward and tokens generated to find out
+            later           look-ahead trees and forests: what followed, as reward and tokens generated
+                            to find out
 
 `decisions` is the last key of a line, so that a reader finds what a line is about in its first
 bytes. Scores of an evaluation are computed from these records alone, so a file that is read back
@@ -53,6 +58,8 @@ FORMAT = 1
 CONFIG, STARTS, SUMMARY = "config.yaml", "run.json", "summary.json"
 """Of a run: its settings, its starts, and the scores of a finished one."""
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories.jsonl"
+SAMPLES = "samples.jsonl"
+"""What models behind an API answered, in a run and in an evaluation: `pettingllms.samplers.replies`."""
 SETTINGS, RESULTS = "settings.json", "results.json"
 """Of an evaluation: its settings, and the scores of a finished one."""
 RUN_LOCK = ".lock"
@@ -67,8 +74,16 @@ class OverlongRow(TypedDict):
     longest: int
 
 
+class OriginRow(TypedDict):
+    """The candidate that a fork continued from."""
+
+    episode: int
+    depth: int
+    candidate: int
+
+
 class LaterRow(TypedDict):
-    """What followed a candidate in a look-ahead tree."""
+    """What followed a candidate in a look-ahead tree or a forest."""
 
     reward: float
     tokens: int
@@ -87,6 +102,7 @@ class CandidateRow(TypedDict):
     advantage: float | Sequence[float] | None
     chosen: bool
     info: dict[str, Any]
+    credited: NotRequired[float]
     later: NotRequired[LaterRow]
 
 
@@ -120,4 +136,5 @@ class EpisodeRow(TypedDict):
     returns: dict[str, float]
     early: NotRequired[dict[str, float]]
     overlong: NotRequired[OverlongRow]
+    came_from: NotRequired[OriginRow]
     decisions: list[DecisionRow]

@@ -24,6 +24,15 @@ class Overlong(NamedTuple):
     """Most tokens that a prompt could have had."""
 
 
+class Origin(NamedTuple):
+    """The candidate that a fork continued from."""
+
+    episode: int
+    """Of the same task."""
+    depth: int
+    candidate: int
+
+
 @dataclass(frozen=True, slots=True)
 class Trajectory:
     """One episode: the decisions along it, each with its candidates."""
@@ -38,6 +47,8 @@ class Trajectory:
     """Agent -> rewards that it was paid before its first decision."""
     overlong: Overlong | None = None
     """The prompt that ended the episode before the environment did."""
+    came_from: Origin | None = None
+    """Where a fork left another episode; `early` then has what was paid on the way there."""
 
     @classmethod
     def of(
@@ -49,20 +60,26 @@ class Trajectory:
         early: Mapping[str, float],
         cooperative: bool,
         overlong: Overlong | None = None,
+        came_from: Origin | None = None,
     ) -> Self:
         """Completes the record of an episode: every decision learns its episode's return."""
         drafts = tuple(groups)
-        own = _returns(drafts, early)
+        own = returns_of(drafts, early)
         shared = sum(own.values()) if cooperative else 0.0
-        done = tuple(
-            replace(
-                group,
-                episode_return=shared if cooperative else own[group.key.agent],
-                cooperative=cooperative,
+        before: dict[str, float] = defaultdict(float, early)
+        done = []
+        for group in drafts:
+            agent = group.key.agent
+            done.append(
+                replace(
+                    group,
+                    earlier=sum(before.values()) if cooperative else before[agent],
+                    episode_return=shared if cooperative else own[agent],
+                    cooperative=cooperative,
+                )
             )
-            for group in drafts
-        )
-        return cls(task, episode, done, cooperative, dict(early), overlong)
+            before[agent] += group.chosen.reward + group.late_reward
+        return cls(task, episode, tuple(done), cooperative, dict(early), overlong, came_from)
 
     @property
     def success(self) -> bool | None:
@@ -82,7 +99,7 @@ class Trajectory:
     @property
     def returns(self) -> dict[str, float]:
         """Agent -> the rewards that it was paid in the episode, at any agent's step."""
-        return _returns(self.groups, self.early)
+        return returns_of(self.groups, self.early)
 
     def row(self, **labels: Any) -> dict[str, Any]:
         """The record as a line of JSON has it, headed by `labels`."""
@@ -98,7 +115,14 @@ class Trajectory:
         }
         early = {"early": dict(self.early)} if self.early else {}
         overlong = {} if self.overlong is None else {"overlong": self.overlong._asdict()}
-        return row | early | overlong | {"decisions": [_decision(group) for group in self.groups]}
+        forked = {} if self.came_from is None else {"came_from": self.came_from._asdict()}
+        return (
+            row
+            | early
+            | overlong
+            | forked
+            | {"decisions": [_decision(group) for group in self.groups]}
+        )
 
     @classmethod
     def from_row(cls, row: Mapping[str, Any]) -> Self:
@@ -119,6 +143,7 @@ class Trajectory:
             early=row.get("early", {}),
             cooperative=row["cooperative"],
             overlong=Overlong(**row["overlong"]) if "overlong" in row else None,
+            came_from=Origin(**row["came_from"]) if "came_from" in row else None,
         )
 
 
@@ -133,19 +158,24 @@ def with_advantages(
     groups: Sequence[Group],
     values: Sequence[Advantage],
 ) -> list[Trajectory]:
-    """The records with `values` as the advantages of the candidates of `groups`, in order."""
+    """The records with `values` as the advantages of the candidates of `groups`, in order.
+
+    Rewards stay as they were paid; what `groups` have instead is what a candidate was credited with.
+    """
     following = iter(values)
-    credited = {
-        group.key: replace(
-            group,
-            candidates=tuple(replace(c, advantage=next(following)) for c in group.candidates),
-        )
-        for group in groups
-    }
-    return [
-        replace(each, groups=tuple(credited.get(group.key, group) for group in each.groups))
-        for each in trajectories
-    ]
+    credits = {g.key: [(next(following), c.reward) for c in g.candidates] for g in groups}
+
+    def credited(group: Group) -> Group:
+        if group.key not in credits:
+            return group
+        pairs = zip(group.candidates, credits[group.key], strict=True)
+        candidates = [
+            replace(c, advantage=value, credited=None if reward == c.reward else reward)
+            for c, (value, reward) in pairs
+        ]
+        return replace(group, candidates=tuple(candidates))
+
+    return [replace(each, groups=tuple(map(credited, each.groups))) for each in trajectories]
 
 
 def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
@@ -169,7 +199,8 @@ def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
     return bool(early) and not any(paid) and any(c.reward > 0 for g in last for c in g.candidates)
 
 
-def _returns(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
+def returns_of(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str, float]:
+    """Agent -> the rewards of decisions that were continued from, and what it was paid before them."""
     returns: dict[str, float] = defaultdict(float, early)
     # Only the chosen candidates happened; the others were played on copies.
     for group in groups:
@@ -208,6 +239,8 @@ def _candidate(candidate: Candidate) -> CandidateRow:
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
     }
+    if candidate.credited is not None:
+        row["credited"] = candidate.credited
     if candidate.later is not None:
         row["later"] = {"reward": candidate.later.reward, "tokens": candidate.later.tokens}
     return row
@@ -241,6 +274,7 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
             info=each["info"],
             advantage=_advantage(each["advantage"]),
             later=Later(**each["later"]) if "later" in each else None,
+            credited=each.get("credited"),
         )
         for each in row["candidates"]
     )

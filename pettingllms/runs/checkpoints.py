@@ -4,7 +4,7 @@
                                                          settings, digests of the base and all files
                             policy-<name>.safetensors    the tensors that the policy trains
                             optimizer-<name>.pt          states of optimizer and schedule
-                            estimator.pt                 of an estimator that has a state
+                            plugins.pt                   of the parts of the method that have a state
 
 There is no generator state: all that is random in a step follows from (seed, step). Files are
 loaded without unpickling code (`weights_only`), and only if they are what was written, to the bit.
@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 STATE = "state.json"
 KEPT = 2
 """Checkpoints that are kept: the older one is for the case that the newer is damaged."""
-FORMAT = 2
+FORMAT = 3
 CHANGEABLE = frozenset(
     {
         "max_steps",
@@ -59,6 +59,16 @@ CHANGEABLE = frozenset(
         "require_isolation",
         "scoring_threads",
         "tokens_per_batch",
+        "workers",
+        "ray_address",
+        "pools",
+        "worker_timeout",
+        "api_base",
+        "api_key_file",
+        "api_max_tokens",
+        "api_concurrency",
+        "api_timeout",
+        "push_to_hub",
     }
 )
 """Settings that take effect in a resumed run if its config.yaml was edited. Any other is part of what
@@ -88,7 +98,8 @@ class TrainerState:
     policies: Mapping[str, Mapping[str, torch.Tensor]]
     optimizers: Mapping[str, Any]
     """For each trained policy: the states of its optimizer and its schedule."""
-    estimator: Mapping[str, Any] = field(default_factory=dict)
+    plugins: Mapping[str, Any] = field(default_factory=dict)
+    """Setting -> what the part of the method that it names has learned."""
 
 
 class Checkpoint(NamedTuple):
@@ -107,7 +118,7 @@ def capture(trainer: ATGRPO) -> TrainerState:
     return replace(
         state,
         optimizers=copy.deepcopy(state.optimizers),
-        estimator=copy.deepcopy(state.estimator),
+        plugins=copy.deepcopy(state.plugins),
     )
 
 
@@ -119,14 +130,10 @@ def _current(trainer: ATGRPO) -> TrainerState:
         tokens=trainer.tokens,
         versions=dict(policies.versions),
         policies={name: policies.state(name) for name in policies.names},
-        optimizers={
-            name: {
-                "optimizer": optimizer.state_dict(),
-                "scheduler": trainer.schedulers[name].state_dict(),
-            }
-            for name, optimizer in trainer.optimizers.items()
+        optimizers=trainer.optimizer_states(),
+        plugins={
+            name: kept for name, each in trainer.plugins.items() if (kept := each.state_dict())
         },
-        estimator=trainer.estimator.state_dict(),
     )
 
 
@@ -138,11 +145,10 @@ def restore(trainer: ATGRPO, state: TrainerState) -> None:
     """
     for name, tensors in state.policies.items():
         trainer.policies.load_state(name, tensors, version=state.versions[name])
-    for name, states in state.optimizers.items():
-        # load_state_dict keeps the tensors it is given, and steps change them in place.
-        trainer.optimizers[name].load_state_dict(copy.deepcopy(states["optimizer"]))
-        trainer.schedulers[name].load_state_dict(copy.deepcopy(states["scheduler"]))
-    trainer.estimator.load_state_dict(copy.deepcopy(state.estimator))
+    # Optimizers keep the tensors they are given, and steps change them in place.
+    trainer.load_optimizers(copy.deepcopy(state.optimizers))
+    for name, each in trainer.plugins.items():
+        each.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
     trainer.step, trainer.tokens, trainer.intact = state.step, state.tokens, True
 
 
@@ -248,9 +254,9 @@ def _fill(directory: Path, checkpoint: Checkpoint) -> None:
         # Through a file object: given a path, torch reports a full disk as an internal failure.
         with (directory / f"optimizer-{name}.pt").open("wb") as file:
             torch.save(states, file)
-    if state.estimator:
-        with (directory / "estimator.pt").open("wb") as file:
-            torch.save(dict(state.estimator), file)
+    if state.plugins:
+        with (directory / "plugins.pt").open("wb") as file:
+            torch.save(dict(state.plugins), file)
     facts = {
         "format": FORMAT,
         "step": state.step,
@@ -313,7 +319,7 @@ def _attempt(directory: Path) -> Checkpoint | Exception:
 
 def _read(directory: Path) -> Checkpoint:
     facts = _unsealed(directory)
-    estimator = directory / "estimator.pt"
+    plugins = directory / "plugins.pt"
     state = TrainerState(
         step=facts["step"],
         tokens=facts["tokens"],
@@ -327,8 +333,8 @@ def _read(directory: Path) -> Checkpoint:
             )
             for name in facts["trained"]
         },
-        estimator=torch.load(estimator, map_location="cpu", weights_only=True)
-        if estimator.exists()
+        plugins=torch.load(plugins, map_location="cpu", weights_only=True)
+        if plugins.exists()
         else {},
     )
     return Checkpoint(state, facts["lengths"], facts["settings"], facts["base"])

@@ -34,6 +34,13 @@ SAMPLERS = Registry(
     },
 )
 DEFAULT_TOKENS_PER_BATCH = 1 << 16
+PARTNER = "api:"
+"""What the names of policies begin with that another server's model plays; the model follows."""
+
+
+def is_partner(policy: str) -> bool:
+    """Whether a model behind an API plays the policy: it is asked in text, and never trained."""
+    return policy.startswith(PARTNER)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +78,7 @@ class Sampler(Protocol):
         """Whether batches may be formed from whatever is ready."""
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays `role`."""
+        """The policy that plays a role, or an agent: its own, or else that of its role."""
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """The prompt tokens of an observation."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.types import Completion, Request
+from pettingllms.types import Completion, Request, role_of
 
 END = 256
 """Ends a completion that is not truncated; the first token id that is not a byte."""
@@ -43,11 +43,12 @@ class ScriptedSampler:
         self._used: dict[str, int] = {}
 
     def policy_for(self, role: str) -> str:
-        """The role's own name.
+        """The name of the role, also for one of its agents.
 
         Raises:
             UnknownNameError: the script is a mapping without this role.
         """
+        role = role_of(role)
         if not callable(self._script) and role not in self._script:
             raise UnknownNameError(
                 f"the script has no role {role!r}; {did_you_mean(role, self._script)}"

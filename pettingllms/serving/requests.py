@@ -122,13 +122,16 @@ class RequestReader:
         self, players: Players, prompts: Mapping[str, RolePrompt], max_tokens: int
     ) -> None:
         self.players, self._max_tokens = players, max_tokens
-        self.prompts = dict(prompts)
         self.roles = tuple(players.roles_to_policies)
+        self.prompts = {role: prompt for role, prompt in prompts.items() if role in self.roles}
+        self._elsewhere = [role for role in prompts if role not in self.roles]
+        """Roles that models behind an API play, without whom there is no team here."""
 
     @property
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have."""
-        own = TEAM if self.prompts and TEAM not in self.roles else None
+        whole = bool(self.prompts) and not self._elsewhere
+        own = TEAM if whole and TEAM not in self.roles else None
         return self.roles if own is None else (*self.roles, own)
 
     def for_team(self, body: Mapping[str, Any]) -> bool:
@@ -195,6 +198,11 @@ class RequestReader:
             raise ConfigError(
                 "this team's environment takes no free question, so that the team cannot play one; "
                 f"ask one of {', '.join(self.roles)}"
+            )
+        if self._elsewhere:
+            raise ConfigError(
+                f"{', '.join(self._elsewhere)} of this team is played by a model behind an API, which "
+                f"is not served here; ask one of {', '.join(self.roles)}"
             )
         for name in ("stop", "logprobs", "top_logprobs", "role_prompt"):
             if body.get(name):

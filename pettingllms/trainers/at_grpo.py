@@ -11,9 +11,10 @@ Zhao et al. 2025, "Stronger-MAS", https://arxiv.org/abs/2510.11062, section 4.
     train_step      all of these, then the new weights are published to the sampler
 
 The environment pays `alpha * team + local` right after a completion. Which completions are compared
-with which is the estimator's: see `pettingllms.trainers.estimators`. Everything random about a decision follows from
-its key (seed, step, task, episode, depth): a resumed run needs no generator states, and the
-order in which decisions are made changes nothing.
+with which is the estimator's (`pettingllms.trainers.estimators`), what it sees of the rewards the
+reward transform's (`.rewards`), and who plays and learns in a step the cast's (`.casts`). Everything
+random about a decision follows from its key (seed, step, task, episode, depth): a resumed run needs
+no generator states, and the order in which decisions are made changes nothing.
 
 Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C candidates.
 """
@@ -22,22 +23,25 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import torch
 
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
-from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
-from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.callbacks import Callback, called
+from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
+from pettingllms.trainers.play import Player
+from pettingllms.trainers.plugins import Plugin, plugin_of
+from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import advance, last_step, optimization
 from pettingllms.types import Task
 
@@ -51,6 +55,7 @@ class ATGRPO:
         policies: of the roles; `load_policies` makes them.
         estimator: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`.
+        reward_transform, cast: as `estimator`.
     """
 
     def __init__(
@@ -60,16 +65,23 @@ class ATGRPO:
         policies: PolicySet,
         estimator: type[Estimator] | Estimator | None = None,
         callbacks: Sequence[Callback] = (),
+        *,
+        reward_transform: type[RewardTransform] | RewardTransform | None = None,
+        cast: type[Cast] | Cast | None = None,
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator = estimator_of(config, estimator)
+        self.estimator = estimator_of(config, estimator, env)
+        self.reward_transform = plugin_of(RewardTransform, config, reward_transform)
+        self.cast = plugin_of(Cast, config, cast)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True
         """False while optimizers step: an error then leaves policies that do not belong together."""
         trainable = {name: policies.parameters(name) for name in self.trained}
-        self.optimizers, self.schedulers = optimization(config, trainable)
+        team = policies.roles_to_policies, self.trained
+        self.updates = {name: self.cast.updates(name, *team) for name in self.trained}
+        self.optimizers, self.schedulers = optimization(config, trainable, self.updates)
 
     def train(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
@@ -95,7 +107,7 @@ class ATGRPO:
         Where it raises and `intact` is true, it has changed nothing.
         """
         clock, count, tokens = Clock(), self.config.tasks_per_step, self.tokens
-        learned = copy.deepcopy(self.estimator.state_dict())
+        learned = {name: copy.deepcopy(each.state_dict()) for name, each in self.plugins.items()}
         try:
             tasks = tasks_of_step(self.env, self.config.env, self.step, count, self.config.seed)
             trajectories = self.rollout(tasks, clock)
@@ -104,14 +116,38 @@ class ATGRPO:
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
                 groups = in_order(trajectories)
-                batches = policy_batches(self.config, self.trained, groups)
+                batches = policy_batches(self.config, self.casting.learners, groups)
                 metrics |= self.update(batches)
         except BaseException:
             self.tokens = tokens
-            self.estimator.load_state_dict(learned)
+            for name, each in self.plugins.items():
+                each.load_state_dict(learned[name])
             raise
         self.step += 1
         return trajectories, metrics | clock.metrics(self.tokens - tokens)
+
+    def optimizer_states(self) -> dict[str, dict[str, Any]]:
+        """For each trained policy the states of its optimizer and its schedule, not copied."""
+        return {
+            name: {"optimizer": own.state_dict(), "scheduler": self.schedulers[name].state_dict()}
+            for name, own in self.optimizers.items()
+        }
+
+    def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Continues from what `optimizer_states` returned, after the policies' own tensors."""
+        for name, own in states.items():
+            self.optimizers[name].load_state_dict(own["optimizer"])
+            self.schedulers[name].load_state_dict(own["scheduler"])
+
+    @property
+    def plugins(self) -> dict[str, Plugin]:
+        """Setting -> the part of the method that it names, of those that may learn something."""
+        return {each.setting: each for each in (self.estimator, self.reward_transform)}
+
+    @property
+    def casting(self) -> Casting:
+        """Who plays and learns in the next step."""
+        return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
 
     def publish(self) -> None:
         """Hands the trained weights to the sampler."""
@@ -120,31 +156,19 @@ class ATGRPO:
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
-        """Rolls out all tasks; `pettingllms.rollout.engine` has the loop."""
-        config, length = self.config, self.config.max_completion_length
-        sampling = {"temperature": config.temperature, "max_new_tokens": length}
-        with ThreadPoolExecutor(config.scoring_threads) as pool:
-            found = RolloutEngine(
-                self.env,
-                self.policies,
-                pool,
-                shape=self.estimator.shape(),
-                settings=sampling,
-                seed=(config.seed, self.step),
-                wide=self.trained,
-                longest=longest_prompt(self.policies, length),
-                timed=clock.time,
-            ).run(tasks)
-        check_room(found, length)
+        """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
+        player = Player(self.config, self.env, self.policies, self.estimator.shape())
+        found = player.play(self.step, tasks, self.casting, clock)
+        check_room(found, self.config.max_completion_length)
         return found
 
     # ---------------------------------------------------------------------- 2. advantages
     def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with each candidate's advantage."""
-        groups = in_order(trajectories)
-        # In a tree, a policy that is not trained has groups of one, which compare nothing.
-        tree = self.estimator.tree
-        compared = [g for g in groups if not tree or g.policy in self.trained]
+        groups = in_order(self.reward_transform(trajectories))
+        # In a tree, a policy that does not learn has groups of one, which compare nothing.
+        tree, learners = self.estimator.tree, self.casting.learners
+        compared = [g for g in groups if not tree or g.policy in learners]
         return with_advantages(trajectories, compared, self.estimator.advantages(compared))
 
     # ------------------------------------------------------------------------- 3. update
@@ -166,7 +190,7 @@ class ATGRPO:
             # A policy without a gradient stays as it is; its learning rate falls with the others'.
             for policy in batches:
                 self.optimizers[policy].step()
-                advance(self.schedulers[policy], config, self.tokens)
+                advance(self.schedulers[policy], config, self.tokens, self.updates[policy])
         self.intact = True
         rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in batches}
         found = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}

@@ -12,72 +12,50 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pettingllms.envs.aec import creator_of
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.policies.roles import only_partners
+from pettingllms.rollout.shapes import SHAPES
+from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
+from pettingllms.trainers import partner_settings
+from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.presets import LARGE, preset
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
+    check_loss,
     check_names,
+    check_scale,
     check_values,
     json_object,
     policies_setting,
     sampling_setting,
     setting,
     task_setting,
+    whole_numbers,
 )
 
-EMBEDDED: dict[str, Any] = {
-    "learning_rate": 5e-3,
-    "num_generations": 8,
-    "tasks_per_step": 16,
-    "max_steps": 100,
-    "warmup_steps": 0,
-    "max_completion_length": 96,
-    "tokens_per_batch": 4096,
-    "gradient_checkpointing": False,
-    "eval_steps": 20,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "scoring_threads": 4,
-}
-LARGE: dict[str, Any] = {
-    "learning_rate": 1e-4,
-    "num_generations": 8,
-    "tasks_per_step": 32,
-    "max_steps": 200,
-    "warmup_steps": 10,
-    "max_completion_length": 2048,
-    "tokens_per_batch": 16_384,
-    "gradient_checkpointing": True,
-    "eval_steps": 10,
-    "eval_tasks": 100,
-    "save_steps": 10,
-    "scoring_threads": 16,
-}
-LARGE_FULL = {"learning_rate": 5e-6}
 CISPO_BOUND = 5.0
 """`epsilon_high` of the loss `cispo` where none is given (arXiv 2510.13786)."""
 _GIVEN = "_given"
 """Where the names of explicit settings are between `__new__` and `__post_init__`."""
-TOKEN_STEPS = 1000
-"""`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
+_scale = partial(setting, "Scale")
 
 
 @dataclass
@@ -99,6 +77,7 @@ class ATGRPOConfig:
         None,
         "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
         shared="run",
+        json=True,
     )
     dataset: str | None = task_setting(
         None,
@@ -132,10 +111,16 @@ class ATGRPOConfig:
     )
     policies: str = policies_setting(
         "per-role",
-        "shared, per-role, a map like coder=a,tester=b, or a file with one; `base` is the "
-        "untrained model",
+        "shared, per-role, per-agent, a map like coder=a,tester=b (roles or agents), or a file with "
+        "one; `base` is the untrained model, `api:MODEL` one behind --api-base",
         shared="run",
     )
+    api_base: str | None = partner_settings.BASE
+    api_key_file: str | None = partner_settings.KEY_FILE
+    api_max_tokens: int | None = partner_settings.MAX_TOKENS
+    api_concurrency: int = partner_settings.CONCURRENCY
+    api_timeout: float = partner_settings.TIMEOUT
+    api_args: str | None = partner_settings.ARGS
     train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
@@ -164,6 +149,7 @@ class ATGRPOConfig:
         None,
         "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
         shared="run",
+        json=True,
     )
     dtype: str = policies_setting(
         "auto",
@@ -212,6 +198,7 @@ class ATGRPOConfig:
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",
         shared="default",
+        json=True,
     )
 
     method: str | None = _algorithm(
@@ -228,6 +215,28 @@ class ATGRPOConfig:
     estimator_args: str | None = _algorithm(
         None,
         "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
+        json=True,
+    )
+    shape: str | None = _algorithm(
+        None,
+        "What is sampled of a task: tree, look_ahead, episodes, fork_on_first, round_robin, full; or "
+        "your own, my_package.my_module:MyShape. Default: the estimator's",
+    )
+    reward_transform: str = _algorithm(
+        "as_paid",
+        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round); or your "
+        "own, my_package.my_module:MyTransform",
+    )
+    reward_transform_args: str | None = _algorithm(
+        None, "Arguments of the reward transform as JSON, or one by one", json=True
+    )
+    cast: str = _algorithm(
+        "all",
+        "Who plays and learns in a step: all, alternate (one policy learns at a time), swap (two "
+        "change places); or your own, my_package.my_module:MyCast",
+    )
+    cast_args: str | None = _algorithm(
+        None, "Arguments of the cast as JSON, or one by one: --cast-args.steps 5", json=True
     )
     reward_funcs: str | None = _algorithm(
         None,
@@ -337,6 +346,9 @@ class ATGRPOConfig:
     eval_tasks: int | None = _run(None, "Held-out tasks of a validation", at_least=1)
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
+    push_to_hub: str | None = _run(
+        None, "Repository on the hub for the adapters and a card, at the end"
+    )
     sandbox: str = _run("embedded", SANDBOX_HELP, shared="run")
     require_isolation: str = _run(
         "any",
@@ -346,6 +358,33 @@ class ATGRPOConfig:
     )
     scoring_threads: int | None = _run(
         None, "Completions that are scored at the same time", at_least=1, shared="run"
+    )
+
+    tasks_per_shard: int | None = _scale(
+        None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
+    )
+    workers: int = _scale(
+        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+    )
+    max_staleness: int = _scale(
+        0,
+        "Updates by which the weights that play may be older than those that learn: 1 plays the "
+        "next step during an update, and is part of the results",
+        at_least=0,
+        at_most=1,
+    )
+    ray_address: str | None = _scale(
+        None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+    )
+    pools: str | None = _scale(
+        None,
+        "CPUs and GPUs of workers and of a policy's learner as JSON: "
+        '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}}',
+        shared="default",
+        json=True,
+    )
+    worker_timeout: float = _scale(
+        600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
     )
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
@@ -364,13 +403,20 @@ class ATGRPOConfig:
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
         ESTIMATORS.path_of(self.estimator)
+        REWARD_TRANSFORMS.path_of(self.reward_transform)
+        CASTS.path_of(self.cast)
+        _ = self.shape is None or SHAPES.path_of(self.shape)
         if self.epsilon_high is None:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
-        self._check_loss()
+        check_scale(self)
+        check_loss(self)
         _ = self.turns  # raises where they cannot be read
-        for name in ("env_args", "estimator_args", "chat_template_kwargs", "vllm"):
-            self.mapping(name)
+        for each in dataclasses.fields(self):
+            if each.metadata.get("json"):
+                self.mapping(each.name)
+        if self.api_base is not None:
+            ApiSettings(self.api_base, args=self.mapping("api_args"))
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
@@ -383,31 +429,16 @@ class ATGRPOConfig:
         Raises:
             ConfigError: they are not whole numbers from 0.
         """
-        if self.train_turns is None:
-            return None
-        words = [word.strip() for word in self.train_turns.split(",")]
-        if not all(word.isascii() and word.isdigit() for word in words):
-            raise ConfigError(
-                f"train_turns must be whole numbers from 0, as in 0,1, got {self.train_turns!r}"
-            )
-        return frozenset(map(int, words))
-
-    def _check_loss(self) -> None:
-        if self.importance_sampling_level == "sequence" and self.loss_type not in ("grpo", "sapo"):
-            # One ratio for a completion, counted once a token: long completions would weigh more.
-            raise ConfigError(
-                f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got "
-                f"{self.loss_type}, which averages over tokens"
-            )
-        if self.loss_type == "cispo" and cast("float", self.epsilon_high) < 1:
-            raise ConfigError(
-                f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got "
-                f"{self.epsilon_high}"
-            )
+        return None if self.train_turns is None else whole_numbers("train_turns", self.train_turns)
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package."""
+        """Whether the model is the one that comes with this package.
+
+        Not where models behind an API play all roles, and none is loaded here.
+        """
+        if self.model is None and only_partners(self.policies):
+            return False
         return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
 
     def mapping(self, name: str) -> dict[str, Any]:
@@ -460,21 +491,3 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     defaults = preset(config, env) if missing else {}
     filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
     return cast("ResolvedConfig", filled)
-
-
-def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
-    """The values of all settings that follow from the model and the environment; see `resolve`."""
-    if config.embedded:
-        maker = creator_of(config.env) if env is None else env
-        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
-        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
-        for name in own:
-            if name not in EMBEDDED:
-                hint = did_you_mean(name, EMBEDDED)
-                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
-        defaults = EMBEDDED | dict(own)
-        if config.full:
-            defaults["learning_rate"] /= 10
-    else:
-        defaults = LARGE | (LARGE_FULL if config.full else {})
-    return defaults if config.max_tokens is None else defaults | {"max_steps": TOKEN_STEPS}

@@ -1,7 +1,8 @@
 """Methods of the literature as settings: `--method NAME` fills in what is not given.
 
-A method here is an estimator (`pettingllms.trainers.estimators`), a loss
-(`pettingllms.trainers.losses`) and their options. What the settings do not cover, such as an
+A method here is an estimator (`pettingllms.trainers.estimators`), a rollout shape
+(`pettingllms.rollout.shapes`), a reward transform (`.rewards`), a cast (`.casts`), a loss
+(`.losses`) and their options. What the settings do not cover, such as an
 environment with its own workflow, a method's description says.
 """
 
@@ -75,6 +76,21 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="at_grpo",
             train_roles="judge",
             scale_rewards="none",
+        ),
+        "marft": _method(
+            "Whole episodes are compared, and the agents learn one after the other, a step each; "
+            "without the paper's critic",
+            "arXiv 2504.16129",
+            estimator="agent",
+            cast="alternate",
+        ),
+        "cory": _method(
+            "A pioneer and an observer are paid the sum of both and change places every five steps; "
+            "for two trained policies, such as two reasoners in math",
+            "arXiv 2410.06101",
+            estimator="agent",
+            reward_transform="shared",
+            cast="swap",
         ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",

@@ -72,10 +72,12 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     for group in groups:
         by_role[group.key.role] += group.candidates
     everything = [candidate for candidates in by_role.values() for candidate in candidates]
+    # What a model behind an API wrote has no tokens of ours.
+    lengths = [n for c in everything if (n := len(c.completion.token_ids))]
     metrics = {
         "reward": mean([c.reward for c in everything]),
         "reward_std": mean([_deviation(group) for group in groups]),
-        "completions/mean_length": mean([len(c.completion.token_ids) for c in everything]),
+        "completions/mean_length": mean(lengths),
         "completions/clipped_ratio": mean([c.completion.truncated for c in everything]),
         "num_tokens": float(generated_tokens(groups)),
         "turns": len(groups) / len(trajectories),

@@ -19,15 +19,17 @@ from pettingllms.trainers.config import ResolvedConfig
 
 
 def optimization(
-    config: ResolvedConfig, parameters: Mapping[str, Iterable[torch.nn.Parameter]]
+    config: ResolvedConfig,
+    parameters: Mapping[str, Iterable[torch.nn.Parameter]],
+    updates: Mapping[str, int],
 ) -> tuple[dict[str, torch.optim.AdamW], dict[str, Any]]:
     """Each policy's optimizer, and the schedule of its learning rate.
 
     Args:
         config: the settings.
         parameters: policy -> what it trains.
+        updates: policy -> its optimizer steps in the whole run, over which its learning rate falls.
     """
-    updates = config.max_steps * config.num_iterations
     optimizers = {
         policy: torch.optim.AdamW(
             own,
@@ -38,7 +40,9 @@ def optimization(
         for policy, own in parameters.items()
     }
     return optimizers, {
-        policy: get_scheduler(config.lr_scheduler_type, optimizer, config.warmup_steps, updates)
+        policy: get_scheduler(
+            config.lr_scheduler_type, optimizer, config.warmup_steps, updates[policy]
+        )
         for policy, optimizer in optimizers.items()
     }
 
@@ -59,10 +63,9 @@ def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
     return min(config.max_steps, max(forecast, step + 1))
 
 
-def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int) -> None:
-    """Moves a schedule on by one update, or to where the tokens are if that is further."""
+def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int, updates: int) -> None:
+    """Moves a schedule on by one of its updates, or to where the tokens are if that is further."""
     if config.max_tokens is not None:
-        updates = config.max_steps * config.num_iterations
         reached = int(updates * min(1.0, tokens / config.max_tokens))
         scheduler.last_epoch = max(scheduler.last_epoch, reached - 1)
     scheduler.step()

@@ -105,6 +105,36 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
 
 
+def check_scale(settings: Any) -> None:
+    """Compares the settings of `--workers` with each other.
+
+    Raises:
+        ConfigError: workers that would have nothing to do, or cannot sample.
+    """
+    if not settings.workers:
+        if settings.ray_address is not None:
+            raise ConfigError(
+                f"ray_address {settings.ray_address} without workers: everything would run in this "
+                "process; give --workers as well"
+            )
+        if settings.max_staleness:
+            raise ConfigError(
+                f"max_staleness {settings.max_staleness} without workers: one process plays and "
+                "updates in turns; give --workers as well"
+            )
+        return
+    if settings.sampler.startswith("vllm"):
+        raise ConfigError(
+            f"workers {settings.workers} with sampler {settings.sampler}: a worker samples from its "
+            "own copy of the model; use --sampler transformers, or leave --workers out"
+        )
+    if settings.api_base is not None:
+        raise ConfigError(
+            f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "
+            "behind an API are counted and kept by one process; leave --workers out"
+        )
+
+
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
@@ -155,3 +185,34 @@ def _finite(text: str) -> float:
     if not math.isfinite(value := float(text)):
         raise ValueError(f"{text} is beyond the numbers of this machine")
     return value
+
+
+def whole_numbers(name: str, text: str) -> frozenset[int]:
+    """Reads `0,2`.
+
+    Raises:
+        ConfigError: not whole numbers from 0; names the setting.
+    """
+    words = [word.strip() for word in text.split(",")]
+    if not all(word.isascii() and word.isdigit() for word in words):
+        raise ConfigError(f"{name} must be whole numbers from 0, as in 0,1, got {text!r}")
+    return frozenset(map(int, words))
+
+
+def check_loss(settings: Any) -> None:
+    """Refuses options of a loss that do not go together.
+
+    Raises:
+        ConfigError: names both, and what goes.
+    """
+    kind, high = settings.loss_type, settings.epsilon_high
+    if settings.importance_sampling_level == "sequence" and kind not in ("grpo", "sapo"):
+        # One ratio for a completion, counted once a token: long completions would weigh more.
+        raise ConfigError(
+            f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {kind}, "
+            "which averages over tokens"
+        )
+    if kind == "cispo" and high < 1:
+        raise ConfigError(
+            f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
+        )

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import ClassVar
 
-from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.rollout.engine import RolloutShape
+from pettingllms.errors import ConfigError
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.shapes import SHAPES, RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.needs import check_needs
+from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.types import Advantage, Group
 
 
-class Estimator(ABC):
+class Estimator(Plugin, ABC):
     """Turns the rewards of a rollout into advantages.
 
     A subclass may take keyword arguments of its own after `config`: `estimator_args` holds them.
@@ -23,20 +25,34 @@ class Estimator(ABC):
         config: resolved settings of the run.
     """
 
+    setting, registry = "estimator", ESTIMATORS
     tree: ClassVar[bool] = False
-    """The rollout it needs: K candidates of one prompt (a tree), or else K episodes a task."""
+    """What it compares: K candidates of one prompt (a tree), or else K episodes of a task."""
+    shapes: ClassVar[tuple[str, ...]] = ()
+    """Names of the rollout shapes that it can work with, the default first; by `tree` if empty."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
     least: ClassVar[int] = 2
     """The smallest K (`num_generations`) that it can work with."""
 
-    def __init__(self, config: ResolvedConfig) -> None:
-        self.config = config
-
     def shape(self) -> RolloutShape:
-        """What the rollout samples of each task."""
-        width, branch = self.config.num_generations, self.config.branch
-        return (
-            RolloutShape(width=width, branch=branch) if self.tree else RolloutShape(episodes=width)
-        )
+        """What the rollout samples of each task: `shape` of the settings, or the default.
+
+        Raises:
+            ConfigError: a shape that the estimator cannot work with; one of one's own always can.
+            UnknownNameError: no shape of that name.
+        """
+        fitting = self.shapes or (("tree",) if self.tree else ("episodes",))
+        name = self.config.shape or fitting[0]
+        made = SHAPES.load(name)
+        if name in SHAPES.own and name not in fitting:
+            raise ConfigError(
+                f"estimator {self.config.estimator} cannot compare what shape {name} samples; it "
+                f"takes {', '.join(fitting)}"
+            )
+        if not (isinstance(made, type) and issubclass(made, RolloutShape)):
+            raise ConfigError(f"shape {name!r} must be a subclass of RolloutShape, got {made!r}")
+        return made.of(self.config.num_generations, self.config.branch)
 
     @abstractmethod
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
@@ -52,69 +68,31 @@ class Estimator(ABC):
             are all 0 are left out of the loss.
         """
 
-    def state_dict(self) -> dict[str, Any]:
-        """What the estimator learned in earlier steps: numbers, strings, tensors and containers.
-
-        It is part of every checkpoint.
-        """
-        return {}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from what `state_dict` returned."""
-        if state:
-            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
-
 
 def estimator_of(
-    config: ResolvedConfig, given: type[Estimator] | Estimator | None = None
+    config: ResolvedConfig,
+    given: type[Estimator] | Estimator | None = None,
+    env: AnyEnv | None = None,
 ) -> Estimator:
     """The estimator that the settings name, or `given`: a class, or an instance, which gets them.
 
+    Args:
+        config: resolved settings.
+        given: in place of the one that they name.
+        env: what it is to learn from, where that is known.
+
     Raises:
-        ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, or needs
-            more generations.
-        UnknownNameError: no estimator of that name.
+        ConfigError: it is no `Estimator`, does not take an argument of `estimator_args`, needs more
+            generations, another shape, or something that `env` does not have.
+        UnknownNameError: no estimator or shape of that name.
     """
-    made = ESTIMATORS.load(config.estimator) if given is None else given
-    if isinstance(made, Estimator):
-        made.config, found = config, made
-    else:
-        found = made(config, **_arguments(made, config)) if callable(made) else made
-    if not isinstance(found, Estimator):
-        raise ConfigError(
-            f"estimator {config.estimator!r} is a {type(found).__name__}; it must be a subclass of "
-            "Estimator"
-        )
+    found = plugin_of(Estimator, config, given)  # type: ignore[type-abstract]
     if config.num_generations < found.least:
         raise ConfigError(
             f"num_generations must be at least {found.least} for estimator {config.estimator}, got "
             f"{config.num_generations} (a group of one has no advantage)"
         )
+    found.shape()
+    if env is not None:
+        check_needs(config.estimator, found.needs, env)
     return found
-
-
-def _arguments(made: Callable[..., object], config: ResolvedConfig) -> dict[str, Any]:
-    """`estimator_args`, each of which the estimator's constructor names."""
-    given = config.mapping("estimator_args")
-    takes = [name for name in inspect.signature(made).parameters if name != "config"]
-    for name in given:
-        if name not in takes:
-            hint = did_you_mean(name, takes) if takes else "it takes none"
-            raise ConfigError(
-                f"estimator_args: {config.estimator} takes no argument {name!r}; {hint}"
-            )
-    return given
-
-
-def path_of(estimator: str | type[Estimator] | Estimator) -> str:
-    """What settings call an estimator.
-
-    Raises:
-        ConfigError: it is none.
-    """
-    if isinstance(estimator, str):
-        return estimator
-    kind = estimator if isinstance(estimator, type) else type(estimator)
-    if not issubclass(kind, Estimator):
-        raise ConfigError(f"estimator must be an Estimator or its name, got {estimator!r}")
-    return f"{kind.__module__}:{kind.__qualname__}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import ClassVar
 
 import torch
 
@@ -27,6 +28,8 @@ class Gdpo(Estimator):
     """
 
     tree = True
+    shapes = ("tree", "full")
+    needs: ClassVar[tuple[str, ...]] = ("early_rewards", "reward_parts")
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The scaled sums; exactly 0 for a prompt whose candidates differ in no part.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -36,6 +37,8 @@ class Gigpo(Grpo):
     Raises:
         ConfigError: gamma is not in (0, 1], or omega is negative.
     """
+
+    needs: ClassVar[tuple[str, ...]] = ("recurring_states",)
 
     def __init__(self, config: ResolvedConfig, *, gamma: float = 0.95, omega: float = 1.0) -> None:
         super().__init__(config)

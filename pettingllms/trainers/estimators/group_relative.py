@@ -52,8 +52,8 @@ class GroupRelative(Estimator):
         return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
 
     def value(self, group: Group, candidate: Candidate) -> float:
-        """What is compared: the reward of the decision in a tree, else the episode's return."""
-        return candidate.reward if self.tree else group.episode_return
+        """What is compared: the reward of the decision in a tree, else the return by the candidate."""
+        return candidate.reward if self.tree else group.return_by(candidate)
 
 
 def check_tree(groups: Sequence[Group]) -> None:
@@ -75,29 +75,38 @@ class AtGrpo(GroupRelative):
 
     key = ("task", "episode", "role", "turn", "parent")
     tree = True
+    shapes = ("tree", "full")
+    needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
+
+
+_EPISODES = ("episodes", "fork_on_first", "round_robin", "full")
 
 
 class PerDecision(GroupRelative):
     """All decisions of a task's episodes share a baseline, so that long episodes weigh more in it."""
 
+    shapes = _EPISODES
     key = ("task",)
 
 
 class PerAgent(GroupRelative):
     """An agent's decisions in a task's episodes share a baseline: Dr. MAS, arXiv 2602.08847."""
 
+    shapes = _EPISODES
     key = ("task", "agent")
 
 
 class PerTurn(GroupRelative):
     """The decisions of one turn in a task's episodes share a baseline."""
 
+    shapes = _EPISODES
     key = ("task", "turn")
 
 
 class PerAgentTurn(GroupRelative):
     """An agent's decisions of one turn in a task's episodes share a baseline."""
 
+    shapes = _EPISODES
     key = ("task", "agent", "turn")
 
 

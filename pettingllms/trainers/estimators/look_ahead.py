@@ -6,8 +6,9 @@ MALT (https://arxiv.org/abs/2412.01928).
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from pettingllms.errors import ConfigError
-from pettingllms.rollout.engine import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.group_relative import AtGrpo
 from pettingllms.types import Candidate, Group
@@ -19,7 +20,7 @@ class LookAhead(AtGrpo):
         A = (V - mean V) / (std V + epsilon),   V = r + gamma * (rewards that followed)
 
     Each candidate that the episode does not continue from is played to the end once, with single
-    completions that are not trained on; where the episode continues, what followed is the mean over
+    completions that are not trained on (shape `look_ahead`), or all are continued from (`full`); where the episode continues, what followed is the mean over
     the candidates of each later node. This is the tree for outcomes that are paid at the end. It
     is not for outcomes that are rare: where none of K continuations succeeds, nothing is compared.
 
@@ -32,17 +33,14 @@ class LookAhead(AtGrpo):
         ConfigError: gamma is not in (0, 1].
     """
 
+    shapes = ("look_ahead", "full")
+    needs: ClassVar[tuple[str, ...]] = ()
+
     def __init__(self, config: ResolvedConfig, *, gamma: float = 1.0) -> None:
         super().__init__(config)
         if not 0 < gamma <= 1:
             raise ConfigError(f"estimator_args: gamma must be above 0 and at most 1, got {gamma}")
         self.gamma = gamma
-
-    def shape(self) -> RolloutShape:
-        """A tree in which every candidate is played to the end."""
-        return RolloutShape(
-            width=self.config.num_generations, branch=self.config.branch, probes=True
-        )
 
     def value(self, group: Group, candidate: Candidate) -> float:
         """The candidate's reward and, by `gamma`, what followed."""

@@ -1,0 +1,116 @@
+"""Kuhn poker by arithmetic: values of strategies and how much a best response takes from them.
+
+A situation of a player (an information set) is its card and what was done before. A strategy gives the probability
+of the bold action in each, to bet or to call. There are 12 situations, six for each player, and 64 pure
+strategies a player, so that everything here is exact.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+CARDS = "JQK"
+DEALS = tuple(itertools.permutations(CARDS, 2))
+HISTORIES = {"first": ((), ("check", "bet")), "second": (("check",), ("bet",))}
+"""What was done before each decision of a player."""
+VALUE = -1 / 18
+"""Of perfect play to the player who acts first, in chips."""
+
+Situation = tuple[str, tuple[str, ...]]
+"""A card, and the actions before."""
+Strategy = Mapping[Situation, float]
+"""Situation -> probability to bet or to call."""
+
+SITUATIONS = {
+    seat: [(card, history) for card in CARDS for history in histories]
+    for seat, histories in HISTORIES.items()
+}
+
+
+def legal(history: tuple[str, ...]) -> tuple[str, str]:
+    """The timid and the bold action after `history`."""
+    return ("fold", "call") if "bet" in history else ("check", "bet")
+
+
+def equilibrium(bluff: float = 1 / 3) -> dict[Situation, float]:
+    """Perfect play of both players; `bluff`, up to 1/3, is how often the first bets a jack."""
+    raised = ("check", "bet")
+    first = {
+        ("J", ()): bluff,
+        ("Q", ()): 0.0,
+        ("K", ()): 3 * bluff,
+        ("J", raised): 0.0,
+        ("Q", raised): bluff + 1 / 3,
+        ("K", raised): 1.0,
+    }
+    second = {
+        ("J", ("check",)): 1 / 3,
+        ("Q", ("check",)): 0.0,
+        ("K", ("check",)): 1.0,
+        ("J", ("bet",)): 0.0,
+        ("Q", ("bet",)): 1 / 3,
+        ("K", ("bet",)): 1.0,
+    }
+    return {**first, **second}
+
+
+def uniform() -> dict[Situation, float]:
+    """Both actions alike, everywhere."""
+    return {situation: 0.5 for seat in SITUATIONS for situation in SITUATIONS[seat]}
+
+
+def value(first: Strategy, second: Strategy) -> float:
+    """What the player who acts first earns on average, in chips."""
+    return sum(_played(deal, (), first, second) for deal in DEALS) / len(DEALS)
+
+
+def _played(
+    deal: tuple[str, str], history: tuple[str, ...], first: Strategy, second: Strategy
+) -> float:
+    over = _payoff(deal, history)
+    if over is not None:
+        return over
+    seat = len(history) % 2
+    bold = (first, second)[seat][deal[seat], history]
+    timid_action, bold_action = legal(history)
+    return bold * _played(deal, (*history, bold_action), first, second) + (1 - bold) * _played(
+        deal, (*history, timid_action), first, second
+    )
+
+
+def _payoff(deal: tuple[str, str], history: tuple[str, ...]) -> float | None:
+    """What the first player wins where the hand is over."""
+    better = 1.0 if CARDS.index(deal[0]) > CARDS.index(deal[1]) else -1.0
+    if history[-1:] == ("fold",):
+        return -1.0 if len(history) == 3 else 1.0
+    if history[-1:] == ("call",):
+        return 2 * better
+    return better if history == ("check", "check") else None
+
+
+def exploitability(strategy: Strategy) -> float:
+    """What a best response takes from both seats of a strategy, on average, in chips; 0 where it is perfect."""
+    best = {
+        seat: max(
+            value(reply, strategy) if seat == "first" else -value(strategy, reply)
+            for bold in itertools.product((0.0, 1.0), repeat=len(SITUATIONS[seat]))
+            for reply in [dict(zip(SITUATIONS[seat], bold, strict=True))]
+        )
+        for seat in SITUATIONS
+    }
+    return (best["first"] + best["second"]) / 2
+
+
+def mean_strategy(strategies: list[Strategy]) -> dict[Situation, float]:
+    """The strategy that plays one of several, drawn before the hand: weighted by who gets where."""
+    found = {}
+    for seat in SITUATIONS:
+        for card, history in SITUATIONS[seat]:
+            # A player reaches its second decision by its own timid first one alone.
+            reach = [1 - each[card, ()] if len(history) == 2 else 1.0 for each in strategies]
+            bold = [
+                weight * each[card, history] for weight, each in zip(reach, strategies, strict=True)
+            ]
+            found[card, history] = sum(bold) / sum(reach) if sum(reach) > 0 else 0.5
+    return found

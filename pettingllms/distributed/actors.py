@@ -1,0 +1,198 @@
+"""What runs in other processes: workers that play shards, and a learner for each policy.
+
+Both are made from a run's settings alone; `ready` and `load` do the work of the constructor, so that
+what is raised there arrives as it is. A worker remembers nothing but which weights it holds: they are
+part of every job, by reference, and are fetched where it holds others.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+
+from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
+from pettingllms.envs.reward_funcs import reward_functions
+from pettingllms.errors import ConfigError
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.casts.base import Cast, Casting
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.play import Player
+from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.types import Advantage, Group, Task
+
+Arrays = dict[str, np.ndarray[Any, Any]]
+"""A policy's tensors, as Ray shares them between processes without copying."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """What all processes of a run are made from."""
+
+    config: ResolvedConfig
+    roles_to_policies: Mapping[str, str]
+    """Role -> policy."""
+    updates: Mapping[str, int]
+    """Trained policy -> its optimizer steps in the whole run, which its learning rate falls over."""
+    shape: RolloutShape
+    source: EnvSource | None
+    """The environment, or what makes it, in place of the one that the settings name."""
+    base: str
+    """Digest of the base model."""
+    threads: int
+    """Of PyTorch, in every process: their number changes how sums are rounded."""
+
+
+class Worker:
+    """Plays shards: environments, sandbox and sampler in one process."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._held: dict[str, int] = {}
+
+    def ready(self) -> None:
+        """Loads the model and makes the environment.
+
+        Raises:
+            ConfigError: the model here is not the driver's.
+        """
+        job = self._job
+        torch.set_num_threads(job.threads)
+        env = make_env(job.config, "train", job.source, divide=True)
+        env = with_rewards(env, reward_functions(job.config.reward_funcs))
+        self._policies = _policies(job, job.roles_to_policies)
+        self._player = Player(job.config, env, self._policies, job.shape)
+
+    def play(
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        casting: Casting,
+        weights: Mapping[str, tuple[int, Any]],
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """The trajectories of one shard of a step, and the seconds of its parts.
+
+        Args:
+            step: of training.
+            tasks: the shard's.
+            casting: who plays and learns in this step.
+            weights: policy -> version, and a reference to its tensors.
+        """
+        clock = Clock()
+        for policy, (version, reference) in weights.items():
+            if self._held.get(policy) != version:
+                tensors = as_tensors(ray.get(reference))
+                self._policies.load_state(policy, tensors, version=version)
+                self._held[policy] = version
+        return self._player.play(step, tasks, casting, clock), clock.metrics(0)
+
+
+class _Elsewhere(Estimator):
+    """Stands for the run's estimator, which the driver alone asks."""
+
+    least = 1
+
+    def shape(self) -> RolloutShape:
+        """Of no use: a learner plays nothing."""
+        return RolloutShape()
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """Never asked."""
+        raise NotImplementedError
+
+
+class _SameCast(Cast):
+    """Stands for the run's cast, of which a learner needs the number of its updates."""
+
+    def __init__(self, updates: Mapping[str, int]) -> None:
+        self._updates = updates
+
+    def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
+        """As the driver has counted them."""
+        del players, trained
+        return self._updates[policy]
+
+
+class Learner:
+    """Updates one policy, with the trainer's own update on the trainer's own optimizer."""
+
+    def __init__(self, job: Job, policy: str) -> None:
+        self._job, self._policy = job, policy
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Becomes the learner that `state` is of: weights, optimizer and schedule."""
+        job, policy = self._job, self._policy
+        torch.set_num_threads(job.threads)
+        roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
+        self._policies = _policies(job, roles)
+        config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
+        env: Any = None  # a learner never plays
+        self._trainer = ATGRPO(
+            config,
+            env,
+            self._policies,
+            _Elsewhere(config),
+            reward_transform=RewardTransform(config),
+            cast=_SameCast(job.updates),
+        )
+        self._policies.load_state(policy, as_tensors(state["weights"]))
+        self._trainer.load_optimizers({policy: state})
+
+    def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
+        """Updates the policy; what to log, and the new weights.
+
+        Args:
+            tokens: generated so far in the run, which schedules may follow.
+            batch: what to train on.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not finite.
+        """
+        self._trainer.tokens = tokens
+        metrics = self._trainer.update({self._policy: batch})
+        return metrics, as_arrays(self._policies.state(self._policy))
+
+    def state(self) -> dict[str, Any]:
+        """The states of optimizer and schedule."""
+        return self._trainer.optimizer_states()[self._policy]
+
+
+def as_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:
+    """The tensors as NumPy's arrays of the same bytes; all are float32, or 16 bits wide."""
+    return {name: _plain(tensor).numpy() for name, tensor in tensors.items()}
+
+
+def as_tensors(arrays: Arrays) -> dict[str, torch.Tensor]:
+    """The inverse of `as_arrays`; copies, because what Ray shares is read-only."""
+    found = {name: torch.from_numpy(array.copy()) for name, array in arrays.items()}
+    return {
+        name: each.view(torch.bfloat16) if each.dtype == torch.int16 else each
+        for name, each in found.items()
+    }
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    # NumPy has no bfloat16.
+    return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
+
+
+def _policies(job: Job, roles: Mapping[str, str]) -> PolicySet:
+    policies = build_policies(job.config, roles)
+    if policies.base_digest != job.base:
+        raise ConfigError(
+            f"the base model {policies.base!r} on {ray.util.get_node_ip_address()} is not the one "
+            f"of the driver (digest {policies.base_digest}, there {job.base}); bring the same files "
+            "to every node"
+        )
+    return policies

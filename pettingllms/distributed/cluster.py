@@ -1,0 +1,188 @@
+"""The Ray cluster of a run: one started on this machine, or one that is running already.
+
+A cluster started here listens on 127.0.0.1 alone, lives in a temporary folder of its own, and ends
+with this process however that ends (`pettingllms.distributed.guardian`). Ray's token authentication
+stays as it is. `address="local"` is given, because without an address Ray joins any cluster that it
+finds on the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import os
+import platform
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pettingllms import __version__
+from pettingllms.distributed.pools import WORKERS, placed, pools_of
+from pettingllms.errors import ConfigError
+from pettingllms.trainers.config import ATGRPOConfig
+
+BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Ray's switch between a node that others can reach ("1") and one on the loopback address."""
+CONNECT_SECONDS = 5.0
+
+
+@contextlib.contextmanager
+def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[Any]:
+    """Connects this process to Ray; yields the module `ray`.
+
+    A connection that this process has already is used, and stays.
+
+    Args:
+        config: says how many workers, where, and with what.
+        learners: policies that learn, each in a process.
+
+    Raises:
+        ConfigError: Ray is not installed, nothing answers, the cluster runs another version of Ray,
+            Python or this package, or it has too few CPUs or GPUs.
+    """
+    address, pools = config.ray_address, pools_of(config, learners)
+    if address is None:
+        os.environ.setdefault(BESIDE, "0")  # is read when Ray is imported
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
+        ) from error
+    if ray.is_initialized():
+        yield ray
+        return
+    with contextlib.ExitStack() as stack:
+        if address is None:
+            folder = stack.enter_context(_guarded_folder())
+            cpus = sum(share.cpus for share in pools.values())
+            _start(ray, cpus + (config.workers - 1) * pools[WORKERS].cpus, folder)
+        else:
+            _join(ray, address)
+        stack.callback(ray.shutdown)
+        if address is not None:
+            check_nodes(ray)
+        placed(pools, config.workers, config.device, ray.cluster_resources())
+        yield ray
+
+
+def _start(ray: Any, cpus: float, folder: Path) -> None:
+    _init(
+        ray,
+        address="local",
+        num_cpus=max(os.cpu_count() or 1, math.ceil(cpus)),
+        include_dashboard=False,
+        _node_ip_address="127.0.0.1",
+        _temp_dir=str(folder),
+        # What a killed worker has started ends with it, and not when the cluster does.
+        _system_config={"process_group_cleanup_enabled": True},
+    )
+
+
+def _join(ray: Any, address: str) -> None:
+    if address.startswith("ray://"):
+        raise ConfigError(
+            f"ray_address {address}: run the command on a machine of the cluster, with auto or "
+            "HOST:PORT; Ray's client is not supported"
+        )
+    host, _, port = address.rpartition(":")
+    if address != "auto":
+        # Ray itself waits for minutes where nothing answers.
+        try:
+            socket.create_connection((host, int(port)), CONNECT_SECONDS).close()
+        except (OSError, ValueError, OverflowError) as error:
+            raise ConfigError(
+                f"ray_address {address}: nothing answers there ({error}); give auto, or HOST:PORT "
+                "as `ray start --head` prints it"
+            ) from error
+    try:
+        _init(ray, address=address)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = " ".join(str(error).split())
+        raise ConfigError(f"ray_address {address}: {reason}") from error
+
+
+def check_nodes(ray: Any) -> None:
+    """Compares versions of Python and of this package on all nodes with those here.
+
+    Raises:
+        ConfigError: a node has others, or lacks the package.
+    """
+    from ray.exceptions import RayError
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = versions()
+    for node in (each for each in ray.nodes() if each["Alive"]):
+        place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
+        ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
+        try:
+            there = ray.get(ask.remote())
+        except RayError as error:
+            raise ConfigError(
+                f"node {name} of the cluster cannot import pettingllms {__version__}: "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from error
+        if there != here:
+            raise ConfigError(
+                f"node {name} of the cluster has {there}, this process {here}; install the same on "
+                "every node"
+            )
+
+
+def sent(plan: Any) -> Any:
+    """A reference to what processes are made from.
+
+    Raises:
+        ConfigError: it holds an environment that cannot be sent to another process.
+    """
+    import ray
+
+    try:
+        return ray.put(plan)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise ConfigError(
+            f"the environment cannot be sent to workers ({error}); give what makes it, such as its "
+            "class or a path my_package.my_env:env"
+        ) from error
+
+
+def versions() -> str:
+    """The versions that must be equal on all nodes."""
+    return f"pettingllms {__version__} on Python {platform.python_version()}"
+
+
+@contextlib.contextmanager
+def _guarded_folder() -> Iterator[Path]:
+    """A temporary folder that is removed at the end, also if this process is killed."""
+    # The paths of Ray's sockets begin with it, and the system bounds them to 107 bytes.
+    folder = Path(tempfile.mkdtemp(prefix="pllms-ray-"))
+    guardian = subprocess.Popen(  # its standard input ends with this process
+        [sys.executable, "-m", "pettingllms.distributed.guardian", str(folder)],
+        stdin=subprocess.PIPE,
+        start_new_session=True,  # Ctrl-C is for the run, not for who cleans up after it
+    )
+    try:
+        yield folder
+    finally:
+        assert guardian.stdin is not None
+        guardian.stdin.close()
+        guardian.wait()
+
+
+def _init(ray: Any, **options: Any) -> None:
+    """Calls `ray.init`, and restores the signal handlers that it replaces."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.getsignal(number) for number in numbers]
+    ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    # Ray prints a paragraph for each process that dies; `fleet` logs a line.
+    ray._private.worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

@@ -1,0 +1,279 @@
+"""Actors that may die, hang or lose their node at any time, without changing a result.
+
+A `Fleet` does jobs that are pure functions of their arguments: where a worker is lost, another one
+does its job again. A `Seat` holds what is not pure, a policy that learns: its last state and the jobs
+since, so that a lost learner is made again by repeating them.
+
+Ray restarts actors by itself if asked, but would repeat a job on a learner in an unknown state, does not
+replace an actor that hangs, and starts one whose constructor fails for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import ray
+from ray.exceptions import (
+    NodeDiedError,
+    ObjectLostError,
+    OutOfMemoryError,
+    RayActorError,
+    RayTaskError,
+    WorkerCrashedError,
+)
+
+from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLost
+
+logger = logging.getLogger(__name__)
+
+
+class Hung(RuntimeError):
+    """An actor did not answer in time."""
+
+
+class Closed(RuntimeError):
+    """The run has ended while an actor was being waited for."""
+
+
+LOST = (
+    RayActorError,
+    WorkerCrashedError,
+    OutOfMemoryError,
+    NodeDiedError,
+    ObjectLostError,
+    Hung,
+)
+"""The actor, its node, or what it returned is gone, or it hangs."""
+BROKEN = (SandboxUnavailable, SamplerUnavailable)
+"""What a worker raises where it cannot work; another one may."""
+ATTEMPTS = 8
+"""Actors that may be lost in one job. If there are more, the job itself kills them."""
+START_SECONDS = 600.0
+"""For the start of a learner, however short `worker_timeout` is: imports take long on a busy machine."""
+
+
+class Fleet:
+    """Workers that do pure jobs, one at a time each.
+
+    Args:
+        make: starts a worker; its method `ready` prepares it.
+        size: number of workers.
+        timeout: seconds after which a worker counts as hung in a job.
+    """
+
+    def __init__(self, make: Callable[[], Any], size: int, *, timeout: float) -> None:
+        self._make, self._timeout = make, timeout
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._broken: BaseException | None = None
+        self._closed = threading.Event()
+        self._jobs = ThreadPoolExecutor(size, "fleet-job")
+        self._starting = ThreadPoolExecutor(size, "fleet-start")
+        self.lost = 0
+        """Workers that were replaced."""
+        for _ in range(size):
+            self._starting.submit(self._start)
+
+    def submit(self, method: str, *args: Any) -> Future[Any]:
+        """Has a job done by whichever worker is free; jobs are begun in order.
+
+        The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
+        """
+        return self._jobs.submit(self._do, method, args)
+
+    def close(self) -> None:
+        """Gives up all jobs, and ends the workers."""
+        self._closed.set()
+        self._free.put(None)
+        self._jobs.shutdown(cancel_futures=True)
+        self._starting.shutdown(cancel_futures=True)
+        while not self._free.empty():
+            if (worker := self._free.get()) is not None:
+                ray.kill(worker)
+
+    def _do(self, method: str, args: tuple[Any, ...]) -> Any:
+        for attempt in range(1, ATTEMPTS + 1):
+            worker = self._worker()
+            try:
+                result = _result(getattr(worker, method).remote(*args), self._timeout, self._closed)
+            except (*LOST, RayTaskError, Closed) as error:
+                cause = _cause(error)
+                if not isinstance(cause, (*LOST, *BROKEN)):
+                    self._free.put(worker)
+                    raise cause from error
+                logger.warning("a worker is replaced: %s in %s", _first_line(cause), method)
+                self._replace(worker)
+                # As in one process: the second failure of sandbox or engine ends the step.
+                if isinstance(cause, BROKEN) and attempt > 1:
+                    raise cause from error
+                last = cause
+            else:
+                self._free.put(worker)
+                return result
+        raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
+
+    def _worker(self) -> Any:
+        worker = self._free.get()
+        if self._broken is None and worker is not None:
+            return worker
+        self._free.put(worker)  # for whoever else waits
+        raise self._broken or Closed
+
+    def _start(self) -> None:
+        """Starts a worker, again if it is lost before it is ready."""
+        last: BaseException | None = None
+        for _ in range(ATTEMPTS):
+            worker = self._make()
+            try:
+                _result(worker.ready.remote(), None, self._closed)
+            except Closed:
+                ray.kill(worker)
+                return
+            except (*LOST, RayTaskError) as error:
+                last = _cause(error)
+                ray.kill(worker)
+                if isinstance(error, RayTaskError) or _cannot_be_made(error):
+                    break  # the next one would raise the same
+            else:
+                self._free.put(worker)
+                return
+        assert last is not None
+        known = isinstance(last, Exception) and not isinstance(last, LOST)
+        self._broken = last if known else WorkersLost(f"no worker can be started: {last}")
+        self._free.put(None)
+
+    def _replace(self, worker: Any) -> None:
+        self.lost += 1
+        ray.kill(worker)
+        if not self._closed.is_set():
+            self._starting.submit(self._start)
+
+
+class Seat:
+    """The place of one policy's learner.
+
+    Args:
+        make: starts a learner; its method `load` takes a state.
+        base: reference to its state.
+        timeout: seconds after which it counts as hung in a job.
+    """
+
+    def __init__(self, make: Callable[[], Any], base: Any, *, timeout: float) -> None:
+        self._make, self._base, self._timeout = make, base, timeout
+        self._actor: Any = None
+        self._journal: list[tuple[Any, ...]] = []
+        self._closed = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "seat")  # one job at a time, in order
+        self.lost = 0
+        """Learners that were replaced."""
+        self._thread.submit(self._steadily, None)
+
+    def do(self, method: str, *args: Any) -> Future[Any]:
+        """Has a job done that changes the learner, once and for all, or not at all if it raises."""
+        return self._thread.submit(self._do, (method, *args))
+
+    def ask(self, method: str) -> Future[Any]:
+        """Has a job done that changes nothing."""
+        return self._thread.submit(self._steadily, (method,))
+
+    def undo(self) -> Future[None]:
+        """Takes the last job of `do` back."""
+        return self._thread.submit(self._undo)
+
+    def rebase(self, base: Any, *, same: bool) -> None:
+        """Goes on from `base`, a reference to a state; what was done before is forgotten.
+
+        Args:
+            base: the state.
+            same: whether it is the learner's present state.
+        """
+        self._thread.submit(self._rebase, base, same).result()
+
+    def close(self) -> None:
+        """Gives up all jobs, and ends the learner."""
+        self._closed.set()
+        self._thread.shutdown(cancel_futures=True)
+        self._drop()
+
+    def _do(self, job: tuple[Any, ...]) -> Any:
+        try:
+            result = self._steadily(job)
+        except BaseException:
+            self._drop()  # it may have done half of the job
+            raise
+        self._journal.append(job)
+        return result
+
+    def _undo(self) -> None:
+        self._journal.pop()
+        self._drop()
+
+    def _rebase(self, base: Any, same: bool) -> None:
+        self._base, self._journal = base, []
+        if not same:
+            self._drop()
+
+    def _steadily(self, job: tuple[Any, ...] | None) -> Any:
+        last: BaseException | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                if self._actor is None:
+                    self._actor = self._make()
+                    limit = max(START_SECONDS, self._timeout)
+                    _result(self._actor.load.remote(self._base), limit, self._closed)
+                    for earlier in self._journal:
+                        self._call(earlier)
+                return None if job is None else self._call(job)
+            except RayTaskError as error:
+                raise _cause(error) from error
+            except LOST as error:
+                if _cannot_be_made(error):
+                    raise WorkersLost(f"no learner can be started: {error}") from error
+                logger.warning("a learner is replaced: %s", _first_line(error))
+                self.lost, last = self.lost + 1, error
+                self._drop()
+        raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
+
+    def _call(self, job: tuple[Any, ...]) -> Any:
+        method, *args = job
+        return _result(getattr(self._actor, method).remote(*args), self._timeout, self._closed)
+
+    def _drop(self) -> None:
+        if self._actor is not None:
+            ray.kill(self._actor)
+            self._actor = None
+
+
+def _result(reference: Any, timeout: float | None, closed: threading.Event) -> Any:
+    """What an actor returned.
+
+    Raises:
+        Hung: it takes longer than `timeout` seconds.
+        Closed: the run has ended meanwhile.
+    """
+    until = None if timeout is None else time.monotonic() + timeout
+    while not closed.is_set():
+        left = 1.0 if until is None else until - time.monotonic()
+        if left <= 0:
+            raise Hung(f"no answer for {timeout:g} seconds")
+        if ray.wait([reference], timeout=min(1.0, left))[0]:
+            return ray.get(reference)
+    raise Closed
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What an actor raised, without Ray's wrapping."""
+    return error.cause if isinstance(error, RayTaskError) and error.cause else error
+
+
+def _cannot_be_made(error: BaseException) -> bool:
+    return bool(getattr(error, "actor_init_failed", False))
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,95 @@
+"""CPUs and GPUs of a run's processes, compared with what the cluster has before a model is loaded.
+
+    pools:                      # in config.yaml; --pools '{"workers": {"gpus": 0.5}}' on the command line
+      workers: {cpus: 2, gpus: 0.5}
+      coder: {gpus: 1}          # the learner of this policy
+      tester: {gpus: 1}
+
+What is not given: one CPU, and an equal share of the GPUs that are left, at most one, unless the device
+is cpu. A share below 1 is of one GPU's time and memory; several processes then use that GPU.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.trainers.config import ATGRPOConfig
+
+WORKERS = "workers"
+
+
+class Share(NamedTuple):
+    """What one process is given."""
+
+    cpus: float = 1.0
+    gpus: float | None = None
+    """None: an equal share of what is left."""
+
+    @property
+    def options(self) -> dict[str, float]:
+        """As options of a Ray actor."""
+        return {"num_cpus": self.cpus, "num_gpus": self.gpus or 0.0}
+
+
+def pools_of(config: ATGRPOConfig, learners: Sequence[str] = ()) -> dict[str, Share]:
+    """`workers`, and each policy that learns -> the share of one process.
+
+    Raises:
+        ConfigError: a pool of a policy that does not learn, or a value that is no share.
+    """
+    given, known = config.mapping("pools"), (WORKERS, *learners)
+    for name in given:
+        if name not in known:
+            raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, known)}")
+    return {name: _share(name, given.get(name, {})) for name in known}
+
+
+def _share(name: str, given: Any) -> Share:
+    if not isinstance(given, Mapping):
+        raise ConfigError(f'pools: {name} must be like {{"cpus": 1, "gpus": 1}}, got {given!r}')
+    for key, value in given.items():
+        if key not in Share._fields:
+            raise ConfigError(f"pools: {name} has no {key!r}; {did_you_mean(key, Share._fields)}")
+        number = isinstance(value, int | float) and not isinstance(value, bool)
+        if not number or not value >= 0 or (value > 1 and value != int(value)):
+            raise ConfigError(
+                f"pools: {key} of {name} must be a whole number, or a share from 0 to 1, got {value!r}"
+            )
+    return Share(**given)
+
+
+def placed(
+    pools: Mapping[str, Share], workers: int, device: str, cluster: Mapping[str, float]
+) -> dict[str, Share]:
+    """The pools with every share filled in.
+
+    Args:
+        pools: as from `pools_of`.
+        workers: number of processes that have the share of `workers`.
+        device: of the settings; "cpu" leaves GPUs alone.
+        cluster: `CPU` and `GPU` -> how many there are.
+
+    Raises:
+        ConfigError: the cluster has fewer.
+    """
+    counts = {name: workers if name == WORKERS else 1 for name in pools}
+    gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
+    wanted = sum(counts[name] * (share.gpus or 0.0) for name, share in pools.items())
+    if wanted > gpus:
+        raise ConfigError(f"pools: {wanted:g} GPUs are wanted, and the cluster has {gpus:g}")
+    # More workers than fit wait for nodes to come; all learners and one worker have to fit.
+    least = sum(share.cpus for share in pools.values())
+    if least > cpus:
+        raise ConfigError(
+            f"pools: the learners and one worker want {least:g} CPUs, and the cluster has {cpus:g}"
+        )
+    open_ones = sum(counts[name] for name, share in pools.items() if share.gpus is None)
+    rest = 0.0 if device == "cpu" or not open_ones else min(1.0, (gpus - wanted) / open_ones)
+    rest = math.floor(rest * 1000) / 1000  # Ray counts in such parts
+    return {
+        name: share if share.gpus is not None else share._replace(gpus=rest)
+        for name, share in pools.items()
+    }

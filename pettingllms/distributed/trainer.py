@@ -1,0 +1,226 @@
+"""`RayATGRPO`: the trainer of one process, with rollout and update in others.
+
+The driver keeps what must survive: the policies after the last step, the estimator, the records, and
+for each learner a state and the updates since. It evaluates, compares and writes as one process does.
+
+With `max_staleness` 1, a step is played with the weights of one update before, always, while the step
+before it is still being updated on; with 0, with the newest.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from functools import partial
+from typing import Any
+
+import ray
+import torch
+
+from pettingllms.assembly import EnvSource
+from pettingllms.distributed.actors import Job, Learner, Worker, as_arrays, as_tensors
+from pettingllms.distributed.cluster import sent
+from pettingllms.distributed.fleet import Fleet, Seat
+from pettingllms.distributed.pools import WORKERS, placed, pools_of
+from pettingllms.rollout.episode import tasks_of_step
+from pettingllms.rollout.room import check_room
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.play import shards
+from pettingllms.trainers.plugins import Plugin
+from pettingllms.types import Task
+
+Weights = dict[str, tuple[int, Any]]
+"""Policy -> version, and a reference to its tensors."""
+
+
+class RayATGRPO(ATGRPO):
+    """Trains with workers and learners on Ray.
+
+    Args:
+        source: the environment, or what makes it, in place of the one that the settings name.
+        arguments, parts: of `ATGRPO`.
+
+    Raises:
+        ConfigError: the environment cannot be sent to another process.
+    """
+
+    def __init__(self, source: EnvSource | None, *arguments: Any, **parts: Any) -> None:
+        super().__init__(*arguments, **parts)
+        config, policies = self.config, self.policies
+        job = Job(
+            config,
+            policies.roles_to_policies,
+            self.updates,
+            self.estimator.shape(),
+            source,
+            policies.base_digest,
+            torch.get_num_threads(),
+        )
+        timeout = config.worker_timeout
+        given = sent(job)
+        pools = pools_of(config, self.trained)
+        pools = placed(pools, config.workers, config.device, ray.cluster_resources())
+        worker: Any = ray.remote(**pools[WORKERS].options)(Worker)
+        learners: dict[str, Any] = {
+            name: ray.remote(**pools[name].options)(Learner) for name in self.trained
+        }
+        self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
+        bases = self._bases()
+        self.seats = {
+            name: Seat(partial(learners[name].remote, given, name), bases[name], timeout=timeout)
+            for name in self.trained
+        }
+        self._weights = self._references()
+        self._former = _Former(self._weights, kept=config.max_staleness > 0)
+        self._playing: dict[int, list[Future[Any]]] = {}
+
+    def close(self) -> None:
+        """Ends workers and learners."""
+        self.fleet.close()
+        for seat in self.seats.values():
+            seat.close()
+
+    # ------------------------------------------------------------------------- 1. rollout
+    def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
+        """Has the shards of the step played by whichever workers are free."""
+        del tasks  # they follow from the step, and may have been given out with the one before
+        with clock.time("play"):
+            self._begin(self.step, self._former.weights)
+            if self.config.max_staleness:
+                self._begin(self.step + 1, self._weights)
+            done = _results(self._playing.pop(self.step))
+        found = [trajectory for shard, _ in done for trajectory in shard]
+        check_room(found, self.config.max_completion_length)
+        return found
+
+    def _begin(self, step: int, weights: Weights) -> None:
+        """Gives out the shards of a step, once."""
+        config = self.config
+        if step in self._playing or step >= config.max_steps:
+            return
+        tasks = tasks_of_step(self.env, config.env, step, config.tasks_per_step, config.seed)
+        casting = self.cast.at(step, self.policies.roles_to_policies, self.trained)
+        self._playing[step] = [
+            self.fleet.submit("play", step, shard, casting, weights)
+            for shard in shards(config, tasks)
+        ]
+
+    # ------------------------------------------------------------------------- 3. update
+    def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
+        """Updates all policies at the same time; if one cannot be, none is."""
+        jobs = {
+            name: self.seats[name].do("update", self.tokens, ray.put(own))
+            for name, own in batches.items()
+        }
+        wait(jobs.values())
+        try:
+            done = {name: job.result() for name, job in jobs.items()}
+        except BaseException:
+            for name, job in jobs.items():
+                if job.exception() is None:
+                    self.seats[name].undo().result()
+            raise
+        for name, (_, arrays) in done.items():
+            self._take_over(name, as_tensors(arrays))
+        return {key: value for metrics, _ in done.values() for key, value in metrics.items()}
+
+    @torch.no_grad()
+    def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
+        # Not `load_state`, which would publish them.
+        own = self.policies.parameters(policy)
+        for parameter, tensor in zip(own, tensors.values(), strict=True):
+            parameter.copy_(tensor)
+
+    def publish(self) -> None:
+        """Hands the trained weights to the sampler here, and to the workers with their next job."""
+        super().publish()
+        before, self._weights = self._weights, self._references()
+        self._former.weights = before if self.config.max_staleness else self._weights
+
+    # ------------------------------------------------------------------------------- state
+    def optimizer_states(self) -> dict[str, dict[str, Any]]:
+        """Fetches the learners' states, from which a lost learner is made again from now on."""
+        found = _results([seat.ask("state") for seat in self.seats.values()])
+        states = dict(zip(self.seats, found, strict=True))
+        for name, state in states.items():
+            self.seats[name].rebase(self._base(name, state), same=True)
+        return states
+
+    def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Makes the learners again from these states and the policies' own tensors."""
+        for name, state in states.items():
+            self.seats[name].rebase(self._base(name, state), same=False)
+        self._weights = self._former.weights = self._references()
+        self._playing.clear()
+
+    @property
+    def plugins(self) -> dict[str, Plugin]:
+        """The parts of the method that may learn something, and the weights of the step before."""
+        return {**super().plugins, "former": self._former}
+
+    def _bases(self) -> dict[str, Any]:
+        states = super().optimizer_states()
+        return {name: self._base(name, states[name]) for name in self.trained}
+
+    def _base(self, policy: str, state: Mapping[str, Any]) -> Any:
+        return ray.put({"weights": as_arrays(self.policies.state(policy)), **state})
+
+    def _references(self) -> Weights:
+        """The weights as they are now: policy -> version and reference, owned by this process."""
+        policies = self.policies
+        return {
+            name: (policies.versions[name], ray.put(as_arrays(policies.state(name))))
+            for name in policies.names
+        }
+
+
+class _Former(Plugin):
+    """The weights that the next step is played with; with staleness those of one update before.
+
+    Args:
+        weights: policy -> version and reference.
+        kept: whether checkpoints need them, because they are not the newest.
+    """
+
+    setting = "former"
+
+    def __init__(self, weights: Weights, *, kept: bool) -> None:
+        self.weights, self._kept = weights, kept
+
+    def state_dict(self) -> dict[str, Any]:
+        """Policy -> version and tensors."""
+        if not self._kept:
+            return {}
+        return {
+            name: {"version": version, "tensors": as_tensors(ray.get(reference))}
+            for name, (version, reference) in self.weights.items()
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Plays the next step with these weights; without any, with the newest."""
+        if state:
+            self.weights = {
+                name: (own["version"], ray.put(as_arrays(own["tensors"])))
+                for name, own in state.items()
+            }
+
+
+def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
+    """What the jobs return; after an error the others are given up."""
+    try:
+        return [job.result() for job in jobs]
+    except BaseException:
+        for job in jobs:
+            job.cancel()
+        raise
+
+
+@contextlib.contextmanager
+def ray_trainer(source: EnvSource | None, *arguments: Any, **parts: Any) -> Iterator[RayATGRPO]:
+    """The trainer of a run with workers, once this process is connected; see `RayATGRPO`."""
+    with contextlib.closing(RayATGRPO(source, *arguments, **parts)) as trainer:
+        yield trainer

@@ -1,0 +1,253 @@
+"""PettingZoo's board and card games with text: `env("connect_four_v3")`, `--env pettingzoo:classic/connect_four_v3`.
+
+| | |
+|---|---|
+| agents | one for each player of the game: `player_0`, `player_1`, ...; `roles` gives other names |
+| actions | text: a legal action by name or number, alone or in brackets: `[3]` |
+| observations | `text`: the game, what the player sees of it, the legal actions; `turn` |
+| rewards | at the end of the game, to every player the sum of what it earned; before that 0 |
+
+A reply that names no legal action follows PettingZoo's rule for these games: the game ends, the player
+has -1, the others 0.
+
+Any environment of PettingZoo's registry works whose players act one after another with discrete
+actions. How a game looks as text is a `GameText`: the games in
+`pettingllms.envs.classic_texts.TEXTS` have one of their own, others a generic one, and the argument
+`text` replaces either.
+
+Version history: v0, the games of PettingZoo 1.27.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import numpy as np
+import pettingzoo
+from gymnasium.spaces import Discrete
+from pettingzoo import AECEnv
+from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+
+from pettingllms.envs.aec import deep_copied
+from pettingllms.envs.classic_texts import TEXTS, GameText, generic
+from pettingllms.envs.game_env import GameEnv, seat_roles
+from pettingllms.envs.generators import Generators, private, seeded
+from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
+from pettingllms.registry import resolve
+
+INSTALL = "pip install 'pettingllms[classic]'"
+ILLEGAL = -1.0
+"""Reward of a player whose reply names no legal action."""
+
+
+class raw_env(GameEnv):
+    """A game of PettingZoo's registry; the module docstring says what is where.
+
+    Args:
+        game: id of the game, `classic/connect_four_v3`; `classic/` may be left out.
+        roles: the role of each player in the game's order; None: all are `player`, one shared
+            policy that plays itself.
+        text: how the game looks: a `GameText` or the path of one, `my_package.my_game:TEXT`. None
+            for the game's own in `TEXTS`, or the generic one.
+        max_turns: replies of each player, after which the episode is truncated.
+        game_args: arguments of the game itself, such as `{"board_size": 9}`.
+        render_mode: "ansi", "human" or None.
+
+    Raises:
+        UnknownNameError: PettingZoo has no such game.
+        ConfigError: a package of the game is missing; a value that it does not take; actions that
+            are not discrete.
+        CloneError: the game cannot be copied.
+    """
+
+    metadata = {  # noqa: RUF012 - PettingZoo's class attribute
+        "name": "classic_v0",
+        "render_modes": ["ansi", "human"],
+        "is_parallelizable": False,
+        "outcome": "late",
+    }
+    embedded: ClassVar[Mapping[str, Any]] = {}
+
+    def __init__(
+        self,
+        game: str,
+        *,
+        roles: Sequence[str] | None = None,
+        text: GameText | str | None = None,
+        max_turns: int = 200,
+        game_args: Mapping[str, Any] | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        self.game_name = game if "/" in game else f"classic/{game}"
+        self._game = _made(self.game_name, game_args or {})
+        self._seats = [str(agent) for agent in self._game.possible_agents]
+        self._texts = _text_of(self.game_name, text)
+        super().__init__(
+            roles=seat_roles(roles, len(self._seats)), max_turns=max_turns, render_mode=render_mode
+        )
+        self._check_copies()
+
+    def __str__(self) -> str:
+        return f"pettingzoo:{self.game_name}"
+
+    def _begin(self, seed: int) -> None:
+        seed %= 1 << 32  # as `numpy.random.RandomState` takes it
+        # A game may keep what an earlier one left behind, for which a copy is not to blame.
+        self._game = deep_copied(self._game)
+        with private(seeded(seed)) as swap:
+            self._prepare()
+            self._game.reset(seed=seed)
+        self._generators: Generators = swap.state
+        self._earned = dict.fromkeys(self._seats, 0.0)
+        self._over, self._illegal = False, None
+
+    def _prepare(self) -> None:
+        """Puts back what a game keeps outside of itself: Go its size, in globals of a module."""
+        put = getattr(self._game, "_overwrite_go_global_variables", None)
+        if put is not None:
+            put(self._game._N)
+
+    def _to_move(self) -> int:
+        return self._seats.index(str(self._game.agent_selection))
+
+    def _play(self, seat: int, text: str | None) -> str | None:
+        action, error = _chosen(text, self._actions())
+        if action is None:
+            self._over, self._illegal = True, seat
+            return error
+        with private(self._generators) as swap:
+            self._prepare()
+            self._step(action)
+            while not self._over and self._is_out(self._game.agent_selection):
+                self._step(None)
+        self._generators = swap.state
+        return None
+
+    def _step(self, action: int | None) -> None:
+        self._game.step(action)
+        if action is not None:
+            for agent, paid in self._game.rewards.items():
+                self._earned[str(agent)] += float(paid)
+        self._over = all(self._is_out(agent) for agent in self._game.agents)
+
+    def _is_out(self, agent: str) -> bool:
+        return bool(self._game.terminations[agent] or self._game.truncations[agent])
+
+    def _actions(self) -> dict[str, int]:
+        """The legal actions of the agent to act, by name."""
+        agent = self._game.agent_selection
+        observation = self._game.observe(agent)
+        mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
+        if mask is None:
+            mask = self._game.infos[agent].get("action_mask")
+        space = self._game.action_space(agent)
+        legal = range(space.n) if mask is None else [int(n) for n in np.flatnonzero(mask)]
+        return {self._texts.name(self._game, agent, number): number for number in legal}
+
+    def _text(self, seat: int) -> str:
+        agent = self._game.possible_agents[seat]
+        lines = [
+            f"You are {self.possible_agents[seat]} in a game of {_title(self.game_name)}.",
+            self._texts.show(self._game, agent),
+        ]
+        if not self._over and seat == self._to_move():
+            lines.append(
+                f"Your legal actions: {', '.join(f'[{name}]' for name in self._actions())}"
+            )
+        return "\n".join(lines)
+
+    def _outcome(self) -> Sequence[float] | None:
+        if self._illegal is not None:
+            return [ILLEGAL if seat == self._illegal else 0.0 for seat in range(len(self._seats))]
+        return list(self._earned.values()) if self._over else None
+
+    def _copied(self, twin: Self) -> None:
+        twin._game = deep_copied(self._game)
+        twin._earned = dict(self._earned)
+
+    def _check_copies(self) -> None:
+        """Compares a copy with the original, some moves into a game.
+
+        Raises:
+            CloneError: it cannot be copied, or the copy is elsewhere.
+        """
+        try:
+            self.reset(seed=0)
+            for _ in range(2):
+                if not self._over:
+                    names = list(self._actions())
+                    self.step(names[len(names) // 2])
+            twin = self.__deepcopy__({})
+            alike = [each._text(0) for each in (self, twin)]
+        except Exception as error:
+            raise CloneError(f"{self} cannot be copied: {error!r:.300}") from error
+        if alike[0] != alike[1]:
+            raise CloneError(f"a copy of {self} is not where the original is")
+        for name in ("agents", "infos", "agent_selection"):
+            del self.__dict__[name]  # as before the first reset
+        self._stream = None
+
+
+env = raw_env
+
+
+def _made(name: str, given: Mapping[str, Any]) -> AECEnv[Any, Any, Any]:
+    try:
+        entry_point = pettingzoo.spec("aec", name).entry_point
+    except PettingZooRegistryError:
+        namespace = name.partition("/")[0]
+        known = [each for each in pettingzoo.aec_registry if each.startswith(f"{namespace}/")]
+        hint = did_you_mean(name, known or list(pettingzoo.aec_registry))
+        raise UnknownNameError(f"PettingZoo has no game {name!r}; {hint}") from None
+    try:
+        with private(seeded(0)), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # about spaces that nobody sees here
+            creator = resolve(entry_point, "game") if isinstance(entry_point, str) else entry_point
+            game: AECEnv[Any, Any, Any] = creator(**given).unwrapped
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"{name} needs the package {error.name!r}: {INSTALL}") from error
+    except UnknownNameError as error:  # of `resolve`, where a package of the game is missing
+        raise ConfigError(f"{name} cannot be imported: {error}; {INSTALL}") from error
+    except Exception as error:
+        shown = f" with {dict(given)}" if given else ""
+        raise ConfigError(
+            f"{name} cannot be made{shown}: {type(error).__name__}: {error!s:.300}"
+        ) from error
+    spaces = [game.action_space(agent) for agent in game.possible_agents]
+    if not all(isinstance(space, Discrete) for space in spaces):
+        raise ConfigError(f"{name} has actions that are not discrete: {spaces[0]}")
+    return game
+
+
+def _text_of(name: str, given: GameText | str | None) -> GameText:
+    found = resolve(given, "text") if isinstance(given, str) else given
+    if found is None:
+        return TEXTS.get(_title(name), generic)
+    if not isinstance(found, GameText):
+        raise ConfigError(f"text must be a GameText or the path of one, got {given!r}")
+    return found
+
+
+def _title(name: str) -> str:
+    """`connect_four` of `classic/connect_four_v3`."""
+    return re.sub(r"[-_]v\d+$", "", name.rpartition("/")[2])
+
+
+def _chosen(text: str | None, actions: Mapping[str, int]) -> tuple[int | None, str | None]:
+    """The action that a reply names, or why it names none.
+
+    The whole reply may be the action, by name or number; else the last one in brackets counts.
+    """
+    plain = {name.casefold(): number for name, number in actions.items()}
+    plain |= {str(number): number for number in actions.values() if str(number) not in plain}
+    said = (text or "").strip()
+    found = re.findall(r"\[([^\[\]]*)\]", said)
+    for each in (said, *found[-1:]):
+        number = plain.get(each.strip().casefold())
+        if number is not None:
+            return number, None
+    shown = ", ".join(list(actions)[:20])
+    return None, f"no legal action: {(found or [said])[-1]:.40}; legal are {shown}"

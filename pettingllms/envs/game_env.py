@@ -1,0 +1,249 @@
+"""`GameEnv`: what the bridges to other libraries' games share: a seat for each player, outcomes at the end.
+
+A `TextEnv` is a team over an immutable state, which pays the agent that acts. A game of another library
+is an object that changes, and it pays winners and losers alike, at its end. `GameEnv` is therefore a
+plain PettingZoo environment: a subclass says how a game starts, who is to move, what a seat is shown, what a reply does, and
+what it all came to. What it promises beyond PettingZoo is what `check_env` checks of any environment,
+exact copies among it.
+
+The outcome is late: `metadata["outcome"]` says so, and estimators that compare what candidates earn at
+once are refused (`pettingllms.trainers.estimators.base.check_outcome`).
+"""
+
+from __future__ import annotations
+
+import operator
+import secrets
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import gymnasium
+from gymnasium.spaces import Dict, Discrete, Space
+from pettingzoo import AECEnv
+
+from pettingllms.envs import arguments
+from pettingllms.envs.base import stream_seed, without_thought
+from pettingllms.envs.spaces import FreeText
+from pettingllms.envs.thinking import UNCLOSED
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+MAX_REPLY = 20_000
+"""Characters of a reply that a game is given; a longer one cannot be read."""
+_CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards", "_acts")
+
+
+class GameEnv(AECEnv[str, dict[str, Any], str | None]):
+    """Base class of bridges; the module docstring says what for.
+
+    Args:
+        roles: the role of each seat in the order of the game's players; a seat's agent is
+            `<role>_0`, `<role>_1` where the role occurs again. Seats with one role share a policy.
+        max_turns: replies of each agent, after which the episode is truncated, with nothing paid.
+        render_mode: "ansi" (`render` returns text), "human" (prints it) or None.
+
+    Raises:
+        ConfigError: a value that cannot be used.
+    """
+
+    metadata: dict[str, Any]
+    _skip_agent_selection: Any
+    embedded: ClassVar[Mapping[str, Any]] = {}
+    """Arguments that fit the game to the embedded model, unless others are given."""
+
+    def __init__(self, *, roles: Sequence[str], max_turns: int, render_mode: str | None) -> None:
+        if render_mode is not None:
+            arguments.one_of("render_mode", render_mode, self.metadata["render_modes"])
+        self.render_mode = render_mode
+        self.max_turns = arguments.turn_limit(max_turns, None, max_turns)
+        self.possible_agents = arguments.agent_names(roles)
+        space = Dict({"text": FreeText(), "turn": Discrete(self.max_turns + 1)})
+        self._observation_spaces: dict[str, Space[Any]] = dict.fromkeys(self.possible_agents, space)
+        self._action_spaces = dict.fromkeys(self.possible_agents, FreeText())
+        self._stream: tuple[int, int] | None = None
+        self._shown: dict[str, str] = {}
+
+    # What a subclass writes.
+
+    def _begin(self, seed: int) -> None:
+        """Starts a game of that seed."""
+        raise NotImplementedError
+
+    def _to_move(self) -> int:
+        """Returns the seat that acts next, in a game that is not over."""
+        raise NotImplementedError
+
+    def _text(self, seat: int) -> str:
+        """Returns what a seat is shown; changes nothing, at any time of the game."""
+        raise NotImplementedError
+
+    def _play(self, seat: int, text: str | None) -> str | None:
+        """Plays a reply; returns why it could not be read, if so.
+
+        Args:
+            seat: who replies.
+            text: the reply without its thought; None where there is none, which the game's own rule
+                for moves that cannot be read decides. No text raises.
+        """
+        raise NotImplementedError
+
+    def _outcome(self) -> Sequence[float] | None:
+        """Returns what each seat earned in all, once the game is over; None before."""
+        raise NotImplementedError
+
+    def _copied(self, twin: Self) -> None:
+        """Gives `twin`, which shares everything with this environment, its own copy of the game."""
+        raise NotImplementedError
+
+    # PettingZoo's interface.
+
+    def observation_space(self, agent: str) -> Space[Any]:
+        """The space of `observe(agent)`: always the same object."""
+        return self._observation_spaces[self._known(agent)]
+
+    def action_space(self, agent: str) -> FreeText:
+        """The space of replies: always the same object."""
+        return self._action_spaces[self._known(agent)]
+
+    def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> None:
+        """Starts a game of that seed, or the next one of the stream that an earlier seed opened.
+
+        Raises:
+            ConfigError: `seed` is negative.
+            TypeError: `seed` is not an integer.
+        """
+        del options  # PettingZoo's api_test passes one to every environment
+        if seed is not None:
+            self._stream = (operator.index(seed), 0)
+            if seed < 0:
+                raise ConfigError(f"seed must not be negative, got {seed}")
+        elif self._stream is None:
+            self._stream = (secrets.randbits(32), 0)
+        else:
+            self._stream = (self._stream[0], self._stream[1] + 1)
+        self._begin(stream_seed(*self._stream))
+        self.agents = list(self.possible_agents)
+        self._shown = {}
+        self._acts = dict.fromkeys(self.agents, 0)
+        self._skip_agent_selection = None  # read by PettingZoo's `_was_dead_step`
+        self.rewards = dict.fromkeys(self.agents, 0.0)
+        self._cumulative_rewards = dict.fromkeys(self.agents, 0.0)
+        self.terminations = dict.fromkeys(self.agents, False)
+        self.truncations = dict.fromkeys(self.agents, False)
+        self.infos: dict[str, dict[str, Any]] = {agent: {} for agent in self.agents}
+        self.agent_selection = self.possible_agents[self._to_move()]
+
+    def observe(self, agent: str) -> dict[str, Any]:
+        """Returns what `agent` sees: `text`, and in `turn` how often the agent to act has replied."""
+        seat = self.possible_agents.index(self._known(agent))
+        if agent not in self._shown:
+            # Texts that are written by others may hold anything, but a space has its bounds.
+            self._shown[agent] = self._text(seat)[-FreeText().max_length :]
+        return {"text": self._shown[agent], "turn": self._acts[self.agent_selection]}
+
+    def step(self, action: str | None) -> None:
+        """Plays the selected agent's reply, or removes a finished agent where `action` is None.
+
+        A reply that the game cannot read follows the game's own rule for it;
+        `infos[agent]["parse_error"]` says why it could not be read.
+
+        Raises:
+            TypeError: a live agent's action is not a `str`.
+            ValueError: a finished agent's action is not None.
+            RuntimeError: the episode is over and all agents are gone.
+        """
+        if not self.agents:
+            raise RuntimeError("step() after the end of the episode; call reset() first")
+        agent = self.agent_selection
+        if self.terminations[agent] or self.truncations[agent]:
+            self._was_dead_step(action)
+            return
+        if not isinstance(action, str):
+            raise TypeError(
+                f"the action of {agent!r} must be a str, got {type(action).__name__}; "
+                "None is for finished agents only"
+            )
+        said, error = _read(action)
+        unread = self._play(self.possible_agents.index(agent), said)
+        self._shown = {}
+        self._acts[agent] += 1
+        self.infos = {other: {} for other in self.agents}
+        self.infos[agent]["parse_error"] = error or unread
+        self._settle(agent)
+
+    def _settle(self, agent: str) -> None:
+        """Pays what is due after a step of `agent`, and selects who is next."""
+        outcome, agents = self._outcome(), self.agents
+        self._cumulative_rewards[agent] = 0.0
+        self.rewards = dict.fromkeys(agents, 0.0)
+        if outcome is not None:
+            self.rewards = {name: float(paid) for name, paid in zip(agents, outcome, strict=True)}
+            self.terminations = dict.fromkeys(agents, True)
+            self.agent_selection = agents[0]
+        else:
+            self.agent_selection = self.possible_agents[self._to_move()]
+            if self._acts[self.agent_selection] >= self.max_turns:
+                self.truncations = dict.fromkeys(agents, True)
+                self.agent_selection = agents[0]
+        self._accumulate_rewards()
+
+    def render(self) -> Any:
+        """Returns what the agent to act sees ("ansi"); "human" prints it."""
+        if self.render_mode is None:
+            gymnasium.logger.warn(
+                "You are calling render method without specifying any render mode."
+            )
+            return None
+        text = self.observe(self.agent_selection)["text"]
+        if self.render_mode == "ansi":
+            return text
+        sys.stdout.write(f"{text}\n")
+        return None
+
+    def close(self) -> None:
+        """Does nothing: games hold no resources."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """An exact copy at the same point of the same game; spaces are shared."""
+        twin = object.__new__(type(self))
+        memo[id(self)] = twin
+        twin.__dict__.update(self.__dict__)
+        if hasattr(self, "infos"):
+            for name in _CONTAINERS:
+                setattr(twin, name, getattr(self, name).copy())
+            twin.infos = {agent: info.copy() for agent, info in self.infos.items()}
+            self._copied(twin)
+        twin._shown = dict(self._shown)
+        return twin
+
+    def _known(self, agent: str) -> str:
+        if agent not in self._action_spaces:
+            hint = did_you_mean(str(agent), self.possible_agents)
+            raise UnknownNameError(f"{self} has no agent {agent!r}; {hint}")
+        return agent
+
+    def __str__(self) -> str:
+        return str(self.metadata["name"])
+
+
+def _read(reply: str) -> tuple[str | None, str | None]:
+    """Returns what a reply says, and why it could not be read, where that is known already."""
+    if len(reply) > MAX_REPLY:
+        return None, f"the reply has {len(reply)} characters; at most {MAX_REPLY} are allowed"
+    said = without_thought(reply)
+    return said, UNCLOSED if said is None else None
+
+
+def seat_roles(roles: Sequence[str] | None, players: int) -> Sequence[str]:
+    """Returns the role of each of `players` seats, `player` for all where `roles` is None.
+
+    Raises:
+        ConfigError: there are more or fewer roles than seats.
+    """
+    if roles is None:
+        return ["player"] * players
+    if isinstance(roles, str) or len(roles) != players:
+        raise ConfigError(
+            f"roles must name a role for each of {players} seats, in their order, got {roles!r}"
+        )
+    return list(roles)

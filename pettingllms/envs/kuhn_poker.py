@@ -1,0 +1,43 @@
+"""Kuhn poker as the literature has it, on top of TextArena's: `textarena:KuhnPoker-v1`.
+
+TextArena's `KuhnPoker-v0` (0.7.4) never adds a bet to the pot, so that a bet costs nothing, and it pays
+1 to who has more chips after some rounds. Here one hand is played and the players are paid their
+chips: 1 for a hand that is folded or checked, 2 for a bet that is called. Perfect play is then worth -1/18 of
+a chip to the player who acts first (Kuhn 1950). Two replies in a row that are no legal move cost 2.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from textarena.envs.KuhnPoker.env import KuhnPokerEnv
+
+LOST = 2
+"""Chips that the worst hand costs, and a forfeit."""
+
+
+class KuhnPoker(KuhnPokerEnv):  # type: ignore[misc]  # TextArena publishes no types
+    """One hand, paid in chips."""
+
+    def __init__(self) -> None:
+        super().__init__(max_rounds=1)
+
+    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+        """Plays a move as TextArena does; pays chips where the hand is over."""
+        done, info = super().step(action)
+        if done:
+            state = self.state
+            forfeits = [seat for seat in (0, 1) if state.game_info[seat]["invalid_move"]]
+            if forfeits:
+                state.rewards = {seat: LOST if seat not in forfeits else -LOST for seat in (0, 1)}
+            else:
+                chips = state.game_state["player_chips"]
+                state.rewards = {seat: (chips[seat] - chips[1 - seat]) / 2 for seat in (0, 1)}
+        return done, info
+
+    def _set_round_winner(self, player_id: int, reason: str) -> None:
+        if "'[call]'" in self.state.logs[-1][1]:
+            # Both have put in a chip that TextArena does not count.
+            self.state.game_state["player_chips"][player_id] += 1
+            self.state.game_state["player_chips"][1 - player_id] -= 1
+        super()._set_round_winner(player_id, reason)

@@ -1,0 +1,69 @@
+"""TextArena's games by name: which there are, how many play, and what opening one needs.
+
+TextArena (https://github.com/LeonGuertler/TextArena) registers a game several times: with variants of its rules, and each
+variant with other wrappers around what players see (`-raw`, `-train`). It says nowhere in code how many
+players a game takes; a game refuses a wrong number when it is reset, or does not notice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pettingllms.envs.generators import private, seeded
+from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+
+INSTALL = "pip install 'pettingllms[textarena]'"
+DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng brown"
+"""Fetches the word lists of NLTK that TextArena's word games read."""
+
+
+class Variant(NamedTuple):
+    """A game of ours, in the form of TextArena's `EnvSpec`."""
+
+    entry_point: str
+    default_wrappers: Any
+    kwargs: Mapping[str, Any]
+
+
+def registry() -> Mapping[str, Any]:
+    """TextArena's table of games.
+
+    Raises:
+        ConfigError: TextArena is not installed.
+    """
+    try:
+        with private(seeded(0)):
+            import textarena  # noqa: F401 - registers its games
+            from textarena.envs.registration import ENV_REGISTRY
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"TextArena's games need the package {error.name!r}: {INSTALL}"
+        ) from error
+    found: Mapping[str, Any] = ENV_REGISTRY
+    return found
+
+
+def game_of(name: str) -> Any:
+    """Finds a game by its id: an `EnvSpec` of TextArena, or a variant of ours.
+
+    Raises:
+        UnknownNameError: there is none; the text names the nearest.
+        ConfigError: TextArena is not installed.
+    """
+    known = registry()
+    if name in known:
+        return known[name]
+    if name in VARIANTS:
+        entry_point, model = VARIANTS[name]
+        return Variant(entry_point, known[model].default_wrappers, {})
+    plain = [each for each in known if not each.endswith(("-raw", "-train"))]
+    raise UnknownNameError(
+        f"TextArena has no game {name!r}; {did_you_mean(name, [*plain, *VARIANTS])}"
+    )
+
+
+VARIANTS: Mapping[str, tuple[str, str]] = {
+    "KuhnPoker-v1": ("pettingllms.envs.kuhn_poker:KuhnPoker", "KuhnPoker-v0")
+}
+"""Id -> entry point, and TextArena's game whose wrappers it has. A game of TextArena's own with this id comes first."""

@@ -1,0 +1,198 @@
+"""Rollout shapes: how many completions a prompt gets, and from how many of them the task continues.
+
+| name | of each prompt | continues from |
+|---|---|---|
+| `tree` | K candidates | one |
+| `look_ahead` | K candidates | one; the others are played to the end to see what they lead to |
+| `episodes` | one, in K episodes side by side | it |
+| `fork_on_first` | K at the first decision, then one | all K |
+| `round_robin` | K at one decision, another agent's from task to task, else one | all K |
+| `full` | K candidates | all K |
+
+A shape of one's own is a subclass of `RolloutShape` that says in `plan` what happens at a decision,
+given as `--shape my_package.my_module:MyShape`.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+from pettingllms.errors import ConfigError
+from pettingllms.registry import Registry
+
+SHAPES = Registry(
+    "shape",
+    {
+        "tree": "pettingllms.rollout.shapes:Tree",
+        "look_ahead": "pettingllms.rollout.shapes:LookAheadTree",
+        "episodes": "pettingllms.rollout.shapes:Episodes",
+        "fork_on_first": "pettingllms.rollout.shapes:ForkOnFirst",
+        "round_robin": "pettingllms.rollout.shapes:RoundRobin",
+        "full": "pettingllms.rollout.shapes:Full",
+    },
+)
+MOST_LEAVES = 4096
+"""Episodes that `full` may make of one task."""
+
+
+class Move(NamedTuple):
+    """A decision that is about to be sampled."""
+
+    task: str
+    agent: str
+    depth: int
+    """Decisions taken before it in its episode."""
+    agents: int
+    """Agents of the environment."""
+
+
+class Plan(NamedTuple):
+    """What happens at a decision."""
+
+    draw: int = 1
+    """Candidates to sample."""
+    forks: bool = False
+    """Whether the task continues from all of them, instead of from one."""
+    probes: bool = False
+    """Whether the others are played to the end with single completions, to be compared."""
+
+
+@dataclass(frozen=True)
+class RolloutShape:
+    """Amount of sampling for a task. This one: parallel episodes without alternatives.
+
+    Only decisions of policies that learn are planned; all others get one completion.
+    """
+
+    episodes: int = 1
+    """Episodes of each task, side by side."""
+    first: int = 0
+    """Index of the first of them. What an episode draws follows from its index."""
+    width: int = 1
+    """K: candidates of a prompt that gets several."""
+    branch: str = "best"
+    """The candidate to continue from: best (ties at random), sample or first."""
+
+    @classmethod
+    def of(cls, width: int, branch: str) -> Self:
+        """The shape for K = `width`."""
+        return cls(width=width, branch=branch)
+
+    def plan(self, move: Move) -> Plan:
+        """Says what happens at a decision of a policy that learns; a pure function of `move`."""
+        del move
+        return Plan()
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """Completions for one task whose episodes have `count` decisions, all of them planned.
+
+        Args:
+            count: decisions of an episode.
+            probes: count also what is sampled only to look ahead.
+        """
+        del probes
+        return count * self.episodes
+
+    def check(self, env: Any) -> None:
+        """Refuses an environment that this shape cannot be played on.
+
+        Raises:
+            ConfigError: it would take too many episodes.
+        """
+        del env
+
+
+class Episodes(RolloutShape):
+    """K episodes of a task, side by side."""
+
+    @classmethod
+    def of(cls, width: int, branch: str) -> Self:
+        """K is the number of episodes."""
+        return cls(episodes=width, branch=branch)
+
+
+class Tree(RolloutShape):
+    """K candidates of every prompt, of which one is continued from (AT-GRPO)."""
+
+    def plan(self, move: Move) -> Plan:
+        """K candidates."""
+        del move
+        return Plan(self.width)
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """K each."""
+        del probes
+        return count * self.width
+
+
+class LookAheadTree(Tree):
+    """A tree in which each other candidate is played to the end, with single completions."""
+
+    def plan(self, move: Move) -> Plan:
+        """K candidates, K - 1 probes."""
+        del move
+        return Plan(self.width, probes=True)
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """K each, and the rest of the episode for K - 1 of them."""
+        ahead = (self.width - 1) * count * (count - 1) // 2
+        return count * self.width + ahead * probes
+
+
+class ForkOnFirst(RolloutShape):
+    """Episodes that share their first prompt: K candidates of it are all continued from."""
+
+    def plan(self, move: Move) -> Plan:
+        """Forks at the first decision."""
+        return Plan(self.width, forks=True) if move.depth == 0 else Plan()
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """As many as K episodes have."""
+        del probes
+        return count * self.width
+
+
+class RoundRobin(RolloutShape):
+    """Episodes that part at one decision of the first round, at another agent's in each task."""
+
+    def plan(self, move: Move) -> Plan:
+        """Forks at the task's own place."""
+        at = random.Random(f"{move.task} forks").randrange(max(1, move.agents))
+        return Plan(self.width, forks=True) if move.depth == at else Plan()
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """The most: where the first decision forks."""
+        del probes
+        return count * self.width
+
+
+class Full(Tree):
+    """Every candidate of every prompt is continued from: K to the power of the decisions."""
+
+    def plan(self, move: Move) -> Plan:
+        """Forks everywhere."""
+        del move
+        return Plan(self.width, forks=True)
+
+    def completions(self, count: int, *, probes: bool = True) -> int:
+        """K + K^2 + ... + K^count."""
+        del probes
+        return int(sum(self.width**depth for depth in range(1, count + 1)))
+
+    def check(self, env: Any) -> None:
+        """Refuses long episodes.
+
+        Raises:
+            ConfigError: the longest episode would make more than `MOST_LEAVES` of a task, or the
+                environment does not say how long one can be.
+        """
+        turns = getattr(env.unwrapped, "max_turns", None)
+        count = None if turns is None else turns * len(env.possible_agents)
+        if count is None or self.width**count > MOST_LEAVES:
+            shown = "unknown" if count is None else f"{self.width}^{count}"
+            raise ConfigError(
+                f"shape full continues from every candidate: {shown} episodes of a task, and "
+                f"{MOST_LEAVES:,} are the most; lower num_generations or the environment's max_turns"
+            )

@@ -1,0 +1,302 @@
+"""One request to an OpenAI-compatible server, and everything that its answer may be instead of one.
+
+The answer is read here and not by the client's models: bounded in size and time, and only what is
+needed of it, so that a server may leave out what it likes. The key is in the header alone: what a
+server says is written and shown without it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from urllib.parse import urlsplit
+
+from pettingllms.errors import ConfigError
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.replies import ApiReply, Cost
+
+if TYPE_CHECKING:
+    import openai
+
+NO_KEY = "none"
+"""Sent where no key is given: local servers take any."""
+MOST_BYTES = 1 << 24
+"""Of an answer."""
+FIXED = ("model", "messages", "stream", "n")
+"""Fields of a request that are set here alone."""
+_MAY_PASS = (408, 409, 425, 429)
+_SHOWN = 200
+_SECRET = 4
+"""Characters of a key from which on it is one, and not a word."""
+_SEEDS = 1 << 31
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """The address of a server, and how it is asked.
+
+    Raises:
+        ConfigError: an address that is none, a number out of range, or a field that is set here.
+    """
+
+    base: str
+    """Address as OpenAI's clients take it, such as http://127.0.0.1:8000/v1."""
+    key: str | None = field(default=None, repr=False)
+    concurrency: int = 16
+    """Requests at the same time."""
+    timeout: float = 120.0
+    """Seconds for an answer."""
+    args: dict[str, Any] = field(default_factory=dict)
+    """More fields of the body of a request; None leaves one out."""
+
+    def __post_init__(self) -> None:
+        check_address(self.base)
+        for name in self.args:
+            if name in FIXED:
+                raise ConfigError(f"api_args.{name} cannot be set; {', '.join(FIXED)} are set here")
+
+
+class Answer(NamedTuple):
+    """An answer that could be read."""
+
+    reply: ApiReply
+    cost: Cost | None
+    """None where the server does not say."""
+    model: str
+    """The name that the server gives the model."""
+
+
+class Trouble(Exception):
+    """No usable answer; another attempt may bring one.
+
+    Args:
+        text: what happened.
+        sent: whether the server may have computed a reply.
+        cost: of that reply, as the server says.
+        retry_after: seconds that the server asks to wait.
+    """
+
+    def __init__(
+        self, text: str, *, sent: bool = False, cost: Cost | None = None, retry_after: float = 0.0
+    ) -> None:
+        super().__init__(text)
+        self.sent, self.cost, self.retry_after = sent, cost, retry_after
+
+
+class Refused(Exception):
+    """The server will answer in the same way the next time."""
+
+
+def check_address(base: str) -> None:
+    """Refuses what is no address, and one with a secret in it, which files would then hold.
+
+    Raises:
+        ConfigError: says what an address looks like.
+    """
+    try:
+        parts = urlsplit(base)
+        whole = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+    except ValueError:
+        whole = None
+    if not whole:
+        raise ConfigError(
+            f"api_base must be an address like http://127.0.0.1:8000/v1, got {base!r}"
+        )
+    if parts.username or parts.password or parts.query or parts.fragment:
+        raise ConfigError(
+            f"api_base must be a plain address, without a user or a query, got one for "
+            f"{parts.hostname}; write the key into a file and give --api-key-file FILE"
+        )
+
+
+def read_key(path: str) -> str:
+    """The key in a file.
+
+    Raises:
+        ConfigError: the file cannot be read, or holds something else; never quotes it.
+    """
+    try:
+        key = Path(path).read_text(encoding="utf-8").strip()
+    except OSError as error:
+        raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError:
+        key = ""
+    if not key or not key.isascii() or not key.isprintable() or set(key) & set(" \"'\\"):
+        raise ConfigError(
+            f"api_key_file {path} must hold one key on one line, and nothing else; it has "
+            f"{len(key.split())} words"
+        )
+    return key
+
+
+class ApiCall:
+    """Asks a server for single completions; several threads may use it.
+
+    Args:
+        settings: the address, the key, and the bounds.
+
+    Raises:
+        ConfigError: the `openai` client is not installed.
+    """
+
+    def __init__(self, settings: ApiSettings) -> None:
+        try:
+            import openai
+        except ModuleNotFoundError as error:
+            raise ConfigError(
+                "policies api:MODEL need the openai client: pip install 'pettingllms[api]'"
+            ) from error
+        self._settings = settings
+        self._client = openai.OpenAI(
+            base_url=settings.base,
+            api_key=settings.key or NO_KEY,
+            timeout=settings.timeout,
+            max_retries=0,  # `ApiPartners` repeats requests, and knows what they cost
+        )
+
+    def __call__(self, model: str, prompt: str, seed: int, params: SamplingParams) -> Answer:
+        """The completion of one prompt.
+
+        Raises:
+            Trouble: there is none; another attempt may bring one.
+            Refused: there will be none.
+        """
+        import httpx2
+        import openai
+
+        try:
+            return self._read(self._post(_body(model, prompt, seed, params, self._settings.args)))
+        except openai.APIStatusError as error:
+            raise self._status(error) from None
+        except openai.APITimeoutError:
+            raise self._late() from None
+        except openai.APIConnectionError as error:
+            cause = error.__cause__ or error
+            sent = not isinstance(cause, httpx2.ConnectError)
+            raise Trouble(self._told("no answer", cause), sent=sent) from None
+        except httpx2.TimeoutException:
+            raise self._late() from None
+        except (httpx2.HTTPError, httpx2.StreamError) as error:
+            raise Trouble(self._told("the answer was cut off", error), sent=True) from None
+
+    def close(self) -> None:
+        """Closes the connections."""
+        self._client.close()
+
+    def _post(self, body: dict[str, Any]) -> bytes:
+        """The body of the answer, bounded in size and time."""
+        until, data = time.monotonic() + self._settings.timeout, bytearray()
+        create = self._client.chat.completions.with_streaming_response.create
+        asked = {name: body.pop(name) for name in ("model", "messages")}
+        with create(**asked, extra_body=body) as answer:
+            for chunk in answer.iter_bytes():
+                data += chunk
+                if len(data) > MOST_BYTES:
+                    raise Trouble(f"the answer has more than {MOST_BYTES} bytes", sent=True)
+                if time.monotonic() > until:  # the client's own limit is for each read
+                    raise self._late()
+        return bytes(data)
+
+    def _read(self, data: bytes) -> Answer:
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError):
+            raise self._nonsense(data.decode("utf-8", "replace"), None) from None
+        if not isinstance(found, dict):
+            raise self._nonsense(found, None)
+        cost = _cost(found.get("usage"))
+        choices = found.get("choices")
+        first = choices[0] if isinstance(choices, list) and choices else None
+        message = first.get("message") if isinstance(first, dict) else None
+        if not isinstance(first, dict) or not isinstance(message, dict):
+            raise self._nonsense(found, cost)
+        text, truncated = message.get("content"), first.get("finish_reason") == "length"
+        if text is None and isinstance(message.get("refusal"), str):
+            text = message["refusal"]
+        if text is None and truncated:
+            text = ""  # all of its tokens went into thoughts that the server keeps
+        if not isinstance(text, str):
+            raise self._nonsense(found, cost)
+        return Answer(
+            ApiReply(self._clean(text), truncated),
+            cost,
+            self._clean(str(found.get("model")))[:_SHOWN],
+        )
+
+    # ---------------------------------------------------------------------------------- errors
+
+    def _status(self, error: openai.APIStatusError) -> Exception:
+        status, text = error.status_code, self._told(f"HTTP {error.status_code}", _message(error))
+        if status in _MAY_PASS or status >= 500:
+            return Trouble(text, retry_after=_retry_after(error.response.headers))
+        hint = {
+            401: "; give a file with the right key: --api-key-file FILE",
+            403: "; give a file with the right key: --api-key-file FILE",
+            404: "; is the address right (it often ends in /v1), and the model's name?",
+        }
+        return Refused(text + hint.get(status, ""))
+
+    def _late(self) -> Trouble:
+        return Trouble(f"no answer within {self._settings.timeout:g} s", sent=True)
+
+    def _nonsense(self, found: Any, cost: Cost | None) -> Trouble:
+        what = found if isinstance(found, str) else json.dumps(found)
+        return Trouble(self._told("HTTP 200, but no completion", what), sent=True, cost=cost)
+
+    def _told(self, what: str, more: object) -> str:
+        """One line, without the key."""
+        words = " ".join(self._clean(str(more)).split())[:_SHOWN]
+        return f"{what} ({words})" if words else what
+
+    def _clean(self, text: str) -> str:
+        key = self._settings.key
+        return text.replace(key, "[key]") if key and len(key) >= _SECRET else text
+
+
+def _body(
+    model: str, prompt: str, seed: int, params: SamplingParams, args: dict[str, Any]
+) -> dict[str, Any]:
+    """The body of a request; a field that changes nothing is left out, since not all servers know it."""
+    body: dict[str, Any] = {
+        "max_tokens": params.max_new_tokens,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_p": None if params.greedy or params.top_p == 1.0 else params.top_p,
+        # Some servers take 32 bits only.
+        "seed": None if params.greedy else seed % _SEEDS,
+    }
+    given = {name: value for name, value in (body | args).items() if value is not None}
+    return given | {"model": model, "messages": [{"role": "user", "content": prompt}]}
+
+
+def _cost(usage: Any) -> Cost | None:
+    if not isinstance(usage, dict):
+        return None
+    counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    if not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
+        return None
+    return Cost(*counts)
+
+
+def _message(error: openai.APIStatusError) -> str:
+    """What the server says, which is often `{"error": {"message": ...}}`."""
+    body = error.body
+    found = body.get("message") if isinstance(body, dict) else None
+    return str(found if found is not None else body or "")
+
+
+def _retry_after(headers: Any) -> float:
+    """Seconds that the server asks to wait; 0 where it does not say."""
+    value = str(headers.get("retry-after", "")).strip()
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - time.time()
+        except (ValueError, OverflowError):
+            return 0.0
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

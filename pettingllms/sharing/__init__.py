@@ -1,0 +1,148 @@
+"""Hands on what a run has trained: its adapters, and a card made from what was measured.
+
+    DIR, or a repository of the hub
+        README.md                     the card
+        curves.png                    success and reward, step by step
+        POLICY/adapter_config.json    an adapter as PEFT saves it, for each policy
+               adapter_model.safetensors
+
+Settings are on the card, for people. They are no file that a program would follow: whoever evaluates
+shared adapters says the environment, the model and the policies, as the card's command does. What is
+about this machine and no other (paths, addresses, keys) is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.policies.sources import HUB
+from pettingllms.policies.weights import CONFIG_FILE, WEIGHTS_FILE, read_config, write_directory
+from pettingllms.rollout.files import SUMMARY
+from pettingllms.runs import read_config as read_settings
+from pettingllms.sharing.card import CURVES, SharedRun, card_of
+from pettingllms.sharing.hub import check_target, upload
+from pettingllms.trainers.config import ATGRPOConfig
+
+CARD = "README.md"
+
+
+def share(run: Path, to: str, *, private: bool = False) -> str:
+    """Writes a run's adapters and their card to a folder or to the hub; returns where they are.
+
+    Args:
+        run: the folder of a finished run.
+        to: `hub:NAME`, or a folder, which must be new, empty, or hold what was shared before.
+        private: whether a repository that is created is private.
+
+    Raises:
+        RunFolderError: no finished run, or a folder that cannot be written.
+        ConfigError: full models, a folder with other files, or the hub does not take them.
+    """
+    shared = read_run(run)
+    if not to.startswith(HUB):
+        folder = Path(to).expanduser()
+        _check_folder(folder)
+        write_shared(shared, folder, to)
+        return str(folder)
+    name = to.removeprefix(HUB)
+    check_target(name)
+    staged = run / ".shared.upload"
+    try:
+        write_shared(shared, staged, to)
+        return upload(staged, name, private=private)
+    finally:
+        shutil.rmtree(staged, ignore_errors=True)
+
+
+def read_run(run: Path) -> SharedRun:
+    """What is shared of a run.
+
+    Raises:
+        RunFolderError: no run, or one that has not finished.
+        ConfigError: its policies are full models.
+    """
+    config = read_settings(run)
+    check_shareable(config)
+    path = run / SUMMARY
+    if not path.is_file():
+        raise RunFolderError(
+            f"the run {run} has not finished, so that there is nothing measured to share: it has no "
+            f"{SUMMARY}; continue it with pettingllms-train --resume {run}"
+        )
+    try:
+        summary = json.loads(path.read_text(encoding="utf-8"))
+        roles = list(summary["after"][0]["roles"])
+        table = (run / "summary.md").read_text(encoding="utf-8")
+    except (OSError, ValueError, LookupError, TypeError) as error:
+        raise RunFolderError(f"{path} is damaged: {error}; restore it") from error
+    adapters = sorted(each.parent for each in (run / "adapters").glob(f"*/{CONFIG_FILE}"))
+    return SharedRun(run, config, roles, table, adapters)
+
+
+def check_shareable(config: ATGRPOConfig) -> None:
+    """Refuses full models.
+
+    Raises:
+        ConfigError: the policies of the run are no adapters.
+    """
+    if config.full:
+        raise ConfigError(
+            "adapters are shared, and the policies of this run are full models; upload the folder "
+            "of each with `hf upload NAME FOLDER`"
+        )
+
+
+def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
+    """Writes the folder that is shared, as a whole.
+
+    Raises:
+        RunFolderError: it cannot be written.
+    """
+
+    def fill(fresh: Path) -> None:
+        for adapter in shared.adapters:
+            _copy_adapter(adapter, fresh / adapter.name, shared.base)
+        curves = shared.run / CURVES
+        if curves.is_file():
+            shutil.copyfile(curves, fresh / CURVES)
+        (fresh / CARD).write_text(card_of(shared, to), encoding="utf-8")
+
+    try:
+        write_directory(folder, fill)
+    except OSError as error:
+        raise RunFolderError(
+            f"{folder} cannot be written: {error.strerror}; free space, fix permissions, or choose "
+            "another --to"
+        ) from error
+
+
+def _copy_adapter(adapter: Path, target: Path, base: str) -> None:
+    """Copies an adapter under the public name of its base, which may have been a path here."""
+    read_config(adapter)
+    values = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
+    values["base_model_name_or_path"] = base
+    target.mkdir()
+    text = json.dumps(values, indent=2, sort_keys=True) + "\n"
+    (target / CONFIG_FILE).write_text(text, encoding="utf-8")
+    shutil.copyfile(adapter / WEIGHTS_FILE, target / WEIGHTS_FILE)
+
+
+def _check_folder(folder: Path) -> None:
+    """Refuses a folder that would lose what it holds.
+
+    Raises:
+        ConfigError: it holds files that were not shared, or is a file.
+    """
+    if folder.is_file():
+        raise ConfigError(f"--to {folder} is a file; give a folder, or hub:NAME")
+    inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
+    adapters = {name for name in inside if (folder / name / CONFIG_FILE).is_file()}
+    others = sorted(inside - adapters - {CARD, CURVES})
+    if others or (inside and CARD not in inside):
+        raise ConfigError(
+            f"--to {folder} holds other files ({(others or sorted(inside))[0]}), which would be "
+            "lost; choose a new folder"
+        )

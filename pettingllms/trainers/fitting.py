@@ -1,0 +1,54 @@
+"""Whether a method, an environment and a team fit together, before a model is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pettingllms.errors import ConfigError
+from pettingllms.policies.roles import trained_policies
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.trainers.casts.base import Cast
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.play import check_shards
+from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards.base import RewardTransform
+
+Parts = Mapping[str, Any]
+"""Setting -> a class or an instance: `estimator`, `reward_transform`, `cast`."""
+
+
+def check_method(
+    config: ResolvedConfig, env: AnyEnv, players: Mapping[str, str], parts: Parts
+) -> None:
+    """Makes every part of the method once, to refuse one that does not fit before a model is loaded.
+
+    Raises:
+        ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
+            estimator cannot compare or that the environment is too long for, an environment that
+            lacks what the estimator needs, a cast for other teams, turns that no episode has,
+            workers without shards.
+    """
+    check_shards(config)
+    _check_turns(config, env)
+    estimator_of(config, parts.get("estimator"), env).shape().check(env)
+    plugin_of(RewardTransform, config, parts.get("reward_transform"))
+    trained = trained_policies(config.train_roles, players)
+    plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
+
+
+def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
+    """Refuses turns that no episode has, on which nothing would be trained without a word.
+
+    Raises:
+        ConfigError: a turn of `train_turns` is not below the environment's limit.
+    """
+    limit = getattr(env.unwrapped, "max_turns", None)
+    if limit is None:
+        return
+    if beyond := sorted(turn for turn in config.turns or () if turn >= limit):
+        raise ConfigError(
+            f"train_turns: {config.env} has turns 0 to {limit - 1}, got {beyond[0]}; raise its "
+            "limit with --env-args.max_turns"
+        )

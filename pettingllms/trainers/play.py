@@ -1,0 +1,97 @@
+"""Playing some tasks of a step: a function of settings, step, tasks and weights, of nothing else.
+
+Every decision draws from numbers of its own, which follow from (seed, step, task, episode, depth).
+What remains is rounding: episodes that share batches round alike, so a step's tasks are divided
+into shards of `tasks_per_shard`, and no batch has episodes of two shards. Which process plays a
+shard, beside which others and after which failures, therefore changes no bit of its record; the
+size of the shards may change the last digits of log-probabilities, and is part of the results.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from pettingllms.errors import ConfigError
+from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.room import longest_prompt
+from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.base import Sampler
+from pettingllms.trainers.casts.base import Casting
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.metrics import Clock
+from pettingllms.types import Task
+
+
+@dataclass(frozen=True)
+class Player:
+    """What playing needs beside a step and its tasks.
+
+    Args:
+        config: resolved settings.
+        env: a template, copied for every episode.
+        sampler: the policies, with the weights that the step is played with.
+        shape: what the estimator needs of each task.
+    """
+
+    config: ResolvedConfig
+    env: AnyEnv
+    sampler: Sampler
+    shape: RolloutShape
+
+    def play(
+        self, step: int, tasks: Sequence[Task], casting: Casting, clock: Clock
+    ) -> list[Trajectory]:
+        """Rolls out whole shards of a step; `pettingllms.rollout.engine` has the loop.
+
+        Args:
+            step: of training.
+            tasks: the shards'.
+            casting: who plays, and whose prompts get as many completions as `shape` says.
+            clock: takes the seconds of sampling and scoring.
+
+        Raises:
+            NonFiniteError: the environment paid a reward that is not finite.
+            SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
+            ConfigError: the context has no room for any prompt.
+        """
+        config, length = self.config, self.config.max_completion_length
+        shard = config.tasks_per_shard
+        with ThreadPoolExecutor(config.scoring_threads) as pool:
+            return RolloutEngine(
+                self.env,
+                self.sampler,
+                pool,
+                shape=self.shape,
+                settings={"temperature": config.temperature, "max_new_tokens": length},
+                seed=(config.seed, step),
+                policies=casting.players,
+                wide=casting.learners,
+                cohort=None if shard is None else shard * self.shape.episodes,
+                longest=longest_prompt(self.sampler, length),
+                timed=clock.time,
+            ).run(tasks)
+
+
+def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]]:
+    """Divides the tasks of a step into those that share batches, in order."""
+    size = config.tasks_per_shard or max(1, len(tasks))
+    return [tasks[start : start + size] for start in range(0, len(tasks), size)]
+
+
+def check_shards(config: ResolvedConfig) -> None:
+    """Refuses workers that would wait for one of them.
+
+    Raises:
+        ConfigError: several workers, and no shards to divide a step's tasks into.
+    """
+    if config.workers > 1 and config.tasks_per_shard is None:
+        size = max(1, config.tasks_per_step // (2 * config.workers))
+        raise ConfigError(
+            f"workers {config.workers}: a step's {config.tasks_per_step} tasks share batches, so one "
+            f"worker would play them all; give --tasks-per-shard {size}, also to the runs that are "
+            "compared with this one, because it is part of the results"
+        )

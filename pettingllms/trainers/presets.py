@@ -1,0 +1,62 @@
+"""The values of settings that follow from the model and the environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from pettingllms.envs.aec import creator_of
+from pettingllms.errors import ConfigError, did_you_mean
+
+if TYPE_CHECKING:
+    from pettingllms.trainers.config import ATGRPOConfig
+
+EMBEDDED: dict[str, Any] = {
+    "learning_rate": 5e-3,
+    "num_generations": 8,
+    "tasks_per_step": 16,
+    "max_steps": 100,
+    "warmup_steps": 0,
+    "max_completion_length": 96,
+    "tokens_per_batch": 4096,
+    "gradient_checkpointing": False,
+    "eval_steps": 20,
+    "eval_tasks": 100,
+    "save_steps": 10,
+    "scoring_threads": 4,
+}
+LARGE: dict[str, Any] = {
+    "learning_rate": 1e-4,
+    "num_generations": 8,
+    "tasks_per_step": 32,
+    "max_steps": 200,
+    "warmup_steps": 10,
+    "max_completion_length": 2048,
+    "tokens_per_batch": 16_384,
+    "gradient_checkpointing": True,
+    "eval_steps": 10,
+    "eval_tasks": 100,
+    "save_steps": 10,
+    "scoring_threads": 16,
+}
+LARGE_FULL = {"learning_rate": 5e-6}
+TOKEN_STEPS = 1000
+"""`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
+
+
+def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+    """The values of all settings that follow from the model and the environment."""
+    if config.embedded:
+        maker = creator_of(config.env) if env is None else env
+        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
+        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
+        for name in own:
+            if name not in EMBEDDED:
+                hint = did_you_mean(name, EMBEDDED)
+                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
+        defaults = EMBEDDED | dict(own)
+        if config.full:
+            defaults["learning_rate"] /= 10
+    else:
+        defaults = LARGE | (LARGE_FULL if config.full else {})
+    return defaults if config.max_tokens is None else defaults | {"max_steps": TOKEN_STEPS}

@@ -1,0 +1,61 @@
+"""Actors without a model, for tests of what happens when actors die; nothing here imports Ray or torch."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+from pettingllms.errors import ConfigError, SandboxUnavailable
+
+
+class Hand:
+    """Does jobs on numbers, and whatever a file in its folder says happens to it first."""
+
+    def __init__(self, folder: str, ready: str = "") -> None:
+        self._folder, self._ready = Path(folder), ready
+
+    def ready(self) -> None:
+        if self._ready:
+            raise ConfigError(self._ready)
+
+    def square(self, number: int) -> int:
+        self._suffer(f"square-{number}")
+        return number * number
+
+    def refuse(self) -> None:
+        raise ConfigError("this job cannot be done")
+
+    def process(self) -> int:
+        return os.getpid()
+
+    def _suffer(self, job: str) -> None:
+        """Dies, hangs or fails as often as there are files for the job, one of which it removes."""
+        fates = sorted(self._folder.glob(f"{job}-*"))
+        if fates:
+            fate = fates[0].name.rpartition("-")[2]
+            fates[0].unlink()
+            if fate == "fail":
+                raise SandboxUnavailable("the sandbox is gone")
+            os.kill(os.getpid(), signal.SIGKILL if fate == "kill" else signal.SIGSTOP)
+
+
+class Sum(Hand):
+    """A state that jobs change: the sum of what was added."""
+
+    total = 0
+
+    def load(self, state: int) -> None:
+        self.total = state
+
+    def add(self, number: int) -> int:
+        self.total += number
+        self._suffer(f"add-{number}")
+        return self.total
+
+    def spoil(self) -> None:
+        self.total = -1
+        raise ConfigError("half of it is done")
+
+    def state(self) -> int:
+        return self.total

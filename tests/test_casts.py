@@ -1,0 +1,289 @@
+"""Casts, reward transforms and policies of agents: who plays, who learns, and what of."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pettingllms as pl
+from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.session import plan_run
+from pettingllms.trainer import ATGRPOTrainer
+from pettingllms.trainers.callbacks import Callback
+from pettingllms.trainers.casts.base import Cast, Casting
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards.base import RewardTransform, repaid
+from pettingllms.types import Task
+from tests import letters_env
+from tests.test_estimators_golden import decision
+
+torch.set_num_threads(1)
+GOLDEN = Path(__file__).parent / "golden"
+SMALL: dict[str, Any] = {
+    "policies": "per-role",
+    "num_generations": 2,
+    "tasks_per_step": 2,
+    "max_completion_length": 8,
+    "eval_tasks": 2,
+    "eval_steps": 0,
+    "save_steps": 1,
+    "scoring_threads": 1,
+}
+
+
+def cases(name: str) -> dict[str, Any]:
+    table = json.loads((GOLDEN / f"{name}.json").read_text())
+    return {case["name"]: case for case in table["cases"]}
+
+
+def cast(name: str, **settings: Any) -> Cast:
+    return plugin_of(Cast, resolve(ATGRPOConfig(cast=name, **settings)))
+
+
+def test_swapped_policies_play_the_roles_of_the_table() -> None:
+    case = cases("cory")["who plays which role (every=5)"]
+    players = {"pioneer": "a", "observer": "b"}
+    found = [cast("swap").at(step, players, ("a", "b")) for step in case["inputs"]["steps"]]
+    assert [dict(each.players) for each in found] == case["expected"]["cast"]
+    assert {each.learners for each in found} == {("a", "b")}
+
+
+def test_alternating_policies_learn_in_the_steps_of_the_table() -> None:
+    case = cases("marft")["who is trained in step s (agent_iteration_interval)"]
+    trained = tuple("abc"[: case["inputs"]["agents"]])
+    for every, expected in case["expected"].items():
+        steps = int(every.partition("=")[2])
+        made = cast("alternate", cast_args={"steps": steps}) if steps else cast("all")
+        found = [made.at(n, {}, trained).learners for n in case["inputs"]["steps"]]
+        assert [["abc".index(policy) for policy in each] for each in found] == expected
+
+
+def test_a_policys_updates_are_those_of_the_steps_in_which_it_learns() -> None:
+    made = cast("alternate", max_steps=5, num_iterations=3)
+    team: tuple[dict[str, str], tuple[str, ...]] = {}, ("a", "b")
+    assert [made.updates(name, *team) for name in "ab"] == [9, 6]
+
+
+def test_an_agent_is_paid_what_its_round_earned() -> None:
+    case = cases("cory")["rewards"]
+    for paid, both in zip(
+        case["inputs"]["(pioneer, observer)"], case["expected"]["both"], strict=True
+    ):
+        groups = [decision(r, agent=f"p_{n}", parent=n) for n, r in enumerate(paid)]
+        played = Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=False)
+        made = plugin_of(RewardTransform, resolve(ATGRPOConfig(reward_transform="shared")))
+        (found,) = made([played])
+        assert [g.chosen.reward for g in found.groups] == [both, both]
+        assert [g.episode_return for g in found.groups] == [both, both]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cast": "alternate", "cast_args": {"steps": 0}}, "steps must be a whole number from 1"),
+        ({"cast": "alternate", "cast_args": {"steps": 1.5}}, "steps must be a whole number from 1"),
+        (
+            {"cast": "alternate", "cast_args": {"step": 1}},
+            "no argument 'step'; did you mean 'steps'",
+        ),
+        ({"cast": "all", "cast_args": {"steps": 1}}, "it takes none"),
+        ({"cast": "swap", "policies": "shared"}, r"two trained policies, got 1 \(shared\)"),
+        ({"cast": "swap", "train_roles": "coder"}, "two trained policies, got 1"),
+        ({"reward_transform": "shared", "reward_transform_args": {"x": 1}}, "it takes none"),
+        ({"cast": "tests.letters_env:raw_env"}, "must be a subclass of Cast"),
+    ],
+)
+def test_a_part_that_does_not_fit_is_refused_before_a_model_is_loaded(
+    settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_run(ATGRPOConfig(env="coding", **settings))
+
+
+@pytest.mark.parametrize(
+    ("field", "name", "nearest"),
+    [("cast", "alternating", "alternate"), ("reward_transform", "share", "shared")],
+)
+def test_an_unknown_part_is_refused_with_the_nearest_name(
+    field: str, name: str, nearest: str
+) -> None:
+    given: dict[str, Any] = {field: name}
+    with pytest.raises(UnknownNameError, match=f"did you mean '{nearest}'"):
+        ATGRPOConfig(**given)
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    lines = (folder / "trajectories.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def weights(folder: Path) -> dict[str, bytes]:
+    found = sorted(folder.glob("adapters/*/adapter_model.safetensors"))
+    return {path.parent.name: path.read_bytes() for path in found}
+
+
+def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_path: Path) -> None:
+    seen: list[dict[str, bytes]] = []
+
+    class Look(Callback):
+        def on_save(self, trainer: Any, _place: Path) -> None:
+            seen.append(weights(tmp_path / "run"))
+
+    pl.train(
+        env=letters_env.env,
+        cast="alternate",
+        max_steps=3,
+        output_dir=tmp_path / "run",
+        callbacks=[Look()],
+        **SMALL | {"num_generations": 4, "tasks_per_step": 4},
+    )
+    for row in rows(tmp_path / "run"):
+        learns = "writer" if row["step"] % 2 else "reader"
+        for each in row["decisions"]:
+            assert len(each["candidates"]) == (4 if each["role"] == learns else 1)
+    first, second, third = seen
+    assert first["reader"] == second["reader"] or first["writer"] == second["writer"]
+    assert first["writer"] == second["writer"]
+    assert second["reader"] == third["reader"]
+    assert second["writer"] != third["writer"]
+
+
+def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> None:
+    settings = {**SMALL, "cast": "swap", "cast_args": {"steps": 1}, "estimator": "agent"}
+    whole = pl.train(
+        env="tests.letters_env:env", max_steps=3, output_dir=tmp_path / "a", **settings
+    )
+    from pettingllms.session import train
+
+    config = ATGRPOConfig(
+        env="tests.letters_env:env", max_steps=3, output_dir=str(tmp_path / "b"), **settings
+    )
+    steps = iter([False, False, True])
+    train(config, stop=lambda: next(steps, True))
+    done = train(resume=tmp_path / "b")
+    assert done.finished
+    assert weights(whole.folder) == weights(done.folder)
+    for row in rows(done.folder):
+        for each in row["decisions"]:
+            other = {"writer": "reader", "reader": "writer"}[each["role"]]
+            assert each["policy"] == (each["role"] if row["step"] % 2 else other)
+
+
+class Doubled(RewardTransform):
+    """Doubles rewards, and counts its steps."""
+
+    def __init__(self, config: Any, *, by: float = 2.0) -> None:
+        super().__init__(config)
+        self.by, self.steps = by, 0
+
+    def __call__(self, trajectories: Any) -> list[Trajectory]:
+        self.steps += 1
+        return [repaid(each, lambda _, c: self.by * c.reward) for each in trajectories]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: Any) -> None:
+        self.steps = state.get("steps", 0)
+
+
+def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: Path) -> None:
+    pl.train(
+        env=letters_env.env,
+        reward_transform=Doubled,
+        reward_transform_args={"by": 3.0},
+        scale_rewards="none",
+        max_steps=1,
+        output_dir=tmp_path / "run",
+        **SMALL,
+    )
+    found = 0
+    for row in rows(tmp_path / "run"):
+        for each in row["decisions"]:
+            candidates = each["candidates"]
+            mean = sum(c["reward"] for c in candidates) / len(candidates)
+            for c in candidates:
+                assert c["reward"] == pytest.approx(c["team_reward"] + c["local_reward"])
+                assert c.get("credited", 0.0) == pytest.approx(3 * c["reward"])
+                assert c["advantage"] == pytest.approx(3 * (c["reward"] - mean), abs=1e-5)
+                found += c["reward"] != mean
+    assert found
+
+
+def test_the_state_of_a_transform_is_resumed(tmp_path: Path) -> None:
+    trainer = ATGRPOTrainer(
+        env=letters_env.env,
+        reward_transform=Doubled,
+        args=ATGRPOConfig(max_steps=2, output_dir=str(tmp_path / "run"), **SMALL),
+    )
+    trainer.train()
+    (newest,) = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1:]
+    kept = torch.load(newest / "plugins.pt", weights_only=True)
+    assert kept == {"reward_transform": {"steps": 2}}
+
+
+class Resting(Cast):
+    """Nobody but the reader learns in the first step."""
+
+    def at(self, step: int, players: Any, trained: Any) -> Casting:
+        return Casting(players, ("reader",) if step == 0 else tuple(trained))
+
+
+def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
+    trainer = ATGRPOTrainer(
+        env=letters_env.env,
+        cast=Resting,
+        args=ATGRPOConfig(max_steps=1, output_dir=str(tmp_path / "run"), **SMALL),
+    )
+    before = {name: trainer.policies.state(name) for name in ("writer", "reader")}
+    trainer.train()
+    after = {name: trainer.policies.state(name) for name in ("writer", "reader")}
+    changed = {
+        name: any(not torch.equal(before[name][t], after[name][t]) for t in before[name])
+        for name in before
+    }
+    assert changed == {"writer": False, "reader": True}
+
+
+# ------------------------------------------------------------------------------ policies of agents
+
+
+def test_agents_of_one_role_play_and_learn_with_policies_of_their_own(tmp_path: Path) -> None:
+    settings = {**SMALL, "policies": "reasoner_0=a,reasoner_1=b,tool=t"}
+    summary = pl.train(
+        env="math",
+        env_args={"reasoners": 2, "max_turns": 1},
+        max_steps=1,
+        output_dir=tmp_path / "run",
+        **{**settings, "max_completion_length": 40},
+    )
+    players = {
+        each["agent"]: each["policy"] for row in rows(summary.folder) for each in row["decisions"]
+    }
+    assert players["reasoner_0"] == "a"
+    assert players["reasoner_1"] == "b"
+    assert set(weights(summary.folder)) == {"a", "b", "t"}
+    assert summary.after
+
+
+def test_an_agent_without_a_policy_of_its_own_has_that_of_its_role() -> None:
+    from pettingllms.policies.roles import parse_policies
+
+    agents = ["tool_0", "reasoner_0", "reasoner_1"]
+    roles = ["tool", "reasoner"]
+    assert parse_policies("tool=t,reasoner=r,reasoner_1=x", roles, agents) == {
+        "tool": "t",
+        "reasoner": "r",
+        "reasoner_1": "x",
+    }
+    assert parse_policies("per-agent", roles, agents) == {agent: agent for agent in agents}
+    with pytest.raises(ConfigError, match="no policy for 'reasoner'"):
+        parse_policies("tool=t,reasoner_1=x", roles, agents)
+    with pytest.raises(UnknownNameError, match="unknown role 'reasoner_2'"):
+        parse_policies("tool=t,reasoner=r,reasoner_2=x", roles, agents)

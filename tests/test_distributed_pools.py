@@ -1,0 +1,95 @@
+"""Shares of a cluster: what is given, what is filled in, and what is refused before a model is loaded."""
+
+from __future__ import annotations
+
+import pytest
+
+from pettingllms.distributed.guardian import processes_of
+from pettingllms.distributed.pools import placed, pools_of
+from pettingllms.errors import ConfigError
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.play import check_shards, shards
+from pettingllms.types import Task
+
+TEAM = ("coder", "tester")
+
+
+def pools(**given: object) -> ATGRPOConfig:
+    return ATGRPOConfig(workers=4, pools=given)
+
+
+def test_gpus_that_nobody_claims_are_shared_equally():
+    wanted = pools_of(pools(coder={"gpus": 1}), TEAM)
+    found = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 2})
+    assert {name: share.gpus for name, share in found.items()} == {
+        "workers": 0.2,
+        "coder": 1,
+        "tester": 0.2,
+    }
+    alone = placed(pools_of(pools(), TEAM), 4, "auto", {"CPU": 16, "GPU": 64})
+    assert {share.gpus for share in alone.values()} == {1.0}
+    without = placed(pools_of(pools(), TEAM), 4, "cpu", {"CPU": 16, "GPU": 64})
+    assert {share.gpus for share in without.values()} == {0.0}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"codder": {"gpus": 1}}, "'codder' has no process here; did you mean 'coder'"),
+        ({"coder": {"gpu": 1}}, "coder has no 'gpu'; did you mean 'gpus'"),
+        ({"coder": 2}, "coder must be like"),
+        ({"coder": {"gpus": 1.5}}, "gpus of coder must be a whole number, or a share"),
+        ({"workers": {"gpus": -1}}, "gpus of workers must be"),
+    ],
+    ids=["policy", "key", "number", "share", "negative"],
+)
+def test_pools_that_cannot_be_meant_are_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        pools_of(pools(**given), TEAM)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"workers": {"gpus": 1}}, "4 GPUs are wanted, and the cluster has 2"),
+        ({"coder": {"cpus": 8}}, "want 10 CPUs, and the cluster has 8"),
+    ],
+    ids=["gpus", "cpus"],
+)
+def test_more_than_the_cluster_has_is_refused(given, message):
+    with pytest.raises(ConfigError, match=message):
+        placed(pools_of(pools(**given), TEAM), 4, "auto", {"CPU": 8, "GPU": 2})
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ray_address": "auto"}, "ray_address auto without workers"),
+        ({"max_staleness": 1}, "max_staleness 1 without workers"),
+        ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
+        ({"workers": 2, "sampler": "vllm-server", "serve": True}, "use --sampler transformers"),
+        ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
+    ],
+    ids=["address", "staleness", "too-stale", "vllm", "api"],
+)
+def test_settings_that_workers_cannot_follow_are_refused(settings, message):
+    with pytest.raises(ConfigError, match=message):
+        ATGRPOConfig(**settings)
+
+
+def test_workers_without_shards_are_refused_with_a_size():
+    config = resolve(ATGRPOConfig(workers=2, tasks_per_step=16))
+    with pytest.raises(ConfigError, match="give --tasks-per-shard 4"):
+        check_shards(config)
+
+
+def test_shards_hold_every_task_once_in_order():
+    tasks = [Task(f"t:{n}", n) for n in range(7)]
+    config = resolve(ATGRPOConfig(tasks_per_shard=3))
+    assert [len(shard) for shard in shards(config, tasks)] == [3, 3, 1]
+    assert [task for shard in shards(config, tasks) for task in shard] == tasks
+    assert shards(resolve(ATGRPOConfig()), tasks) == [tasks]
+
+
+def test_a_guardian_finds_no_process_of_others(tmp_path):
+    assert processes_of(tmp_path / "nobody-names-this") == []

@@ -1,0 +1,130 @@
+"""The commands with `--workers`: killed and resumed, evaluated, and refused in one line."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.processes import alive, descendants, eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+TRAIN = (
+    *("--env", "coding", "--max-steps", "2", "--eval-steps", "0", "--save-steps", "1"),
+    *("--tasks-per-step", "2", "--tasks-per-shard", "1", "--eval-tasks", "1"),
+)
+
+
+@contextlib.contextmanager
+def command(name: str, *words: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
+    """A command with a temporary folder of its own, which ends at the latest with the block."""
+    with subprocess.Popen(
+        [sys.executable, "-m", f"pettingllms.cli.{name}", *words],
+        env=os.environ | {"TMPDIR": str(folder)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def finished(name: str, *words: str, folder: Path) -> str:
+    with command(name, *words, folder=folder) as process:
+        output, _ = process.communicate()
+    assert process.returncode == 0, output
+    return output
+
+
+def until(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    """Waits as long as the process runs: a busy machine takes minutes to import everything."""
+    while not eventually(condition):
+        assert process.poll() is None, process.communicate()[0]
+
+
+def files(folder: Path, names: Sequence[str]) -> dict[str, bytes]:
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for name in names
+        for path in sorted(folder.glob(name))
+    }
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for those of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_run_leaves_nothing_and_resumes_to_the_same_bytes(tmp_path, short):
+    shm = set(Path("/dev/shm").iterdir())
+    finished("train", *TRAIN, "--output-dir", str(tmp_path / "one"), folder=short)
+    run = tmp_path / "two"
+    options = (*TRAIN, "--output-dir", str(run), "--workers", "2")
+    with command("train", *options, folder=short) as process:
+        until(lambda: list(run.glob("checkpoints/step-*")), process)
+        started = descendants(process.pid)
+    assert eventually(lambda: not any(map(alive, started)))
+    assert eventually(lambda: not list(short.glob("pllms-*")))
+    finished("train", "--resume", str(run), folder=short)
+    names = ("adapters/*/adapter_model.safetensors", "trajectories.jsonl")
+    assert files(run, names) == files(tmp_path / "one", names)
+    assert not list(short.glob("pllms-*"))
+    assert set(Path("/dev/shm").iterdir()) <= shm
+
+
+def test_ctrl_c_stops_after_the_step_and_leaves_nothing(tmp_path, short):
+    run = tmp_path / "run"
+    words = ("--workers", "1", "--output-dir", str(run))
+    with command("train", *TRAIN, *words, folder=short) as process:
+        until((run / "config.yaml").exists, process)
+        started = descendants(process.pid)
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate()
+    assert "stopping after this step" in output
+    assert process.returncode == 143, output
+    assert eventually(lambda: not any(map(alive, started)))
+    assert not list(short.glob("pllms-*"))
+
+
+def test_an_evaluation_by_workers_has_the_same_bytes(tmp_path, short):
+    options = ("--env", "math", "--limit", "3", "--samples", "24")
+    for name, words in (("one", ()), ("two", ("--workers", "2"))):
+        finished("evaluate", *options, *words, "--out", str(tmp_path / name), folder=short)
+    one, two = (files(tmp_path / name, ["*"]) for name in ("one", "two"))
+    assert one == two
+    assert "results.json" in one
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("--workers", "2", "--ray-address", "ray://h:1"), "Ray's client is not supported"),
+        (("--workers", "2", "--ray-address", "127.0.0.1:{free}"), "nothing answers there"),
+    ],
+    ids=["client", "nothing-answers"],
+)
+def test_a_cluster_that_cannot_be_used_is_one_line(words, message, tmp_path, short):
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        free = unused.getsockname()[1]
+        given = [word.format(free=free) for word in words]
+        run = tmp_path / "run"
+        options = (*TRAIN, *given, "--output-dir", str(run))
+        with command("train", *options, folder=short) as process:
+            output, _ = process.communicate()
+    assert process.returncode == 2
+    assert message in output
+    assert len(output.strip().splitlines()) == 1
+    assert not run.exists()

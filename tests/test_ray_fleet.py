@@ -1,0 +1,138 @@
+"""Fleets and seats: actors are killed, stopped and broken, and every job is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
+from tests.processes import alive, eventually
+from tests.ray_actors import Hand, Sum
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    from pettingllms.distributed.cluster import connected
+    from pettingllms.trainers.config import ATGRPOConfig
+
+    with connected(ATGRPOConfig(workers=4)) as module:
+        yield module
+
+
+@pytest.fixture
+def fleet(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    from pettingllms.distributed.fleet import Fleet
+
+    made = []
+
+    def make(size: int = 2, timeout: float = 60.0, ready: str = "") -> Fleet:
+        hand = ray.remote(num_cpus=1)(Hand)
+        made.append(Fleet(lambda: hand.remote(str(tmp_path), ready), size, timeout=timeout))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def seat(ray: Any, tmp_path: Path) -> Iterator[Any]:
+    from pettingllms.distributed.fleet import Seat
+
+    actor = ray.remote(num_cpus=1)(Sum)
+    made = Seat(lambda: actor.remote(str(tmp_path)), ray.put(100), timeout=60.0)
+    yield made
+    made.close()
+
+
+def befall(folder: Path, job: str, *fates: str) -> None:
+    for number, fate in enumerate(fates):
+        (folder / f"{job}-{number}-{fate}").touch()
+
+
+def test_jobs_of_killed_hung_and_broken_workers_are_done_by_others(fleet, tmp_path):
+    hands = fleet(timeout=4.0)
+    befall(tmp_path, "square-1", "kill")
+    befall(tmp_path, "square-4", "stop")
+    befall(tmp_path, "square-6", "fail")
+    jobs = [hands.submit("square", number) for number in range(8)]
+    assert [job.result() for job in jobs] == [number * number for number in range(8)]
+    assert hands.lost == 3
+
+
+def test_a_job_that_kills_every_worker_is_named(fleet, tmp_path):
+    hands = fleet(size=1)
+    befall(tmp_path, "square-3", *["kill"] * 8)
+    with pytest.raises(WorkersLost, match="square was given to 8 workers"):
+        hands.submit("square", 3).result()
+    assert hands.submit("square", 4).result() == 16
+
+
+def test_a_sandbox_that_fails_twice_is_reported_as_in_one_process(fleet, tmp_path):
+    befall(tmp_path, "square-3", "fail", "fail")
+    with pytest.raises(SandboxUnavailable, match="the sandbox is gone"):
+        fleet().submit("square", 3).result()
+
+
+def test_a_worker_that_cannot_start_stops_the_run_with_its_message(fleet):
+    hands = fleet(ready="no model here")
+    jobs = [hands.submit("square", number) for number in range(3)]
+    for job in jobs:
+        with pytest.raises(ConfigError, match="no model here"):
+            job.result()
+
+
+def test_an_error_of_the_job_itself_is_passed_on_and_costs_no_worker(fleet):
+    hands = fleet(size=1)
+    before = hands.submit("process").result()
+    with pytest.raises(ConfigError, match="this job cannot be done"):
+        hands.submit("refuse").result()
+    assert hands.submit("process").result() == before
+
+
+def test_closing_ends_workers_also_hung_ones(fleet, tmp_path):
+    hands = fleet(size=1)
+    process = hands.submit("process").result()
+    befall(tmp_path, "square-2", "stop")
+    hung = hands.submit("square", 2)
+    assert eventually(lambda: not list(tmp_path.iterdir()))
+    hands.close()
+    assert hung.exception() is not None
+    assert eventually(lambda: not alive(process))
+
+
+def test_a_killed_learner_repeats_what_it_had_done(seat, tmp_path):
+    assert seat.do("add", 1).result() == 101
+    assert seat.do("add", 2).result() == 103
+    befall(tmp_path, "add-4", "kill")
+    assert seat.do("add", 4).result() == 107
+    assert seat.ask("state").result() == 107
+    assert seat.lost == 1
+
+
+def test_a_job_that_raises_has_not_happened(seat):
+    assert seat.do("add", 1).result() == 101
+    with pytest.raises(ConfigError, match="half of it is done"):
+        seat.do("spoil").result()
+    assert seat.do("add", 2).result() == 103
+
+
+def test_the_last_job_can_be_taken_back(seat):
+    seat.do("add", 1).result()
+    seat.do("add", 2).result()
+    seat.undo().result()
+    assert seat.ask("state").result() == 101
+
+
+def test_a_learner_goes_on_from_a_new_base(seat, ray, tmp_path):
+    seat.do("add", 1).result()
+    seat.rebase(ray.put(101), same=True)
+    befall(tmp_path, "add-2", "kill")
+    assert seat.do("add", 2).result() == 103
+    seat.rebase(ray.put(7), same=False)
+    assert seat.do("add", 1).result() == 8

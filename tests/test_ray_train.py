@@ -1,0 +1,79 @@
+"""Training on Ray: byte for byte the one process, however many workers, whoever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from benchmarks.scale import actors, run
+from pettingllms.runs import checkpoints
+from pettingllms.trainers.at_grpo import ATGRPO
+from tests.processes import eventually
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    from pettingllms.distributed.cluster import connected
+    from pettingllms.trainers.config import ATGRPOConfig
+
+    with connected(ATGRPOConfig(workers=6)) as module:
+        yield module
+
+
+def hit(kind: str, number: signal.Signals) -> None:
+    os.kill(eventually(lambda: actors(kind))[0], number)
+
+
+@pytest.mark.parametrize(
+    ("workers", "settings"),
+    [
+        (1, {"env": "coding"}),
+        (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
+        (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
+    ],
+    ids=["one-worker", "shared-grpo", "stateful-frozen-role"],
+)
+def test_workers_change_no_bit(ray, workers, settings):
+    assert run(ray, workers=workers, **settings) == run(None, **settings)
+
+
+def test_killed_and_stopped_workers_and_learners_change_no_bit(ray):
+    steps = iter(range(3))
+
+    def before(trainer: ATGRPO) -> None:
+        match next(steps):
+            case 1:
+                hit("Learner", signal.SIGKILL)
+                hit("Worker", signal.SIGKILL)
+            case 2:
+                hit("Worker", signal.SIGSTOP)
+
+    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    disturbed = run(ray, 3, before, workers=2, worker_timeout=20.0, **settings)
+    assert disturbed == run(None, 3, **settings)
+    assert eventually(lambda: not actors("Worker", "Learner"))
+
+
+def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):
+    settings: dict[str, Any] = {"env": "math", "policies": "shared", "tasks_per_step": 2}
+    kept: list[checkpoints.TrainerState] = []
+
+    def keep(trainer: ATGRPO) -> None:
+        if trainer.step == 2:
+            kept.append(checkpoints.capture(trainer))
+
+    def go_on(trainer: ATGRPO) -> None:
+        if not trainer.step:
+            checkpoints.restore(trainer, kept[0])
+
+    whole = run(ray, 3, keep, workers=2, max_staleness=1, **settings)
+    rest = run(ray, 1, go_on, workers=1, max_staleness=1, **settings)
+    assert rest["state"] == whole["state"]
+    assert rest["records"] == whole["records"][-len(rest["records"]) :]
+    assert run(None, 3, **settings)["state"] != whole["state"]

@@ -1,0 +1,270 @@
+"""What a run trained, handed on: the card, the folder, the hub, and the way back."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from huggingface_hub import ModelCard
+from peft import PeftModel
+from safetensors.torch import load_file
+from transformers import AutoModelForCausalLM
+
+from pettingllms.cli import share as share_command
+from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.evaluation.run import run_evaluation
+from pettingllms.session import plan_run, train
+from pettingllms.sharing import share
+from pettingllms.sharing.card import license_of, training_command
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from tests.hub_stub import TOKEN, Hub, hub_stub
+from tests.tiny_lm import save_tiny
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[1]
+ROLES = ("writer", "reader")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = save_tiny(tmp_path_factory.mktemp("somebodys-machine") / "tiny-base")
+    (folder / "README.md").write_text("---\nlicense: cc-by-4.0\n---\n# A base\n")
+    return folder
+
+
+def settings(model: Path, out: Path, **changes: Any) -> ATGRPOConfig:
+    values: dict[str, Any] = {
+        "env": "tests.letters_env:env",
+        "env_args": '{"max_turns": 2}',
+        "model": str(model),
+        "lora_r": 4,
+        "max_steps": 2,
+        "num_generations": 4,
+        "tasks_per_step": 2,
+        "max_completion_length": 6,
+        "learning_rate": 0.01,
+        "warmup_steps": 0,
+        "eval_tasks": 3,
+        "eval_steps": 0,
+        "output_dir": str(out),
+    }
+    return ATGRPOConfig(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(settings(model, tmp_path_factory.mktemp("somewhere") / "run")).folder
+
+
+@pytest.fixture
+def hub() -> Iterator[Hub]:
+    with hub_stub() as server:
+        yield server
+
+
+def command(hub: Hub, home: Path, *words: str, token: str | None = TOKEN) -> Any:
+    """A command of ours that talks to the hub's client, whose settings are read when it is imported."""
+    chosen = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(home),
+        "HF_HOME": str(home / "hf"),
+        "HF_ENDPOINT": hub.url,
+        "HF_HUB_DISABLE_XET": "1",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+        **({"HF_TOKEN": token} if token else {}),
+    }
+    return subprocess.run(
+        [sys.executable, "-m", *words], env=chosen, cwd=ROOT, capture_output=True, text=True
+    )
+
+
+# ------------------------------------------------------------------------------------ a folder
+
+
+def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path):
+    where = share(run, str(tmp_path / "mine"))
+    assert where == str(tmp_path / "mine")
+    found = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
+    adapters = {f"{r}/adapter_{f}" for r in ROLES for f in ("config.json", "model.safetensors")}
+    assert found == {"README.md", "curves.png", *adapters}
+    for role in ROLES:
+        same = [
+            folder / role / "adapter_model.safetensors"
+            for folder in (run / "adapters", Path(where))
+        ]
+        assert same[0].read_bytes() == same[1].read_bytes()
+    card = ModelCard.load(f"{where}/README.md")
+    assert card.data.license == "cc-by-4.0"
+    assert card.data.library_name == "peft"
+    assert {"trl", "grpo", "lora", "transformers", "generated_from_trainer"} <= set(card.data.tags)
+    text = card.text
+    assert (run / "summary.md").read_text().strip() in text
+    assert "](curves.png)" in text
+    assert "pettingllms-train --env tests.letters_env:env" in text
+    assert "--adapters mine" in text
+    shown = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
+    assert (shown["model"], shown["learning_rate"], shown["seed"]) == ("tiny-base", 0.01, 0)
+
+
+def test_nothing_of_this_machine_is_shared(run, tmp_path):
+    share(run, str(tmp_path / "mine"))
+    for path in (tmp_path / "mine").rglob("*"):
+        if path.is_file() and path.suffix != ".png":
+            content = path.read_bytes().decode("latin-1")
+            for secret in (str(run.parent), "somebodys-machine", "somewhere", str(Path.home())):
+                assert secret not in content, (path, secret)
+
+
+def test_what_was_shared_evaluates_as_the_run_itself(run, model, tmp_path):
+    share(run, str(tmp_path / "mine"))
+    common = {"env": "tests.letters_env:env", "env_args": '{"max_turns": 2}', "limit": 3}
+    common |= {"max_completion_length": 6, "base": False, "model": str(model)}
+    ours = run_evaluation(EvalConfig.of(adapters=str(run), **common))
+    policies = "writer=writer,reader=reader"
+    theirs = run_evaluation(
+        EvalConfig.of(adapters=str(tmp_path / "mine"), policies=policies, **common)
+    )
+    assert theirs.teams == ours.teams
+
+
+def test_peft_alone_loads_what_was_shared(run, model, tmp_path):
+    share(run, str(tmp_path / "mine"))
+    base = AutoModelForCausalLM.from_pretrained(model)
+    PeftModel.from_pretrained(base, str(tmp_path / "mine"), subfolder="reader")
+    saved = load_file(tmp_path / "mine" / "reader" / "adapter_model.safetensors")
+    assert any(tensor.any() for tensor in saved.values())
+
+
+def test_a_folder_is_shared_to_again_but_no_other_files_are_lost(run, tmp_path):
+    share(run, str(tmp_path / "mine"))
+    share(run, str(tmp_path / "mine"))
+    for name in ("thesis.txt", "README.md"):
+        other = tmp_path / name.lower()
+        other.mkdir()
+        (other / "thesis.txt").write_text("years of work")
+        (other / "README.md").touch()
+        with pytest.raises(ConfigError, match=r"holds other files \(thesis.txt\)"):
+            share(run, str(other))
+        assert (other / "thesis.txt").exists()
+    with pytest.raises(ConfigError, match="is a file"):
+        share(run, str(tmp_path / "mine" / "README.md"))
+
+
+def test_the_command_says_what_cannot_be_shared(run, tmp_path, capsys):
+    unfinished = tmp_path / "unfinished"
+    unfinished.mkdir()
+    (unfinished / "config.yaml").write_text("env: coding\n")
+    full = tmp_path / "full"
+    full.mkdir()
+    (full / "config.yaml").write_text("env: coding\nfull: true\n")
+    for folder, says in {
+        tmp_path / "none": "no run",
+        unfinished: "has not finished",
+        full: "the policies of this run are full models",
+    }.items():
+        assert share_command.main([str(folder), "--to", str(tmp_path / "out")]) == 2
+        error = capsys.readouterr().err
+        assert says in error
+        assert error.count("\n") == 1
+    assert share_command.main([str(run), "--to", "hub:no such name"]) == 2
+    assert "is no name of a repository" in capsys.readouterr().err
+    assert share_command.main([str(run), "--to", "hub:me/mine"]) == 2
+    assert "HF_HUB_OFFLINE" in capsys.readouterr().err
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "config.yaml").write_text("env: coding\n")
+    (tmp_path / "damaged" / "summary.json").write_text("{}")
+    with pytest.raises(RunFolderError, match="is damaged"):
+        share(tmp_path / "damaged", str(tmp_path / "out"))
+
+
+def test_a_command_of_a_card_makes_the_same_settings(tmp_path):
+    from pettingllms.cli.train import parse
+
+    config = resolve(
+        ATGRPOConfig(
+            env="sokoban", method="grpo", seed=3, gradient_checkpointing=True, eval_steps=7
+        )
+    )
+    words = training_command(config).split()
+    assert words[0] == "pettingllms-train"
+    assert resolve(parse(words[1:]).config) == config
+    assert "--learning-rate" not in words
+
+
+def test_a_license_is_the_bases_own_or_none(model, tmp_path):
+    assert license_of(ATGRPOConfig()) == "apache-2.0"
+    assert license_of(ATGRPOConfig(model=str(model))) == "cc-by-4.0"
+    assert license_of(ATGRPOConfig(model=str(save_tiny(tmp_path)))) is None
+    assert license_of(ATGRPOConfig(model="nobody/nothing")) is None  # offline
+
+
+# ------------------------------------------------------------------------------------- the hub
+
+
+def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, model, tmp_path, hub):
+    share(run, str(tmp_path / "mine"))
+    done = command(hub, tmp_path, "pettingllms.cli.share", str(run), "--to", "hub:me/mine")
+    assert done.returncode == 0, done.stderr + str(hub.asked)
+    assert done.stdout == f"shared: {hub.url}/me/mine\n"
+    folder = tmp_path / "mine"
+    written = {
+        p.relative_to(folder).as_posix(): p.read_bytes() for p in folder.rglob("*") if p.is_file()
+    }
+    assert hub.repos["me/mine"].keys() - {".gitattributes"} == written.keys()
+    for name, content in hub.repos["me/mine"].items():
+        if name != "README.md":
+            assert content == written[name]
+    assert b"--adapters hub:me/mine" in hub.repos["me/mine"]["README.md"]
+    assert not (run / ".shared.upload").exists()
+    words = ["pettingllms.cli.evaluate", "--env", "tests.letters_env:env", "--model", str(model)]
+    words += ["--env-args.max_turns", "2", "--limit", "3", "--max-completion-length", "6"]
+    words += ["--adapters", "hub:me/mine", "--policies", "writer=writer,reader=reader"]
+    back = command(hub, tmp_path, *words, "--out", str(tmp_path / "eval"), "--no-base")
+    assert back.returncode == 0, back.stderr + str(hub.asked)
+    ours = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))
+    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    assert results["results"]["adapters"] == [ours.main.row()]
+
+
+def test_a_run_pushes_at_its_end(model, tmp_path, hub):
+    config = tmp_path / "settings.yaml"
+    values = vars(settings(model, tmp_path / "run", max_steps=1, push_to_hub="me/pushed"))
+    config.write_text(yaml.safe_dump({k: v for k, v in values.items() if v is not None}))
+    done = command(hub, tmp_path, "pettingllms.cli.train", "--config", str(config))
+    assert done.returncode == 0, done.stderr
+    assert f"shared: {hub.url}/me/pushed" in done.stdout
+    assert "writer/adapter_model.safetensors" in hub.repos["me/pushed"]
+
+
+def test_a_hub_that_refuses_is_one_line(run, tmp_path, hub):
+    words = ("pettingllms.cli.share", str(run), "--to", "hub:me/mine")
+    nobody = command(hub, tmp_path, *words, token=None)
+    assert nobody.returncode == 2
+    assert "needs a token that may write; log in with `hf auth login`" in nobody.stderr
+    wrong = command(hub, tmp_path, *words, token="hf_wrong")
+    hub.broken = 403
+    broken = command(hub, tmp_path, *words)
+    for done, status in ((wrong, "HTTP 401"), (broken, "HTTP 403")):
+        assert done.returncode == 2
+        [line] = done.stderr.strip().splitlines()
+        assert line.startswith(f"error: the hub at {hub.url} did not take 'me/mine': {status}")
+        assert "hf_wrong" not in line
+
+
+def test_a_target_that_cannot_be_pushed_to_is_refused_before_anything_is_trained(model, tmp_path):
+    with pytest.raises(ConfigError, match="HF_HUB_OFFLINE"):
+        plan_run(settings(model, tmp_path / "run", push_to_hub="me/mine"))
+    with pytest.raises(ConfigError, match="full models"):
+        plan_run(settings(model, tmp_path / "run", push_to_hub="me/mine", full=True))
+    assert not (tmp_path / "run").exists()
