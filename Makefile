@@ -13,11 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-<<<<<<< HEAD
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-reasoning test-vllm test-gpu bench prime clean
-=======
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
->>>>>>> scale
+.PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
