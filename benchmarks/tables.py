@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import parts, peers_report, speed_tables
+from benchmarks import peers_report, speed_tables
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.experiments import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
@@ -184,9 +184,10 @@ def peers() -> str:
     return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
 
 
-def _of_script(name: str) -> str:
-    """The table of a script that makes its own."""
-    return markdown(*importlib.import_module(f"benchmarks.{name}").table(load(name)))
+def _of_script(name: str, table: str = "table") -> str:
+    """A table of a script that makes its own."""
+    made = getattr(importlib.import_module(f"benchmarks.{name}"), table)
+    return markdown(*made(load(name)))
 
 
 def _of_rows(table: Callable[[Any], Table], name: str) -> str:
@@ -214,8 +215,9 @@ def tables() -> dict[str, Callable[[], str]]:
     own += ("games", "self_play", "parts")
     found |= {name: partial(_of_script, name) for name in own if published(name)}
     if published("parts"):
-        found["parts_roles"] = lambda: markdown(*parts.roles(load("parts")))
-        found["parts_passes"] = lambda: markdown(*parts.passes(load("parts")))
+        found |= {
+            f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
+        }
     if published("peers"):
         found["peers"] = peers
     if published("learning_coding"):
