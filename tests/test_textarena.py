@@ -259,7 +259,7 @@ def test_roles_name_the_seats():
         ),
         (lambda: load_env("textarena:KuhnPoker-v7"), UnknownNameError, "did you mean 'KuhnPoker-v"),
         (lambda: env("TicTacToe-v0", num_players=3), ConfigError, "has to be 2, received 3"),
-        (lambda: env("TicTacToe-v0", promt="full"), TypeError, "promt"),
+        (lambda: env("TicTacToe-v0", promt="full"), TypeError, "promt"),  # type: ignore[call-arg]
         (lambda: load_env("textarena:Nim-v0", promt="full"), ConfigError, "did you mean 'prompt'"),
         (lambda: env("Nim-v0", game_args={"pile": 3}), ConfigError, "cannot be made with"),
         (lambda: env("Debate-v0"), ConfigError, "OPENROUTER_API_KEY"),
@@ -320,7 +320,9 @@ def test_a_command_trains_a_policy_that_plays_itself(tmp_path, capsys):
     pytest.importorskip("trl")
     from pettingllms.cli.train import main
 
-    options = "--max-steps 1 --tasks-per-step 2 --eval-tasks 2 --max-completion-length 4 --eval-steps 0"
+    options = (
+        "--max-steps 1 --tasks-per-step 2 --eval-tasks 2 --max-completion-length 4 --eval-steps 0"
+    )
     command = ["--env", "textarena:KuhnPoker-v1", "--method", "rae", "--policies", "shared"]
     run = tmp_path / "run"
     assert main([*command, *options.split(), "--output-dir", str(run)]) == 0
