@@ -128,7 +128,7 @@ def test_commands_are_understood(
     page: str, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("trl")
-    from pettingllms.cli import data, envs, evaluate, sandbox, serve, train, view
+    from pettingllms.cli import data, env_server, envs, evaluate, sandbox, serve, share, train, view
 
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("alpha: 0.5\n")
@@ -141,6 +141,8 @@ def test_commands_are_understood(
         "pettingllms-envs": envs._parser().read,
         "pettingllms-data": data._parser().read,
         "pettingllms-sandbox": sandbox._parser().read,
+        "pettingllms-share": share.parser().read,
+        "pettingllms-env-server": env_server.parse,
     }
     parsers[words[0]](words[1:])
 

@@ -27,7 +27,7 @@ from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
 from pettingllms.samplers.base import PARTNER, SamplingParams, is_partner
 from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
-from pettingllms.types import Completion, Request
+from pettingllms.types import Completion, Request, role_of
 
 ATTEMPTS = 6
 LONGEST_PAUSE = 120.0
@@ -73,15 +73,16 @@ class ApiPartners:
         self._threads = ThreadPoolExecutor(settings.concurrency, "api")
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays `role`.
+        """The policy that plays a role, or an agent: its own, or else that of its role.
 
         Raises:
             UnknownNameError: none of these plays it.
         """
-        if role not in self.roles_to_policies:
+        found = self.roles_to_policies.get(role) or self.roles_to_policies.get(role_of(role))
+        if found is None:
             known = did_you_mean(role, self.roles_to_policies)
             raise UnknownNameError(f"no policy plays the role {role!r}; {known}")
-        return self.roles_to_policies[role]
+        return found
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """The bytes of an observation, in which no text of another role reads as a control token."""

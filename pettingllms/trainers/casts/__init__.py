@@ -19,6 +19,6 @@ CASTS = Registry(
     {
         "all": "pettingllms.trainers.casts.base:Cast",
         "alternate": "pettingllms.trainers.casts.alternate:Alternate",
-        "swap": "pettingllms.trainers.casts.swap:Swap",
+        "swap": "pettingllms.trainers.casts.swap:SwapPlaces",
     },
 )

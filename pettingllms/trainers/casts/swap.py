@@ -9,7 +9,7 @@ from pettingllms.trainers.casts.base import Casting, Periodic
 from pettingllms.trainers.config import ResolvedConfig
 
 
-class Swap(Periodic):
+class SwapPlaces(Periodic):
     """Two policies learn both roles, by changing places. Which of them is used later is open.
 
     Args:
