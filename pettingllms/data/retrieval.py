@@ -142,17 +142,21 @@ def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: 
         met.append(passages[sums[passages] == 0.0])
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
-        if sum(map(len, met)) >= k:
+        # No sum can be more than the bounds so far: before that, there is nothing to compare.
+        if sum(bounds[: at + 1]) > rest and sum(map(len, met)) >= k:
             numbers = np.concatenate(met)
             so_far = sums[numbers]
-            if _kth(so_far, k) > rest:
-                return _raced(postings, terms[at + 1 :], numbers, so_far, k)
+            if (threshold := _kth(so_far, k)) > rest:
+                keep = so_far + rest >= threshold
+                return _raced(postings, terms[at + 1 :], numbers[keep], so_far[keep], k)
     numbers = np.concatenate(met)
     return _sorted(numbers, sums[numbers], k)
 
 
 _LONG = 1 / 8
 """Postings of more than this share of the passages are added up together, which costs less for each."""
+_FEW = 8
+"""Of fewer than so many passages for each that is wanted none is sorted out before the end."""
 _SLACK = 1e-6
 """More than rounding can change a sum by, and less than the score of any word that can matter."""
 
@@ -185,8 +189,9 @@ def _raced(
     numbers, sums = numbers[order], sums[order]
     for at, (word, count) in enumerate(terms):
         rest = sum(float(postings.most[other]) * n for other, n in terms[at:]) + _SLACK
-        keep = sums + rest >= _kth(sums, k)
-        numbers, sums = numbers[keep], sums[keep]
+        if len(sums) > _FEW * k:
+            keep = sums + rest >= _kth(sums, k)
+            numbers, sums = numbers[keep], sums[keep]
         passages, scores = _entries(postings, word)
         place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
         same = passages[place] == numbers
