@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ class Index:
         self.passages = passages
         self.postings = postings
         self._number_of = number_of
+        # Of each thread: fresh zeros for every query would cost a sixth of it.
+        self._scratch = threading.local()
 
     @classmethod
     def of(cls, passages: Sequence[Passage]) -> Index:
@@ -81,7 +84,9 @@ class Index:
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Returns the numbers and scores of at most `k` passages, the best first."""
-        return best(self.postings, self._terms(query), k, size=len(self.passages))
+        if not hasattr(self._scratch, "sums"):
+            self._scratch.sums = np.zeros(len(self.passages))
+        return best(self.postings, self._terms(query), k, self._scratch.sums)
 
     def _terms(self, query: str) -> list[tuple[int, int]]:
         """Number and count of each known word of a query, those that can score most first."""
@@ -117,7 +122,9 @@ def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
     return words, Postings(passage, score, start, np.maximum.reduceat(score, start[:-1]))
 
 
-def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: int) -> list[Hit]:
+def best(
+    postings: Postings, terms: Sequence[tuple[int, int]], k: int, sums: NDArray[np.float64]
+) -> list[Hit]:
     """The `k` passages with the greatest sums, exactly, without adding up all of them.
 
     Words that can score most come first. As soon as those that remain cannot lift a passage that has none of the earlier
@@ -128,17 +135,30 @@ def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: 
         postings: all of them.
         terms: number and count of each word, the greatest possible scores first.
         k: how many passages.
-        size: how many there are.
+        sums: a zero for each passage; they are zeros again afterwards.
     """
     if k < 1 or not terms:
         return []
-    bounds = [float(postings.most[word]) * count for word, count in terms]
-    sums = np.zeros(size)
     met: list[NDArray[np.int32]] = []
+    try:
+        return _best(postings, terms, k, sums, met)
+    finally:
+        for passages in met:
+            sums[passages] = 0.0
+
+
+def _best(
+    postings: Postings,
+    terms: Sequence[tuple[int, int]],
+    k: int,
+    sums: NDArray[np.float64],
+    met: list[NDArray[np.int32]],
+) -> list[Hit]:
+    bounds = [float(postings.most[word]) * count for word, count in terms]
     for at, (word, count) in enumerate(terms):
         passages, scores = _entries(postings, word)
-        if len(passages) > size * _LONG:
-            return _sorted(*_all_summed(postings, terms, size), k)
+        if len(passages) > len(sums) * _LONG:
+            return _sorted(*_all_summed(postings, terms, len(sums)), k)
         met.append(passages[sums[passages] == 0.0])
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
