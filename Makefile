@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-games test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,12 +58,20 @@ test-clients: setup ## Ask a server with openai, LiteLLM, inspect-ai and lm-eval
 	@PYTHON=$(BIN)/python bash .ci/clients
 	$(PYTEST) -m clients $(ARGS)
 
+test-elsewhere: setup ## Play our environments with verifiers and OpenEnv, from environments of their own (0.5 GB)
+	@PYTHON=$(BIN)/python bash .ci/elsewhere
+	$(PYTEST) -m elsewhere $(ARGS)
+
 test-docker: setup ## Run the tests that need a Docker daemon
 	$(PYTEST) -m docker $(ARGS)
 
 test-games: ## Run the tests that need TextArena and PettingZoo's classic games
 	@$(SETUP) textarena classic
 	$(PYTEST) -m games $(ARGS)
+
+test-ray: ## Run the tests of workers and learners on Ray, which they kill and stop
+	@$(SETUP) ray
+	$(PYTEST) -m ray $(ARGS)
 
 test-reasoning: ## Run the tests that need reasoning-gym (a C compiler to install)
 	@$(SETUP) reasoning

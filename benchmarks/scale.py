@@ -29,6 +29,7 @@ from typing import Any
 import psutil
 import torch
 
+from benchmarks.sleeper import Sleeper
 from pettingllms.assembly import build_policies
 from pettingllms.distributed.cluster import connected
 from pettingllms.runs import checkpoints
@@ -108,7 +109,7 @@ def digest(state: checkpoints.TrainerState) -> str:
         else:
             found.update(repr(value).encode())
 
-    for part in (state.policies, state.optimizers, state.estimator, state.versions, state.tokens):
+    for part in (state.policies, state.optimizers, state.plugins, state.versions, state.tokens):
         add(part)
     return found.hexdigest()
 
@@ -125,7 +126,7 @@ def actors(*kinds: str) -> list[int]:
 
 
 def _of_time(name: str) -> bool:
-    return name.startswith(("time/", "tokens_per_second"))
+    return name.startswith(("time/", "tokens_per_second", "workers/"))
 
 
 # --------------------------------------------------------------------------------- measurements
@@ -203,18 +204,6 @@ class _Killer(threading.Thread):
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(self._random.choice(targets), number)
                     self.hits.append(f"{number.name} {kind}")
-
-
-class Sleeper:
-    """A worker whose model is a clock."""
-
-    def ready(self) -> None:
-        """Is ready at once."""
-
-    def play(self, seconds: float, reply: bytes) -> bytes:
-        """Sleeps; answers as much as a shard's record has."""
-        time.sleep(seconds)
-        return reply
 
 
 def sleepers(sizes: list[int], shards: int) -> list[dict[str, Any]]:

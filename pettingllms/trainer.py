@@ -109,6 +109,10 @@ class ATGRPOTrainer:
             tokenizer=processing_class,
         )
         loaded = self._spec.model is not None or self._policies is not None
+        if config.workers and (loaded or processing_class is not None):
+            raise ConfigError(
+                f"workers {config.workers} load the model by its name; give that, or leave workers out"
+            )
         self._plan_for: Callable[[ATGRPOConfig, Path | None], TrainPlan] = lambda settings, resume: (
             plan_run(
                 settings,
@@ -152,8 +156,10 @@ class ATGRPOTrainer:
         plan = self._plan
         if resume is not None:
             plan = self._plan = self._plan_for(plan.config, Path(resume))
-        with plan.folder() as folder:
-            return plan.run(folder, self.policies, callbacks=self._callbacks, display=self._display)
+        with plan.cluster() as ray, plan.folder() as folder:
+            return plan.run(
+                folder, self.policies, ray, callbacks=self._callbacks, display=self._display
+            )
 
     def evaluate(
         self, split: str = "test", *, limit: int | None = None, greedy: bool = False

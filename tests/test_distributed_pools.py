@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+
 import pytest
+import torch
 
 from pettingllms.distributed.guardian import processes_of
 from pettingllms.distributed.pools import placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.policies.loading import load_policies
+from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.play import check_shards, shards
 from pettingllms.types import Task
+from tests.tiny_lm import save_tiny
 
 TEAM = ("coder", "tester")
 
 
 def pools(**given: object) -> ATGRPOConfig:
-    return ATGRPOConfig(workers=4, pools=given)
+    return ATGRPOConfig(workers=4, pools=json.dumps(given))
 
 
 def test_gpus_that_nobody_claims_are_shared_equally():
@@ -75,6 +82,17 @@ def test_more_than_the_cluster_has_is_refused(given, message):
 def test_settings_that_workers_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):
         ATGRPOConfig(**settings)
+
+
+def test_workers_refuse_policies_that_are_objects(tmp_path):
+    torch.set_num_threads(1)
+    with (
+        contextlib.closing(
+            load_policies(save_tiny(tmp_path), {"coder": "coder"}, lora_r=4)
+        ) as given,
+        pytest.raises(ConfigError, match="workers 2 load the model by its name"),
+    ):
+        ATGRPOTrainer(policies=given, args=ATGRPOConfig(workers=2, tasks_per_shard=1))
 
 
 def test_workers_without_shards_are_refused_with_a_size():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from pettingllms.policies.loading import load_policies
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.metrics import Clock
@@ -38,7 +39,7 @@ def test_shards_played_alone_in_any_order_and_twice_are_those_of_the_step(estima
         player = Player(config, trainer.env, policies, trainer.estimator.shape())
         tasks = [Task(f"t:{n}", n) for n in range(5)]
         whole = player.play(3, tasks, trainer.casting, Clock())
-        parts = {}
+        parts: dict[int, list[Trajectory]] = {}
         for number, shard in random.Random(0).sample([*enumerate(shards(config, tasks))] * 2, 6):
             played = player.play(3, shard, trainer.casting, Clock())
             assert parts.setdefault(number, played) == played

@@ -80,8 +80,8 @@ class Worker:
         tasks: Sequence[Task],
         casting: Casting,
         weights: Mapping[str, tuple[int, Any]],
-    ) -> tuple[list[Trajectory], dict[str, float]]:
-        """The trajectories of one shard of a step, and the seconds of its parts.
+    ) -> tuple[list[Trajectory], float]:
+        """The trajectories of one shard of a step, and the seconds that they took.
 
         Args:
             step: of training.
@@ -95,7 +95,8 @@ class Worker:
                 tensors = as_tensors(ray.get(reference))
                 self._policies.load_state(policy, tensors, version=version)
                 self._held[policy] = version
-        return self._player.play(step, tasks, casting, clock), clock.metrics(0)
+        found = self._player.play(step, tasks, casting, clock)
+        return found, clock.metrics(0)["time/step"]
 
 
 class _Elsewhere(Estimator):

@@ -10,6 +10,7 @@ before it is still being updated on; with 0, with the newest.
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
@@ -77,6 +78,7 @@ class RayATGRPO(ATGRPO):
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
         self._playing: dict[int, list[Future[Any]]] = {}
+        self._played, self._load = time.perf_counter(), dict[str, float]()
 
     def close(self) -> None:
         """Ends workers and learners."""
@@ -93,9 +95,17 @@ class RayATGRPO(ATGRPO):
             if self.config.max_staleness:
                 self._begin(self.step + 1, self._weights)
             done = _results(self._playing.pop(self.step))
+        self._load = self._load_of([seconds for _, seconds in done])
         found = [trajectory for shard, _ in done for trajectory in shard]
         check_room(found, self.config.max_completion_length)
         return found
+
+    def _load_of(self, seconds: Sequence[float]) -> dict[str, float]:
+        """The share of time since the last rollout in which workers played; how many were lost."""
+        before, self._played = self._played, time.perf_counter()
+        spent = (self._played - before) * self.config.workers
+        lost = self.fleet.lost + sum(seat.lost for seat in self.seats.values())
+        return {"workers/busy": sum(seconds) / spent, "workers/lost": float(lost)}
 
     def _begin(self, step: int, weights: Weights) -> None:
         """Gives out the shards of a step, once."""
@@ -126,7 +136,8 @@ class RayATGRPO(ATGRPO):
             raise
         for name, (_, arrays) in done.items():
             self._take_over(name, as_tensors(arrays))
-        return {key: value for metrics, _ in done.values() for key, value in metrics.items()}
+        logged = {key: value for metrics, _ in done.values() for key, value in metrics.items()}
+        return logged | self._load
 
     @torch.no_grad()
     def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
