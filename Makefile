@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -57,6 +57,10 @@ test-browser: setup ## Run the tests of the viewer in Chromium (they are skipped
 test-clients: setup ## Ask a server with openai, LiteLLM, inspect-ai and lm-eval, from an environment of their own (1 GB)
 	@PYTHON=$(BIN)/python bash .ci/clients
 	$(PYTEST) -m clients $(ARGS)
+
+test-elsewhere: setup ## Play our environments with verifiers and OpenEnv, from environments of their own (0.5 GB)
+	@PYTHON=$(BIN)/python bash .ci/elsewhere
+	$(PYTEST) -m elsewhere $(ARGS)
 
 test-docker: setup ## Run the tests that need a Docker daemon
 	$(PYTEST) -m docker $(ARGS)

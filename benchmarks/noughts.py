@@ -103,5 +103,5 @@ def answers(policies: PolicySet, games: Sequence[Any], seed: int, round_: int) -
         )
         for place, game in enumerate(games)
     ]
-    sampled = policies.sample(requests, 1, max_new_tokens=8)
+    sampled = policies.sample(requests, 1, max_new_tokens=16)
     return [each[0].text for each in sampled]

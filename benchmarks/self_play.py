@@ -1,6 +1,6 @@
 """Does a model learn a game by playing itself? Kuhn poker and Tic-Tac-Toe of TextArena.
 
-    python -m benchmarks.priming.games      the base: it writes legal moves, at random
+    python -m benchmarks.priming.games      the bases: they write legal moves, at random
     python -m benchmarks.self_play          three seeds of both games
     python -m benchmarks.self_play --game kuhn --seeds 0
 
@@ -15,14 +15,15 @@ import argparse
 import itertools
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks import kuhn, noughts
-from benchmarks.priming.games import OUT
+from benchmarks.evidence import Table
+from benchmarks.priming.games import OUT, reply
 from pettingllms.envs.textarena_v0 import env
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
@@ -48,7 +49,7 @@ class Setup(NamedTuple):
 
 COMMON = {
     "warmup_steps": 0,
-    "max_completion_length": 8,
+    "max_completion_length": 16,
     "tokens_per_batch": 8192,
     "gradient_checkpointing": False,
     "scoring_threads": 1,
@@ -62,7 +63,7 @@ SETUPS = {
             "estimator": "agent",
             "num_generations": 8,
             "tasks_per_step": 12,
-            "max_steps": 80,
+            "max_steps": 60,
             "learning_rate": 1e-2,
             "beta": 0.05,
         },
@@ -111,12 +112,13 @@ def strategy(
     for (_, history), text in texts.items():
         prompt = list(chat.prompt_ids(text))
         for action in kuhn.legal(history):
-            reply = chat.tokenizer(f"[{action}]", add_special_tokens=False)["input_ids"]
-            rows.append([*prompt, *reply, chat.tokenizer.eos_token_id])
+            said = reply(text, f"[{action}]")
+            ids = chat.tokenizer(said, add_special_tokens=False)["input_ids"]
+            rows.append([*prompt, *ids, chat.tokenizer.eos_token_id])
             places.append(len(prompt))
     width = max(map(len, rows))
-    ids = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
-    logp = policies.sampling_model(policies.names[0])(ids).logits.float().log_softmax(-1)
+    inputs = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
+    logp = policies.sampling_model(policies.names[0])(inputs).logits.float().log_softmax(-1)
     chances = [
         sum(logp[n, at - 1, row[at]].item() for at in range(places[n], len(row)))
         for n, row in enumerate(rows)
@@ -173,6 +175,7 @@ def train(base: Path, setup: Setup, seed: int, extra: Mapping[str, Any]) -> dict
         trainer.train_step()
         if texts and trainer.step % EVERY == 0:
             curve.append(measured())
+            print(json.dumps(curve[-1]), flush=True)
     if not texts:
         curve.append(measured())
     found = {"seed": seed, "curve": curve, "tokens": trainer.tokens}
@@ -187,12 +190,44 @@ def train(base: Path, setup: Setup, seed: int, extra: Mapping[str, Any]) -> dict
     return found
 
 
+def table(result: Any) -> Table:
+    """What each seed reached, before -> after."""
+    rows: list[list[str]] = []
+    for name in (name for name in SETUPS if name in result):
+        runs = result[name]["runs"]
+        for title, score in _scores(name).items():
+            pairs = [[score(run["curve"][at]) for at in (0, -1)] for run in runs]
+            seeds = [f"{before:.3f} -> {after:.3f}" for before, after in pairs]
+            rows.append([f"`{result[name]['game']}`", title, ", ".join(seeds)])
+    return ["game", "score", "before -> after, by seed"], rows
+
+
+def _scores(name: str) -> dict[str, Callable[[Any], float]]:
+    """Title -> what it reads off a measurement."""
+    if name == "kuhn":
+        return {
+            "exploitability, chips a hand (perfect: 0)": lambda at: at["exploitability"],
+            "distance of the first player's value to -1/18": lambda at: at["distance"],
+            "chips a hand against a random player": lambda at: at["against_random"],
+            "chips a hand against a perfect player (at most 0)": lambda at: at["against_perfect"],
+        }
+
+    def share(who: str, what: str) -> Callable[[Any], float]:
+        return lambda at: float(at[who][what])
+
+    return {
+        f"{what} against a {who} player": share(who, what)
+        for who in ("random", "perfect")
+        for what in ("won", "drawn", "lost")
+    }
+
+
 def main() -> None:
     """Trains, prints, and writes the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--game", nargs="+", choices=sorted(SETUPS), default=sorted(SETUPS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--base", type=Path, default=OUT, help="of benchmarks.priming.games")
+    parser.add_argument("--base", type=Path, default=OUT, help="bases of benchmarks.priming.games")
     parser.add_argument("--set", default="{}", help="other settings, as JSON")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
@@ -201,7 +236,7 @@ def main() -> None:
     for name in options.game:
         setup, runs = SETUPS[name], []
         for seed in options.seeds:
-            run = train(options.base, setup, seed, json.loads(options.set))
+            run = train(options.base / setup.game, setup, seed, json.loads(options.set))
             runs.append(run)
             print(name, seed, run["curve"][0], run["curve"][-1], run.get("mean"), flush=True)
             print(name, seed, run["cpu_s"], "s", run.get("final"), flush=True)

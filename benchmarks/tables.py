@@ -30,6 +30,7 @@ HERE = Path(__file__).parent
 PAGES = (
     HERE.parent / "README.md",
     HERE.parent / "docs" / "environments.md",
+    HERE.parent / "docs" / "games.md",
     HERE.parent / "docs" / "methods.md",
     HERE.parent / "docs" / "results.md",
     HERE.parent / "sandbox" / "README.md",
@@ -210,6 +211,7 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own = ("late_outcome", "trust", "skill", "habit_or_skill", "vllm_training")
+    own += ("games", "self_play")
     found |= {name: partial(_of_script, name) for name in own if published(name)}
     if published("peers"):
         found["peers"] = peers

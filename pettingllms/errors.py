@@ -81,7 +81,7 @@ LISTED = 30
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known names, or lists them, at most `LISTED`."""
-    names = sorted(known)
+    names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(repr(match) for match in close)}?"

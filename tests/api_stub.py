@@ -25,7 +25,11 @@ class Stub(ThreadingHTTPServer):
         self.keys: set[str | None] = set()
         self.misbehave: Misbehave = lambda handler, number: False
         self.text: Callable[[dict[str, Any]], str] = said
-        self.usage: dict[str, int] | None = {"prompt_tokens": 7, "completion_tokens": 3}
+        self.usage: dict[str, int] | None = {
+            "prompt_tokens": 7,
+            "completion_tokens": 3,
+            "total_tokens": 10,
+        }
         self.busy = self.most_busy = 0
         self.let_go = threading.Event()
         """What `hang` waits for."""

@@ -49,10 +49,10 @@ def test_every_environment_has_constants_that_it_can_read(name):
 def unread(env, seed):
     """A search team that reads nothing: the question is the query, the last word found the answer."""
     env.reset(seed=seed)
-    question = env.unwrapped._state.question.text
+    question = env._state.question.text
     said = {"verifier_0": "no", "searcher_0": question}
     while not any((*env.terminations.values(), *env.truncations.values())):
-        found = [p.text for s in env.unwrapped._state.searches for p in s.found]
+        found = [p.text for s in env._state.searches for p in s.found]
         last = found[0].split()[-1] if found else "nothing"
         env.step(said.get(env.agent_selection, last))
     return env.infos["answerer_0"]["success"]

@@ -83,7 +83,12 @@ def test_a_mapped_index_finds_what_one_in_memory_finds(tmp_path):
 def test_an_index_is_built_once_and_again_only_where_the_corpus_has_changed(tmp_path, monkeypatch):
     built = []
     build = corpora._build
-    monkeypatch.setattr(corpora, "_build", lambda *given: (built.append(given), build(*given)))
+
+    def counting(*given):
+        built.append(given)
+        build(*given)
+
+    monkeypatch.setattr(corpora, "_build", counting)
     corpus, cache = written(tmp_path / "c.jsonl", ROWS), tmp_path / "cache"
     for _ in range(3):
         open_corpus(corpus, cache)

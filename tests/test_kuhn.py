@@ -66,12 +66,22 @@ def test_demonstrations_are_legal_and_show_all_moves_alike():
     poker = env("KuhnPoker-v1", prompt="compact")
     for _ in range(180):
         shown = list(play(noughts, rng))
-        assert all(demo.reply in legal_moves(demo.prompt) for demo in shown)
-        opening[shown[0].reply] += 1
+        moves = [demo.reply.rpartition(" ")[2] for demo in shown]
+        assert all(
+            move in legal_moves(demo.prompt) for move, demo in zip(moves, shown, strict=True)
+        )
+        opening[moves[0]] += 1
         cards.update(demo.reply for demo in play(poker, rng))
     assert len(opening) == 9
     assert max(opening.values()) < 40
-    assert set(cards) == {"[check]", "[bet]", "[call]", "[fold]"}
+    # The card, what was done before, and both legal actions after it.
+    after = {"": "check bet", "check": "check bet", "bet": "fold call", "check bet": "fold call"}
+    assert set(cards) == {
+        f"{card} {done} [{move}]".replace("  ", " ")
+        for card in "JQK"
+        for done, moves in after.items()
+        for move in moves.split()
+    }
 
 
 @games

@@ -137,9 +137,10 @@ def test_bamboogle_is_read(tmp_path):
     ids=range(7),
 )
 def test_a_row_of_which_nothing_can_be_made_is_named_with_its_number(tmp_path, row, why):
-    fine = {key: value for key, value in PLAIN["golden_answers"].items() if key != "id"}
-    fine = {**HOTPOT, "id": "x"} if "supporting_facts" in row else fine
-    if "paragraphs" in row:
+    fine: dict = {"question": "Who?", "golden_answers": ["Ann"]}
+    if "supporting_facts" in row:
+        fine = {**HOTPOT, "id": "x"}
+    elif "paragraphs" in row:
         fine = {**row, "paragraphs": []}
     loaded = load_questions(written(tmp_path, fine, row), skip_bad=True)
     assert len(loaded.records) == 1
@@ -176,7 +177,7 @@ def test_the_passages_of_a_set_can_be_searched(tmp_path, corpus):
     env = search_v0.env(dataset=source, corpus=corpus, cache=tmp_path, topology="single", top=3)
     env.reset(seed=0)
     env.step("<search>bonn</search>")
-    found = {passage.title for passage in env.unwrapped._state.searches[0].found}
+    found = {passage.title for passage in env._state.searches[0].found}
     assert found == ({"Bonn"} if corpus == "own" else {"Bonn", "C"})
     assert env.infos["solver_0"]["recall"] == 0.5
     env.step("<search>what is big</search>")

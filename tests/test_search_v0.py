@@ -92,7 +92,7 @@ def test_every_topology_keeps_the_promises_of_training(topology):
 
 def oracle(env):
     """The right reply of the agent whose turn it is."""
-    state = env.unwrapped._state
+    state = env._state
     agent = env.agent_selection
     keys = {passage.text for search in state.searches for passage in search.found}
     missing = [held for held in state.question.gold if held not in keys]
@@ -149,7 +149,7 @@ def test_the_budget_of_searches_is_the_same_in_every_topology(topology, turns):
     env = search_v0.env(topology=topology, max_turns=turns)
     never = {"verifier_0": REPLIES[1], "answerer_0": REPLIES[1], "solver_0": REPLIES[2]}
     played(env, lambda env: never.get(env.agent_selection, REPLIES[2]))
-    assert env.unwrapped._state.used == turns - 1
+    assert env._state.used == turns - 1
     assert all(env.truncations.values())
 
 
@@ -170,13 +170,13 @@ def test_stalling_earns_nothing(rewards, turns):
     at_once = played(env, oracle)[0]
 
     def stalls(env):
-        last = env.unwrapped._state.used == env.unwrapped.budget
+        last = env._state.used == env.budget
         waits = {"verifier_0": REPLIES[1], "searcher_0": None, "answerer_0": None}[
             env.agent_selection
         ]
         if waits and not last:
             return waits
-        return oracle(env) if env.unwrapped._state.recall < 1 or last else REPLIES[2]
+        return oracle(env) if env._state.recall < 1 or last else REPLIES[2]
 
     total = played(env, stalls)[0]
     assert total <= at_once - (0.0 if rewards == "sparse" else 0.5)
@@ -210,7 +210,7 @@ def test_all_queries_of_an_episode_together_earn_at_most_one():
         env,
         lambda env: (
             oracle(env)
-            if env.agent_selection == "searcher_0" and env.unwrapped._state.recall < 1
+            if env.agent_selection == "searcher_0" and env._state.recall < 1
             else REPLIES[1]
             if env.agent_selection == "answerer_0"
             else REPLIES[2]
@@ -290,7 +290,7 @@ def test_a_hostile_passage_stays_within_bounds_and_is_never_parsed(tmp_path):
 def test_agents_see_queries_and_what_was_new():
     env = search_v0.env()
     env.reset(seed=0)
-    query = oracle_query = env.unwrapped._state.question.gold[0].rsplit(" ", 1)[0]
+    query = oracle_query = env._state.question.gold[0].rsplit(" ", 1)[0]
     for _ in range(2):
         env.step(REPLIES[1])
         env.step(f"thoughts <search>{query}</search>")
@@ -298,7 +298,7 @@ def test_agents_see_queries_and_what_was_new():
     assert shown.count(f"Search: {oracle_query}") == 2
     assert "thoughts" not in shown
     assert "Nothing new was found." in shown
-    assert f"[1] {env.unwrapped._state.searches[0].found[0].text}" in shown
+    assert f"[1] {env._state.searches[0].found[0].text}" in shown
     assert "Searches left: 1." in shown
 
 
@@ -307,7 +307,7 @@ def test_a_situation_is_the_same_whatever_led_to_it():
     for first, second in (("a b", "b a"), ("b a", "a b")):
         env = search_v0.env()
         env.reset(seed=0)
-        known = env.unwrapped._state.question.gold
+        known = env._state.question.gold
         queries = {"a b": known[0].rsplit(" ", 1)[0], "b a": known[1].rsplit(" ", 1)[0]}
         for query in (first, second):
             env.step(REPLIES[1])

@@ -198,7 +198,9 @@ def test_a_command_of_a_card_makes_the_same_settings(tmp_path):
     )
     words = training_command(config).split()
     assert words[0] == "pettingllms-train"
-    assert resolve(parse(words[1:]).config) == config
+    read = parse(words[1:]).config
+    assert read is not None
+    assert resolve(read) == config
     assert "--learning-rate" not in words
 
 

@@ -1,9 +1,11 @@
-"""Make a base that knows two games' rules and nothing else: `python -m benchmarks.priming.games [--out DIR]`.
+"""Make bases that know a game's rules and nothing else: `python -m benchmarks.priming.games [GAME ...]`.
 
-Trains a tokenizer and a model of the embedded model's architecture on demonstrations of TextArena's
-Kuhn poker and Tic-Tac-Toe: what a player is shown, in the compact prompt, and a legal move, drawn uniformly from all of
-them. So the base writes moves that can be read, and plays at random; what a move is worth is left to
-self-play. The embedded tokenizer cuts these prompts into more than twice as many
+Trains a tokenizer and a model of the embedded model's architecture for each of two games, on demonstrations of
+Kuhn poker or Tic-Tac-Toe from TextArena: what a player is shown, in the compact prompt, and a reply, which repeats the player's
+situation (`K check bet [call]`, `X 1 O 3 4 5 6 7 8 [4]`) before a legal move that is drawn uniformly from all of
+them. So the base reads its situation, writes moves that can be read, and plays at random; what a move is worth is left to
+self-play. Without the repetition its moves do not depend on its card, and self-play does not find
+out in 80 steps that they should. The embedded tokenizer cuts these prompts into more than twice as many
 tokens: 99 and 229 on average, against 42 and 109 with a tokenizer of their own.
 """
 
@@ -27,11 +29,11 @@ from pettingllms.envs.textarena_v0 import env
 
 logger = logging.getLogger(__name__)
 
-OUT = Path(__file__).parents[1] / "out" / "games-base"
-GAMES = ("KuhnPoker-v1", "TicTacToe-v0")
-PHASE = Phase("random play", steps=600, habit=None, muon_lr=0.02, adamw_lr=3e-3)
-POOL = 16_000
-"""Demonstrations; Tic-Tac-Toe has 5,478 positions, and more ways to reach them."""
+OUT = Path(__file__).parents[1] / "out" / "games"
+STEPS = {"KuhnPoker-v1": 150, "TicTacToe-v0": 500}
+PHASE = Phase("random play", steps=0, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+POOL = {"KuhnPoker-v1": 200, "TicTacToe-v0": 12_000}
+"""Demonstrations; Kuhn poker has 12 situations, Tic-Tac-Toe 5,478 positions, and more ways to reach them."""
 
 
 def legal_moves(text: str) -> list[str]:
@@ -40,49 +42,66 @@ def legal_moves(text: str) -> list[str]:
     return re.findall(r"'(\[\w+\])'", offered[2])
 
 
+def situation(text: str) -> str:
+    """What a player of either game has to know, in short."""
+    card = re.search(r"card is: '(\w)'", text)
+    if card is None:
+        rows = re.findall(r"^ (\S) \| (\S) \| (\S) $", text, re.MULTILINE)
+        return " ".join(cell for row in rows for cell in row)
+    return " ".join([card[1], *re.findall(r"submitted move: '\[(\w+)\]'", text)])
+
+
+def reply(text: str, move: str) -> str:
+    """The situation and a move, in the form of the demonstrations."""
+    return f"{situation(text)} {move}"
+
+
 def play(game: Any, rng: random.Random) -> Iterator[Demo]:
     """The decisions of one game of random legal moves."""
     game.reset(seed=rng.getrandbits(32))
     while not any(game.terminations.values()):
         text = game.observe(game.agent_selection)["text"]
         move = rng.choice(legal_moves(text))
-        yield Demo(text, move)
+        yield Demo(text, reply(text, move))
         game.step(move)
 
 
-def pool(seed: int) -> list[Demo]:
-    """Demonstrations, one in five of Kuhn poker, which has 12 situations only."""
-    rng = random.Random(seed)
-    games = [env(name, prompt="compact") for name in GAMES]
+def pool(name: str, seed: int) -> list[Demo]:
+    """Demonstrations of a game."""
+    rng, game = random.Random(seed), env(name, prompt="compact")
     found: list[Demo] = []
-    while len(found) < POOL:
-        found += play(games[rng.random() > 0.5], rng)
+    while len(found) < POOL[name]:
+        found += play(game, rng)
     return found
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Primes a base for the two games and writes it as an ordinary Hugging Face checkpoint."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.games", description=__doc__)
-    parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
-    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
-    parser.add_argument("--steps", type=int, default=PHASE.steps, help="optimizer steps")
-    options = parser.parse_args(argv)
-    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
-    torch.set_num_threads(1)
-    started = time.process_time()
-    demos = pool(options.seed)
+def prime(name: str, seed: int) -> None:
+    """Primes a base for one game and writes it as an ordinary Hugging Face checkpoint."""
+    started, demos = time.process_time(), pool(name, seed)
 
     def draw(rng: random.Random, habit: float | None) -> Demo:
         del habit  # there is no bad habit
         text = rng.choice(demos).prompt
-        return Demo(text, rng.choice(legal_moves(text)))
+        return Demo(text, reply(text, rng.choice(legal_moves(text))))
 
-    tokenizer = build_tokenizer(options.seed, draw, units=[])
-    model = build_model(len(tokenizer), options.seed)
-    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
-    run_phase(model, tokenizer, PHASE._replace(steps=options.steps), options.seed, draw)
-    save(model, tokenizer, options.out)
-    logger.info("%s: %.0f s of CPU", options.out, time.process_time() - started)
+    tokenizer = build_tokenizer(seed, draw, units=[])
+    model = build_model(len(tokenizer), seed)
+    logger.info("%s: %d tokens, %d parameters", name, len(tokenizer), model.num_parameters())
+    run_phase(model, tokenizer, PHASE._replace(steps=STEPS[name]), seed, draw)
+    save(model, tokenizer, OUT / name)
+    logger.info("%s: %.0f s of CPU", OUT / name, time.process_time() - started)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Primes a base for each game."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.games", description=__doc__)
+    parser.add_argument("game", nargs="*", choices=list(STEPS), help="default: both")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    for name in options.game or STEPS:
+        prime(name, options.seed)
 
 
 if __name__ == "__main__":

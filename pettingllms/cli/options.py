@@ -266,7 +266,7 @@ class OptionParser(CommandParser):
             groups.setdefault(group, []).append(entry)
         groups["Command"] = groups.pop("Command")
         about = str(self.description)
-        if "env" in self.fields:
+        if {"env", "model"} <= self.fields.keys():
             model = f"--model {defaults['model']}" if defaults["model"] else "the embedded model"
             about += f" The defaults shown are those for --env {defaults['env']} and {model}."
         lines = [self.format_usage(), textwrap.fill(about, width), ""]

@@ -133,7 +133,12 @@ def _last(part: str) -> str:
 def training_command(config: ATGRPOConfig) -> str:
     """The command with the settings that are not the defaults of their model and environment."""
     shown = public_settings(config)
-    fixed = {"env": config.env, "model": config.model, "method": config.method, "full": config.full}
+    fixed: dict[str, Any] = {
+        "env": config.env,
+        "model": config.model,
+        "method": config.method,
+        "full": config.full,
+    }
     usual = dataclasses.asdict(resolve(ATGRPOConfig(**fixed, max_tokens=config.max_tokens)))
     always = ("env", "model", "policies", "method", "max_tokens")
     chosen = {k: v for k, v in shown.items() if k in always or v != usual[k]}

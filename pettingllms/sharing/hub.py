@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx2
 from huggingface_hub import HfApi, constants, get_token
 from huggingface_hub.errors import HfHubHTTPError, HFValidationError
-from huggingface_hub.utils import validate_repo_id
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError

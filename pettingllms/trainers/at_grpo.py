@@ -39,6 +39,7 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
+from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
 from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
@@ -78,10 +79,11 @@ class ATGRPO:
         self.step = self.tokens = 0
         self.intact = True
         """False while optimizers step: an error then leaves policies that do not belong together."""
+        self.settings = {name: own_settings(config, name) for name in self.trained}
         trainable = {name: policies.parameters(name) for name in self.trained}
         team = policies.roles_to_policies, self.trained
         self.updates = {name: self.cast.updates(name, *team) for name in self.trained}
-        self.optimizers, self.schedulers = optimization(config, trainable, self.updates)
+        self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
 
     def train(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
@@ -198,7 +200,7 @@ class ATGRPO:
 
     def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of all micro-batches; returns its norm before that."""
-        config, heat, policies = self.config, self.config.temperature, self.policies
+        config, heat, policies = self.settings[policy], self.config.temperature, self.policies
         for batch in policies.microbatches(own.samples, config.tokens_per_batch):
             base_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
             logp_BT, entropy_BT = policies.logprobs(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.per_policy import own_settings
 from pettingllms.types import Advantage, Candidate, Group, Sample
 
 
@@ -57,8 +58,12 @@ def policy_batches(
     means over completions it counts with "count", as in TRL, and not with "drop".
     """
     keep = config.silent_groups == "count"
-    needed = keep and (config.beta != 0 or config.entropy_coef != 0)
-    return {policy: _batch(config, policy, groups, keep, needed) for policy in policies}
+    found = {}
+    for policy in policies:
+        own = own_settings(config, policy)
+        needed = keep and (own.beta != 0 or own.entropy_coef != 0)
+        found[policy] = _batch(config, policy, groups, keep, needed)
+    return found
 
 
 def _batch(

@@ -129,6 +129,12 @@ class ATGRPOConfig:
         "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
         "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
+    policy_settings: str | None = policies_setting(
+        None,
+        "Settings of the update that single policies have for themselves, as JSON: "
+        '\'{"tester": {"learning_rate": 5e-5}}\'',
+        json=True,
+    )
     full: bool = policies_setting(
         False, "Each policy is a full copy of the model instead of an adapter", shared="run"
     )

@@ -11,6 +11,7 @@ from pettingllms.rollout.episode import AnyEnv
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.per_policy import check_policy_settings
 from pettingllms.trainers.play import check_shards
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
@@ -28,7 +29,7 @@ def check_method(
         ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
             estimator cannot compare or that the environment is too long for, an environment that
             lacks what the estimator needs, a cast for other teams, turns that no episode has,
-            workers without shards.
+            workers without shards, settings that a policy cannot have for itself.
     """
     check_shards(config)
     _check_turns(config, env)
@@ -36,6 +37,7 @@ def check_method(
     plugin_of(RewardTransform, config, parts.get("reward_transform"))
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
+    check_policy_settings(config, trained)
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:

@@ -19,29 +19,32 @@ from pettingllms.trainers.config import ResolvedConfig
 
 
 def optimization(
-    config: ResolvedConfig,
+    settings: Mapping[str, ResolvedConfig],
     parameters: Mapping[str, Iterable[torch.nn.Parameter]],
     updates: Mapping[str, int],
 ) -> tuple[dict[str, torch.optim.AdamW], dict[str, Any]]:
     """Each policy's optimizer, and the schedule of its learning rate.
 
     Args:
-        config: the settings.
+        settings: policy -> its settings.
         parameters: policy -> what it trains.
         updates: policy -> its optimizer steps in the whole run, over which its learning rate falls.
     """
     optimizers = {
         policy: torch.optim.AdamW(
             own,
-            lr=config.learning_rate,
-            betas=(config.adam_beta1, config.adam_beta2),
-            weight_decay=config.weight_decay,
+            lr=settings[policy].learning_rate,
+            betas=(settings[policy].adam_beta1, settings[policy].adam_beta2),
+            weight_decay=settings[policy].weight_decay,
         )
         for policy, own in parameters.items()
     }
     return optimizers, {
         policy: get_scheduler(
-            config.lr_scheduler_type, optimizer, config.warmup_steps, updates[policy]
+            settings[policy].lr_scheduler_type,
+            optimizer,
+            settings[policy].warmup_steps,
+            updates[policy],
         )
         for policy, optimizer in optimizers.items()
     }

@@ -1,0 +1,7 @@
+"""The environment `coding` of pettingllms for verifiers: `vf-eval pettingllms-coding`."""
+
+from pettingllms.elsewhere.verifiers_env import plugin
+
+CodingTaskset, CodingEnv, AskOnce = plugin("coding")
+
+__all__ = ["AskOnce", "CodingEnv", "CodingTaskset"]

@@ -1,0 +1,7 @@
+"""The environment `math` of pettingllms for verifiers: `vf-eval pettingllms-math`."""
+
+from pettingllms.elsewhere.verifiers_env import plugin
+
+MathTaskset, MathEnv, AskOnce = plugin("math")
+
+__all__ = ["AskOnce", "MathEnv", "MathTaskset"]

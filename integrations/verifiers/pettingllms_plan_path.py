@@ -1,0 +1,7 @@
+"""The environment `plan_path` of pettingllms for verifiers: `vf-eval pettingllms-plan-path`."""
+
+from pettingllms.elsewhere.verifiers_env import plugin
+
+PlanPathTaskset, PlanPathEnv, AskOnce = plugin("plan_path")
+
+__all__ = ["AskOnce", "PlanPathEnv", "PlanPathTaskset"]

@@ -1,0 +1,7 @@
+"""The environment `sudoku` of pettingllms for verifiers: `vf-eval pettingllms-sudoku`."""
+
+from pettingllms.elsewhere.verifiers_env import plugin
+
+SudokuTaskset, SudokuEnv, AskOnce = plugin("sudoku")
+
+__all__ = ["AskOnce", "SudokuEnv", "SudokuTaskset"]

@@ -1,0 +1,222 @@
+"""Environments of this package as an OpenEnv (0.3) server: HTTP and WebSocket, an episode a session.
+
+Whoever acts next is in the observation, with its prompt; an action is a text. A session is a WebSocket
+connection, with an environment of its own; the HTTP calls `/reset` and `/step` of OpenEnv hold no
+session, so `/step` there is refused. Sessions are limited in number and age, messages in size
+(`pettingllms.elsewhere.bounded`). What a client sends is text of a model: nothing of it is bad input.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
+from openenv.core.env_server import Action, Environment, Observation, State, create_fastapi_app
+from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
+from pydantic import Field
+
+from pettingllms import __version__
+from pettingllms.elsewhere.bounded import Bounded
+from pettingllms.envs.aec import (
+    AnyEnv,
+    clone_env,
+    load_env,
+    next_agent,
+    observe_text,
+    role_of,
+    step_result,
+)
+from pettingllms.errors import ConfigError, PettingLLMsError
+
+
+@dataclass(frozen=True, slots=True)
+class ServerLimits:
+    """What a server bears."""
+
+    sessions: int = 16
+    """At the same time."""
+    age: float = 3600.0
+    """Seconds after which a session is ended, whatever it does; and without a message, too."""
+    message_bytes: int = 1 << 20
+    """Of a message of a client."""
+
+
+class TextAction(Action):  # type: ignore[misc]
+    """What the agent to act says."""
+
+    text: str
+
+
+class TextObservation(Observation):  # type: ignore[misc]
+    """What the agent to act sees, and what the step before it earned.
+
+    `reward` is that of the agent that took the step; `rewards` has all agents'.
+    """
+
+    agent: str | None = Field(None, description="Who acts next; null at the end of the episode")
+    role: str | None = Field(None, description="The role of that agent")
+    prompt: str = Field("", description="Its observation, a whole prompt")
+    acted: str | None = Field(None, description="Who took the step")
+    rewards: dict[str, float] = Field(default_factory=dict, description="Of every agent, this step")
+    info: dict[str, Any] = Field(default_factory=dict, description="What else is known of the step")
+
+
+class TextState(State):  # type: ignore[misc]
+    """Where an episode is."""
+
+    agents: list[str] = Field(default_factory=list)
+    returns: dict[str, float] = Field(default_factory=dict)
+    done: bool = False
+
+
+class TextEnvironment(Environment[TextAction, TextObservation, TextState]):  # type: ignore[misc]
+    """An episode of a multi-agent environment, one agent after the other.
+
+    Args:
+        template: copied, and never stepped itself.
+    """
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, template: AnyEnv) -> None:
+        super().__init__()
+        self._env = clone_env(template)
+        self._state = TextState()
+        self._started = False
+
+    def reset(
+        self,
+        seed: int | None = None,
+        episode_id: str | None = None,
+        options: dict[str, Any] | None = None,
+    ) -> TextObservation:
+        """Starts an episode; the first agent's observation.
+
+        Raises:
+            ConfigError: options that the environment does not read.
+        """
+        given = {} if options is None else {"options": options}
+        self._env.reset(seed=0 if seed is None else seed, **given)
+        names = list(map(str, self._env.possible_agents))
+        self._state = TextState(
+            episode_id=episode_id or str(uuid.uuid4()),
+            agents=names,
+            returns=dict.fromkeys(names, 0.0),
+        )
+        self._started = True
+        return self._observed()
+
+    def step(self, action: TextAction, timeout_s: float | None = None) -> TextObservation:
+        """Lets the agent to act say a text; the next agent's observation.
+
+        Raises:
+            ConfigError: there is no episode, or it is over.
+        """
+        del timeout_s  # the sandbox has limits of its own
+        if not self._started:
+            raise ConfigError(
+                "no episode has begun in this session; send reset first, over the WebSocket /ws"
+            )
+        agent = next_agent(self._env)
+        if agent is None:
+            raise ConfigError("the episode is over; send reset for another one")
+        self._env.step(action.text)
+        result = step_result(self._env, agent)
+        rewards = {agent: result.reward, **result.others}
+        for name, paid in rewards.items():
+            self._state.returns[name] = self._state.returns.get(name, 0.0) + paid
+        self._state.step_count += 1
+        return self._observed(agent, rewards, result.info)
+
+    @property
+    def state(self) -> TextState:
+        """Where the episode is."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the server says about itself."""
+        plain: Any = self._env.unwrapped
+        name = str(plain.metadata.get("name", type(plain).__name__))
+        about = f"{name} of pettingllms; agents in turn: {', '.join(self._env.possible_agents)}"
+        return EnvironmentMetadata(name=name, description=about, version=__version__)
+
+    def close(self) -> None:
+        """Ends the episode. The template's sandbox goes on, which all sessions share."""
+        self._started = False
+
+    def _observed(
+        self,
+        acted: str | None = None,
+        rewards: Mapping[str, float] | None = None,
+        info: Mapping[str, Any] | None = None,
+    ) -> TextObservation:
+        agent = next_agent(self._env)
+        self._state.done = agent is None
+        return TextObservation(
+            done=agent is None,
+            reward=None if acted is None else (rewards or {}).get(acted, 0.0),
+            agent=agent,
+            role=None if agent is None else role_of(agent),
+            prompt="" if agent is None else observe_text(self._env, agent),
+            acted=acted,
+            rewards=dict(rewards or {}),
+            info=plain_info(info or {}),
+        )
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    """Answers a request that our environment refuses."""
+    del request
+    return JSONResponse({"detail": str(error)}, status_code=400)
+
+
+def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of an info that JSON holds."""
+    return {str(key): value for key, value in info.items() if isinstance(value, _PLAIN)}
+
+
+_PLAIN = (str, int, float, bool, type(None))
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """An application, and the environment that its sessions are copies of."""
+
+    app: Any
+    template: AnyEnv
+    limits: ServerLimits = field(default_factory=ServerLimits)
+
+
+def served(name: str, limits: ServerLimits | None = None, **env_args: Any) -> Served:
+    """An ASGI application that serves an environment.
+
+    Args:
+        name: of the environment, or its path.
+        limits: what the server bears.
+        env_args: arguments of the environment.
+
+    Raises:
+        UnknownNameError: no environment of that name.
+        ConfigError: an argument that it does not take.
+    """
+    limits = limits or ServerLimits()
+    template = load_env(name, **env_args)
+
+    def make() -> TextEnvironment:
+        return TextEnvironment(template)
+
+    inner: FastAPI = create_fastapi_app(
+        make,
+        TextAction,
+        TextObservation,
+        concurrency_config=ConcurrencyConfig(
+            max_concurrent_envs=limits.sessions, session_timeout=limits.age
+        ),
+    )
+    inner.add_exception_handler(PettingLLMsError, _refused)
+    app = Bounded(inner, age=limits.age, message_bytes=limits.message_bytes)
+    return Served(app, template, limits)

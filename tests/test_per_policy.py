@@ -1,0 +1,77 @@
+"""Settings of single policies: what differs, what may, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pettingllms as pl
+from pettingllms.errors import ConfigError
+from pettingllms.session import plan_run
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.per_policy import OWN, own_settings
+from tests import letters_env
+
+torch.set_num_threads(1)
+SMALL: dict[str, Any] = {
+    "num_generations": 4,
+    "tasks_per_step": 8,
+    "max_completion_length": 8,
+    "max_steps": 1,
+    "eval_tasks": 1,
+    "eval_steps": 0,
+    "scoring_threads": 1,
+}
+
+
+def trained(folder: Path, **settings: Any) -> dict[str, bytes]:
+    pl.train(env=letters_env.env, output_dir=folder, **SMALL, **settings)
+    files = sorted(folder.glob("adapters/*/adapter_model.safetensors"))
+    return {path.parent.name: path.read_bytes() for path in files}
+
+
+def test_a_policy_with_a_rate_of_its_own_learns_at_it_and_the_others_as_before(
+    tmp_path: Path,
+) -> None:
+    still = trained(tmp_path / "still", learning_rate=0.0)["writer"]
+    plain = trained(tmp_path / "plain")
+    assert plain["writer"] != still
+    own: dict[str, Any] = {"writer": {"learning_rate": 0.0}}
+    assert trained(tmp_path / "own", policy_settings=own)["writer"] == still
+    assert trained(tmp_path / "other", policy_settings={"reader": own["writer"]}) == plain
+
+
+def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
+    config = resolve(
+        ATGRPOConfig(policy_settings={"a": {"epsilon": 0.1}, "b": {"loss_type": "cispo"}})  # type: ignore[arg-type]
+    )
+    assert own_settings(config, "a").epsilon_high == 0.1
+    assert own_settings(config, "b").epsilon_high == 5.0
+    assert own_settings(config, "c") is config
+
+
+@pytest.mark.parametrize(
+    ("own", "message"),
+    [
+        ({"testr": {"beta": 0.1}}, "not trained; did you mean 'tester'"),
+        ({"tester": {"num_generations": 4}}, "num_generations cannot differ between policies"),
+        ({"tester": {"learning_rate": -1.0}}, "of tester: learning_rate must be at least 0"),
+        ({"tester": {"learning_rat": 1.0}}, "learning_rat cannot differ .* learning_rate,"),
+        ({"tester": 3}, "of tester must be an object, got 3"),
+        ({"tester": {"loss_type": "cispo", "epsilon_high": 0.5}}, "of tester: epsilon_high"),
+    ],
+)
+def test_what_cannot_be_a_policys_own_is_refused_before_a_model_is_loaded(
+    own: dict[str, Any], message: str
+) -> None:
+    given: Any = own
+    with pytest.raises(ConfigError, match=message):
+        plan_run(ATGRPOConfig(env="coding", policy_settings=given))
+
+
+def test_every_setting_that_may_differ_is_one() -> None:
+    config = resolve(ATGRPOConfig())
+    assert all(hasattr(config, name) for name in OWN)
