@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -136,3 +138,27 @@ def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
     assert learner.do("add", 2).result() == 103
     learner.rebase(ray.put(7), same=False)
     assert learner.do("add", 1).result() == 8
+
+
+def test_nodes_with_another_version_are_refused(ray, monkeypatch):
+    from pettingllms.distributed import cluster
+
+    cluster.check_nodes(ray)
+    monkeypatch.setattr(cluster, "__version__", "0.0.0")
+    says = (
+        r"node 127\.0\.0\.1 of the cluster has pettingllms .*, this process pettingllms 0\.0\.0 on"
+    )
+    with pytest.raises(ConfigError, match=says):
+        cluster.check_nodes(ray)
+
+
+def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1"]
+    options = ["--ray-address", address, "--pools", '{"workers": {"gpus": 3}}']
+    run = ["--output-dir", str(tmp_path / "run")]
+    done = subprocess.run([*command, *options, *run], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "3 GPUs are wanted, and the cluster has 0" in last
+    assert not (tmp_path / "run").exists()
