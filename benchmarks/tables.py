@@ -211,8 +211,16 @@ def tables() -> dict[str, Callable[[], str]]:
     }
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
-    own = ["late_outcome", "trust", "skill", "habit_or_skill", "vllm_training"]
-    own += ["games", "self_play", "parts"]
+    own: list[str] = [
+        "late_outcome",
+        "trust",
+        "skill",
+        "habit_or_skill",
+        "vllm_training",
+        "games",
+        "self_play",
+        "parts",
+    ]
     found |= {name: partial(_of_script, name) for name in own if published(name)}
     if published("parts"):
         found |= {
