@@ -140,6 +140,13 @@ def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
     assert learner.do("add", 1).result() == 8
 
 
+def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
+    learner.rebase(ray.put(-1), same=False)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no such state"):
+            learner.ask("state").result()
+
+
 def test_nodes_with_another_version_are_refused(ray, monkeypatch):
     from pettingllms.distributed import cluster
 

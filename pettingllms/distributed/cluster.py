@@ -180,7 +180,7 @@ def _init(ray: Any, **options: Any) -> None:
     """Calls `ray.init`, and restores the signal handlers that it replaces."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     # Ray prints a paragraph for each process that dies; `fleet` logs a line.
     ray._private.worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
     if threading.current_thread() is threading.main_thread():
