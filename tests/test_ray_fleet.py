@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
-from tests.processes import alive, eventually
+from tests.processes import alive, descendants, eventually
 from tests.ray_actors import Hand, Sum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -19,6 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
+    import ray as _imported_before  # noqa: F401 - as a user may have done
+
     from pettingllms.distributed.cluster import connected
     from pettingllms.trainers.config import ATGRPOConfig
 
@@ -169,3 +173,12 @@ def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_pa
     last = done.stderr.strip().splitlines()[-1]
     assert "3 GPUs are wanted, and the cluster has 0" in last
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_of_this_machine_listens_on_the_loopback_address_alone(ray):
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    own, heard = set(descendants(os.getpid())), []
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid in own:
+            heard.append(connection.laddr.ip.removeprefix("::ffff:"))
+    assert set(heard) == {"127.0.0.1"}
