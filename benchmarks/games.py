@@ -110,7 +110,8 @@ def examined(name: str) -> dict[str, Any]:
 def _own_tests(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        from pettingzoo.test import api_test, seed_test
+        from pettingzoo.test.api_test import api_test
+        from pettingzoo.test.seed_test import seed_test
 
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115, PTH123 - they print that they passed
         try:

@@ -8,7 +8,7 @@ strategies a player, so that everything here is exact.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 CARDS = "JQK"
 DEALS = tuple(itertools.permutations(CARDS, 2))
@@ -36,7 +36,7 @@ def legal(history: tuple[str, ...]) -> tuple[str, str]:
 def equilibrium(bluff: float = 1 / 3) -> dict[Situation, float]:
     """Perfect play of both players; `bluff`, up to 1/3, is how often the first bets a jack."""
     raised = ("check", "bet")
-    first = {
+    first: dict[Situation, float] = {
         ("J", ()): bluff,
         ("Q", ()): 0.0,
         ("K", ()): 3 * bluff,
@@ -44,7 +44,7 @@ def equilibrium(bluff: float = 1 / 3) -> dict[Situation, float]:
         ("Q", raised): bluff + 1 / 3,
         ("K", raised): 1.0,
     }
-    second = {
+    second: dict[Situation, float] = {
         ("J", ("check",)): 1 / 3,
         ("Q", ("check",)): 0.0,
         ("K", ("check",)): 1.0,
@@ -102,7 +102,7 @@ def exploitability(strategy: Strategy) -> float:
     return (best["first"] + best["second"]) / 2
 
 
-def mean_strategy(strategies: list[Strategy]) -> dict[Situation, float]:
+def mean_strategy(strategies: Sequence[Strategy]) -> dict[Situation, float]:
     """The strategy that plays one of several, drawn before the hand: weighted by who gets where."""
     found = {}
     for seat in SITUATIONS:

@@ -84,8 +84,10 @@ def matches(
             illegal += games[number].infos[ours[number]]["parse_error"] is not None
         round_ += 1
     paid = [game.rewards[agent] for game, agent in zip(games, ours, strict=True)]
-    share = [sum(reward == value for reward in paid) / count for value in (1.0, 0.0, -1.0)]
-    return Score(*share, illegal / max(replies, 1))
+    won, drawn, lost = (
+        sum(reward == value for reward in paid) / count for value in (1.0, 0.0, -1.0)
+    )
+    return Score(won, drawn, lost, illegal / max(replies, 1))
 
 
 def over(game: Any) -> bool:

@@ -63,9 +63,9 @@ SETUPS = {
             "estimator": "agent",
             "num_generations": 8,
             "tasks_per_step": 12,
-            "max_steps": 60,
-            "learning_rate": 1e-2,
-            "beta": 0.05,
+            "max_steps": 45,
+            "learning_rate": 3e-3,
+            "beta": 0.1,
         },
     ),
     "tictactoe": Setup(

@@ -9,7 +9,8 @@ import warnings
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, seed_test
+from pettingzoo.test.api_test import api_test
+from pettingzoo.test.seed_test import seed_test
 
 from pettingllms.envs import check_env, clone_env, load_env
 from pettingllms.envs.check import continued, scripted, view

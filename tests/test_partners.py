@@ -327,6 +327,8 @@ def test_an_address_is_needed_and_one_without_a_use_refused(stub, model, tmp_pat
         evaluated(stub, "base")
     with pytest.raises(ConfigError, match="cannot be read"):
         plan_run(settings(stub, model, tmp_path / "run", api_key_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="kept by one process"):
+        plan_run(settings(stub, model, tmp_path / "run", workers=2))
     assert not (tmp_path / "run").exists()
 
 

@@ -8,12 +8,14 @@ import itertools
 import random
 import threading
 import warnings
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pettingzoo.test import api_test, seed_test
+from pettingzoo.test.api_test import api_test
+from pettingzoo.test.seed_test import seed_test
 
 from pettingllms.envs import check_env, clone_env, load_env, next_agent
 from pettingllms.envs.check import canonical, continued, scripted, view
@@ -257,7 +259,7 @@ def test_roles_name_the_seats():
         ),
         (lambda: load_env("textarena:KuhnPoker-v7"), UnknownNameError, "did you mean 'KuhnPoker-v"),
         (lambda: env("TicTacToe-v0", num_players=3), ConfigError, "has to be 2, received 3"),
-        (lambda: env("TicTacToe-v0", promt="full"), TypeError, "promt"),
+        (lambda: env("TicTacToe-v0", promt="full"), TypeError, "promt"),  # type: ignore[call-arg]
         (lambda: load_env("textarena:Nim-v0", promt="full"), ConfigError, "did you mean 'prompt'"),
         (lambda: env("Nim-v0", game_args={"pile": 3}), ConfigError, "cannot be made with"),
         (lambda: env("Debate-v0"), ConfigError, "OPENROUTER_API_KEY"),
@@ -272,7 +274,7 @@ def test_what_cannot_be_opened_is_explained(make, error, message, monkeypatch):
 
 
 def test_a_game_without_its_word_list_says_how_to_fetch_it(monkeypatch):
-    import nltk
+    nltk: Any = pytest.importorskip("nltk")
 
     monkeypatch.setattr(nltk.data, "path", [])
     monkeypatch.setattr(nltk, "download", lambda *_, **__: False)  # no network in a test
@@ -281,7 +283,7 @@ def test_a_game_without_its_word_list_says_how_to_fetch_it(monkeypatch):
 
 
 DEALS = list(itertools.permutations("JQK", 2))
-LINES = {
+LINES: dict[tuple[str, ...], int | str] = {
     ("check", "check"): 1,
     ("bet", "call"): 2,
     ("check", "bet", "call"): 2,
@@ -301,10 +303,8 @@ def test_kuhn_poker_pays_what_the_literature_says(line):
         for move in line:
             made.step(f"[{move}]")
         stake = LINES[line]
-        if isinstance(stake, str):
-            paid = 1 if stake == "first" else -1
-        else:
-            paid = stake if cards[0] > cards[1] else -stake
+        won = stake == "first" if isinstance(stake, str) else cards[0] > cards[1]
+        paid = (1 if isinstance(stake, str) else stake) * (1 if won else -1)
         assert made.rewards == {first: float(paid), second: float(-paid)}
         seen.add(tuple(cards))
         if len(seen) == len(DEALS):
@@ -314,3 +314,19 @@ def test_kuhn_poker_pays_what_the_literature_says(line):
 def test_breaking_the_rules_of_kuhn_poker_costs_as_much_as_its_worst_hand():
     made = played("KuhnPoker-v1", "[raise]", "[raise]")
     assert sorted(made.rewards.values()) == [-2.0, 2.0]
+
+
+def test_a_command_trains_a_policy_that_plays_itself(tmp_path, capsys):
+    pytest.importorskip("trl")
+    from pettingllms.cli.train import main
+
+    options = (
+        "--max-steps 1 --tasks-per-step 2 --eval-tasks 2 --max-completion-length 4 --eval-steps 0"
+    )
+    command = ["--env", "textarena:KuhnPoker-v1", "--method", "rae", "--policies", "shared"]
+    run = tmp_path / "run"
+    assert main([*command, *options.split(), "--output-dir", str(run)]) == 0
+    rows = (run / "trajectories.jsonl").read_text()
+    assert "Your card is" in rows
+    assert "Game Rules" not in rows  # the embedded model gets the compact prompt
+    assert (run / "summary.md").is_file()

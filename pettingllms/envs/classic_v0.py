@@ -102,13 +102,14 @@ class raw_env(GameEnv):
             self._game.reset(seed=seed)
         self._generators: Generators = swap.state
         self._earned = dict.fromkeys(self._seats, 0.0)
-        self._over, self._illegal = False, None
+        self._over = False
+        self._illegal: int | None = None
 
     def _prepare(self) -> None:
         """Puts back what a game keeps outside of itself: Go its size, in globals of a module."""
         put = getattr(self._game, "_overwrite_go_global_variables", None)
         if put is not None:
-            put(self._game._N)
+            put(vars(self._game)["_N"])
 
     def _to_move(self) -> int:
         return self._seats.index(str(self._game.agent_selection))
@@ -143,7 +144,7 @@ class raw_env(GameEnv):
         mask = observation.get("action_mask") if isinstance(observation, Mapping) else None
         if mask is None:
             mask = self._game.infos[agent].get("action_mask")
-        space = self._game.action_space(agent)
+        space: Any = self._game.action_space(agent)
         legal = range(space.n) if mask is None else [int(n) for n in np.flatnonzero(mask)]
         return {self._texts.name(self._game, agent, number): number for number in legal}
 
@@ -205,7 +206,9 @@ def _made(name: str, given: Mapping[str, Any]) -> AECEnv[Any, Any, Any]:
     try:
         with private(seeded(0)), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about spaces that nobody sees here
-            creator = resolve(entry_point, "game") if isinstance(entry_point, str) else entry_point
+            creator: Any = entry_point
+            if isinstance(entry_point, str):
+                creator = resolve(entry_point, "game")
             game: AECEnv[Any, Any, Any] = creator(**given).unwrapped
     except ModuleNotFoundError as error:
         raise ConfigError(f"{name} needs the package {error.name!r}: {INSTALL}") from error

@@ -14,7 +14,7 @@ from pettingllms.envs.generators import private, seeded
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 INSTALL = "pip install 'pettingllms[textarena]'"
-DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng brown"
+DOWNLOAD = "python -m nltk.downloader words averaged_perceptron_tagger_eng"
 """Fetches the word lists of NLTK that TextArena's word games read."""
 
 

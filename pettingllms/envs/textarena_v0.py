@@ -233,15 +233,15 @@ class Eliminated(list[int]):
 
     def __init__(self, players: Sequence[int], count: int) -> None:
         super().__init__(players)
-        self.count = count
+        self.total = count
 
     def __contains__(self, player: object) -> bool:
-        if len({*self}) >= self.count:
+        if len({*self}) >= self.total:
             raise RuntimeError("all players are out of the game")
         return super().__contains__(player)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Eliminated:
-        return Eliminated(self, self.count)
+        return Eliminated(self, self.total)
 
 
 def _lines(game: Any, messages: Sequence[Message]) -> str:
@@ -339,9 +339,9 @@ def _players(name: str, fresh: Any, given: int | None) -> int:
             return count
         except Exception as error:  # noqa: BLE001 - the game's own
             errors[count] = error
-    error = next(iter(errors.values()))
+    why = next(iter(errors.values()))
     tried = ", ".join(map(str, errors))
-    raise ConfigError(f"{_why_not(name, error, {})} (tried with num_players={tried})") from error
+    raise ConfigError(f"{_why_not(name, why, {})} (tried with num_players={tried})") from why
 
 
 def _copy(game: Any) -> Any:

@@ -69,7 +69,8 @@ class ATGRPOConfig:
 
     env: str = task_setting(
         "coding",
-        "Environment: a name (coding), or a path my_package.my_env:env of any PettingZoo AEC "
+        "Environment: a name (coding), a game (textarena:TicTacToe-v0, "
+        "pettingzoo:classic/connect_four_v3), or a path my_package.my_env:env of any PettingZoo AEC "
         "environment with text",
         shared="run",
     )
