@@ -44,7 +44,7 @@ def test_workers_change_no_bit(ray, workers, settings):
 
 
 def test_killed_workers_and_learners_change_no_bit(ray):
-    steps = iter(range(3))
+    steps = iter(range(4))
 
     def before(trainer: ATGRPO) -> None:
         match next(steps):
