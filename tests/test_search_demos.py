@@ -12,7 +12,7 @@ from benchmarks.priming import search as search_demos
 from benchmarks.priming.prime import UNITS
 from pettingllms.data import facts
 from pettingllms.envs import search_v0
-from pettingllms.envs.search_text import Reply, parse_reply
+from pettingllms.envs.search_text import SearchReply, parse_reply
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def test_replies_can_be_read_and_are_right(single):
     said = set()
     for role, question, *lines, reply in single:
         read = parse_reply(role, reply, compact=True)
-        assert isinstance(read, Reply)
+        assert isinstance(read, SearchReply)
         relation, start = question.split(" of ")
         held = [line for line in lines if line.startswith(f"{start} {relation} ")]
         assert len(held) <= 1
@@ -77,7 +77,7 @@ def test_of_several_look_ups_every_part_is_shown_and_none_is_preferred(several):
     for role, question, *lines, reply in several:
         *relations, start = question.split(" of ")
         read = parse_reply(role, reply, compact=True)
-        assert isinstance(read, Reply)
+        assert isinstance(read, SearchReply)
         if read.kind == "search":
             entity, relation = read.said.split(" ", 1)
             assert entity in question or any(entity in line for line in lines)

@@ -192,7 +192,7 @@ def _all_summed(
     entries = [(*_entries(postings, word), count) for word, count in terms]
     numbers = np.concatenate([passages for passages, _, _ in entries])
     weights = np.concatenate([count * scores.astype(np.float64) for _, scores, count in entries])
-    sums: NDArray[np.float64] = np.bincount(numbers, weights, minlength=size)
+    sums: NDArray[Any] = np.bincount(numbers, weights, minlength=size)
     found = np.flatnonzero(sums)
     return found, sums[found]
 
