@@ -20,7 +20,7 @@ from benchmarks.priming.example import Demo
 from pettingllms.data import facts
 from pettingllms.data.facts import World, asked, fact
 from pettingllms.data.questions import Passage
-from pettingllms.envs.search_text import Search, compact_prompt
+from pettingllms.envs.search_text import Lookup, compact_prompt
 
 ROLES = {"verifier": 0.3, "searcher": 0.3, "answerer": 0.25, "solver": 0.15}
 """How often each role is shown."""
@@ -109,9 +109,9 @@ def beside(world: World, rng: random.Random, start: str, relation: str, thing: s
     return passages
 
 
-def searched(passages: list[str]) -> Search:
+def searched(passages: list[str]) -> Lookup:
     """Passages as an earlier search found them; a compact prompt does not show its query."""
-    return Search("", tuple(map(Passage, passages)))
+    return Lookup("", tuple(map(Passage, passages)))
 
 
 def units() -> list[str]:

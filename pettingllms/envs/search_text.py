@@ -30,7 +30,7 @@ _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _WORD = re.compile(r"\w")
 
 
-class Search(NamedTuple):
+class Lookup(NamedTuple):
     """A search of an episode, and what it found that was not there before."""
 
     query: str
@@ -100,7 +100,7 @@ def _checked(reply: SearchReply) -> SearchReply | ParseError:
 
 
 def compact_prompt(
-    role: str, question: str, searches: Sequence[Search], *, may_pass: bool = False
+    role: str, question: str, searches: Sequence[Lookup], *, may_pass: bool = False
 ) -> str:
     """Prompt in few tokens, for the embedded model: role, question, and the passages found.
 
@@ -138,7 +138,7 @@ _MAY_PASS = (
 
 
 def full_prompt(
-    role: str, question: str, searches: Sequence[Search], *, left: int, may_pass: bool = False
+    role: str, question: str, searches: Sequence[Lookup], *, left: int, may_pass: bool = False
 ) -> str:
     """Prompt of rules, question and passages, for real language models.
 
@@ -156,7 +156,7 @@ def full_prompt(
     return "\n\n".join(parts)
 
 
-def _shown(searches: Sequence[Search]) -> list[str]:
+def _shown(searches: Sequence[Lookup]) -> list[str]:
     """Queries with the passages that they found, as many of the latest as have room."""
     blocks: list[str] = []
     number = sum(len(search.found) for search in searches)

@@ -75,7 +75,7 @@ from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import (
-    Search,
+    Lookup,
     SearchReply,
     compact_prompt,
     full_prompt,
@@ -113,7 +113,7 @@ class SearchState:
     question: Question
     due: str
     """Role that acts next."""
-    searches: tuple[Search, ...] = ()
+    searches: tuple[Lookup, ...] = ()
     used: int = 0
     """Searches that have been made or wasted."""
     turns: int = 0
@@ -259,7 +259,7 @@ class raw_env(TeamEnv):
     def _searched(self, state: SearchState, role: str, query: str) -> Outcome:
         before = {passage for search in state.searches for passage in search.found}
         found = tuple(p for p in self._found(state, query) if p not in before)
-        searches = (*state.searches, Search(query, found))
+        searches = (*state.searches, Lookup(query, found))
         recall = _recall(state.question, searches)
         after = replace(
             state, searches=searches, recall=recall, used=state.used + 1, turns=state.turns + 1
@@ -307,7 +307,7 @@ class raw_env(TeamEnv):
         return "\n".join([*lines, f"reference: {' or '.join(state.question.answers) or '-'}"])
 
 
-def _recall(question: Question, searches: tuple[Search, ...]) -> float:
+def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
     """Share of what a question takes that the searches have found, from 0 to 1."""
     found = [passage for search in searches for passage in search.found]
     if question.gold:
