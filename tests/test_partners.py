@@ -155,6 +155,7 @@ def test_a_baseline_behind_an_api_loads_no_model(stub, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_base", None)
     result = evaluated(stub, "api:big/model:8b", tmp_path / "out")
     assert list(result.teams) == ["api"]
+    assert not any(name.endswith("/tokens") for name in result.main.scores)
     assert result.success is not None
     assert {body["model"] for body in stub.bodies} == {"big/model:8b"}
     paid = len(stub.bodies)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
 from benchmarks import parts
-from benchmarks.priming import RECIPES, SOURCES, prime
+from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.envs import make
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.types import Request
@@ -56,3 +58,13 @@ def test_every_recipe_has_phases_and_the_embedded_one_its_five_environments():
     assert set(RECIPES) == set(prime.PHASES_OF)
     assert list(SOURCES) == ["coding", "plan_path", "sokoban", "sudoku", "math"]
     assert all(phase.habit == 0.0 for phase in prime.PHASES_OF["parts"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "source"), [(recipe, name) for recipe, kinds in RECIPES.items() for name in kinds]
+)
+def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
+    rng = random.Random(source)
+    for habit in (0.0, 1.0):
+        drawn = [draw(rng, habit, {source: RECIPES[recipe][source]}) for _ in range(20)]
+        assert all(demo.prompt and demo.reply for demo in drawn)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
-from tests.processes import alive, eventually
+from tests.processes import alive, descendants, eventually
 from tests.ray_actors import Hand, Sum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -19,6 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
+    import ray as _imported_before  # noqa: F401 - as a user may have done
+
     from pettingllms.distributed.cluster import connected
     from pettingllms.trainers.config import ATGRPOConfig
 
@@ -140,6 +144,13 @@ def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
     assert learner.do("add", 1).result() == 8
 
 
+def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
+    learner.rebase(ray.put(-1), same=False)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no such state"):
+            learner.ask("state").result()
+
+
 def test_nodes_with_another_version_are_refused(ray, monkeypatch):
     from pettingllms.distributed import cluster
 
@@ -162,3 +173,12 @@ def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_pa
     last = done.stderr.strip().splitlines()[-1]
     assert "3 GPUs are wanted, and the cluster has 0" in last
     assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_of_this_machine_listens_on_the_loopback_address_alone(ray):
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    own, heard = set(descendants(os.getpid())), []
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid in own:
+            heard.append(connection.laddr.ip.removeprefix("::ffff:"))
+    assert set(heard) == {"127.0.0.1"}

@@ -259,8 +259,12 @@ def test_roles_name_the_seats():
         ),
         (lambda: load_env("textarena:KuhnPoker-v7"), UnknownNameError, "did you mean 'KuhnPoker-v"),
         (lambda: env("TicTacToe-v0", num_players=3), ConfigError, "has to be 2, received 3"),
-        (lambda: env("TicTacToe-v0", promt="full"), TypeError, "promt"),  # type: ignore[call-arg]
-        (lambda: load_env("textarena:Nim-v0", promt="full"), ConfigError, "did you mean 'prompt'"),
+        (lambda: env("TicTacToe-v0", num_player=2), TypeError, "num_player"),  # type: ignore[call-arg]
+        (
+            lambda: load_env("textarena:Nim-v0", num_player=2),
+            ConfigError,
+            "did you mean 'num_players'",
+        ),
         (lambda: env("Nim-v0", game_args={"pile": 3}), ConfigError, "cannot be made with"),
         (lambda: env("Debate-v0"), ConfigError, "OPENROUTER_API_KEY"),
         (lambda: env("UsedCar-v0-balanced"), ConfigError, "not a part of its package"),

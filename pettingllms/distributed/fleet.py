@@ -201,11 +201,7 @@ class JournaledActor:
         self._drop()
 
     def _do(self, job: tuple[Any, ...]) -> Any:
-        try:
-            result = self._steadily(job)
-        except BaseException:
-            self._drop()  # it may have done half of the job
-            raise
+        result = self._steadily(job)
         self._journal.append(job)
         return result
 
@@ -230,6 +226,7 @@ class JournaledActor:
                         self._call(earlier)
                 return None if job is None else self._call(job)
             except RayTaskError as error:
+                self._drop()  # half of a job, or of `load`, may be done
                 raise _cause(error) from error
             except LOST as error:
                 if _cannot_be_made(error):
