@@ -48,6 +48,7 @@ def main() -> None:
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--runs", type=int, default=20, help="of chaos")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64], help="sleepers")
+    options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
     options.add_argument("--shards", type=int, default=512, help="of the sleepers' step")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
@@ -56,7 +57,7 @@ def main() -> None:
     elif given.what == "chaos":
         rows = chaos(given.runs, given.steps)
     else:
-        rows = sleepers(given.workers, given.shards)
+        rows = sleepers(given.workers, given.shards, given.seconds)
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -198,7 +199,7 @@ class _Killer(threading.Thread):
     def run(self) -> None:
         """Hits until it has done so often enough."""
         while len(self.hits) < self._most and not self.over.wait(self._random.uniform(1, 8)):
-            kind = self._random.choice(("Worker", "Learner"))
+            kind = self._random.choice(("RolloutWorker", "Learner"))
             number = signal.SIGSTOP if self._random.random() < 0.2 else signal.SIGKILL
             if targets := actors(kind):
                 with contextlib.suppress(ProcessLookupError):
@@ -206,8 +207,8 @@ class _Killer(threading.Thread):
                     self.hits.append(f"{number.name} {kind}")
 
 
-def sleepers(sizes: list[int], shards: int) -> list[dict[str, Any]]:
-    """Shards of one second each, by 1 to 64 workers; a shard's record has 100 kB."""
+def sleepers(sizes: list[int], shards: int, seconds: float) -> list[dict[str, Any]]:
+    """Shards of some seconds each, by 1 to 64 workers; a shard's record has 100 kB."""
     from pettingllms.distributed.fleet import Fleet
 
     rows: list[dict[str, Any]] = []
@@ -221,7 +222,7 @@ def sleepers(sizes: list[int], shards: int) -> list[dict[str, Any]]:
                     job.result()
                 count, reply = max(8, shards * size // max(sizes)), os.urandom(100_000)
                 before, began = time.process_time(), time.perf_counter()
-                for job in [fleet.submit("play", 1.0, reply) for _ in range(count)]:
+                for job in [fleet.submit("play", seconds, reply) for _ in range(count)]:
                     job.result()
                 rate = count / (time.perf_counter() - began)
                 driver = (time.process_time() - before) / count

@@ -1,8 +1,9 @@
 """How fast passages are searched, how much memory that takes, and how long an index takes to open.
 
-    python -m benchmarks.search_speed --passages 100000 1000000
+    python -m benchmarks.search_speed --passages 1000 100000
+    python -m benchmarks.search_speed --passages 1000000 --words 12
 
-Passages of 60 words drawn as in English (the word of rank r with weight 1/r, half a million words). Queries are words of a
+Passages of 60 words, or `--words`, drawn as in English (the word of rank r with weight 1/r, half a million words). Queries are words of a
 passage: 3 rare ones, as an agent writes names, or 10 as they come, as an agent copies a question; `worst` are the
 32 most frequent words. Queries a second of CPU time on one thread, after the first hundred. Each size is built
 in a folder of its own and opened in a new process, so that its memory is that of searching alone:
@@ -29,7 +30,7 @@ from benchmarks.sandbox import report
 from pettingllms.data.corpora import open_corpus, open_index
 from pettingllms.data.retrieval import Index
 
-WORDS, LENGTH = 500_000, 60
+WORDS = 500_000
 TOP = 5
 
 
@@ -37,6 +38,7 @@ def main() -> None:
     """Prints the tables, and writes them as JSON where asked."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--passages", type=int, nargs="+", default=[1_000, 100_000])
+    options.add_argument("--words", type=int, default=60, help="of a passage, at least 12")
     options.add_argument("--queries", type=int, default=2_000, help="of each kind")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     options.add_argument("--opened", type=Path, help=argparse.SUPPRESS)
@@ -44,16 +46,16 @@ def main() -> None:
     if arguments.opened:
         sys.stdout.write(json.dumps(searched(arguments.opened, arguments.queries)))
         return
-    rows = [measured(size, arguments.queries) for size in arguments.passages]
+    rows = [measured(size, arguments.words, arguments.queries) for size in arguments.passages]
     report("search_speed", arguments, rows)
 
 
-def measured(size: int, queries: int) -> dict[str, Any]:
+def measured(size: int, length: int, queries: int) -> dict[str, Any]:
     """Builds a corpus of a size, and searches it from another process."""
     with tempfile.TemporaryDirectory() as place:
         corpus, cache = Path(place, "corpus.jsonl"), Path(place, "cache")
         with corpus.open("w", encoding="utf-8") as file:
-            for number, text in enumerate(texts(size)):
+            for number, text in enumerate(texts(size, length)):
                 file.write(
                     json.dumps({"id": number, "title": f"title{number}", "text": text}) + "\n"
                 )
@@ -65,15 +67,21 @@ def measured(size: int, queries: int) -> dict[str, Any]:
         command = [sys.executable, "-m", "benchmarks.search_speed"]
         command += ["--opened", str(folder), "--queries", str(queries)]
         found = json.loads(subprocess.run(command, check=True, capture_output=True).stdout)
-    return {"passages": size, "build, CPU s": built, "on disk, MiB": disk / 2**20, **found}
+    return {
+        "passages": size,
+        "words": length,
+        "build, CPU s": built,
+        "on disk, MiB": disk / 2**20,
+        **found,
+    }
 
 
-def texts(size: int) -> Iterator[str]:
+def texts(size: int, length: int) -> Iterator[str]:
     """Texts of words that are as frequent as their rank says."""
     rng = np.random.default_rng(0)
     weights = np.cumsum(1 / np.arange(1, WORDS + 1))
     for _ in range(0, size, 1_000):
-        drawn = np.searchsorted(weights, rng.random((1_000, LENGTH)) * weights[-1])
+        drawn = np.searchsorted(weights, rng.random((1_000, length)) * weights[-1])
         yield from (" ".join(f"w{word}" for word in row) for row in drawn)
 
 

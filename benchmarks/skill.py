@@ -9,7 +9,8 @@
 2. Teams are trained from a base that was primed for a quarter of the time and has no habits (`half`):
    what they win is not a habit overcome, but a skill that the base had only half.
 
-Writes `results/skill.json`; finished runs and evaluations are not repeated.
+Writes `results/skill.json` after each environment, with the digests of both checkpoints; the table has a row for everything
+above, `not measured` where nothing is published. Finished runs and evaluations are not repeated.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from typing import Any
 from benchmarks.evidence import Table, spread
 from benchmarks.learning import HERE, TASKS, timing
 from pettingllms.envs import make
+from pettingllms.evaluation.folder import digest
 from pettingllms.runs import versions
 
 RESULTS = HERE / "results" / "skill.json"
 ENVIRONMENTS = ("plan_path", "sudoku", "sokoban", "math")
+SKILLS = ENVIRONMENTS[:3]
+"""Where teams are trained from the half-primed base."""
 OPTIONS = {
     "learning-rate": 5e-4,
     "num-generations": 16,
@@ -91,10 +95,17 @@ def trained(env: str, half: Path, out: Path, seed: int) -> dict[str, Any]:
 def table(results: Any) -> Table:
     """What the checkpoint before the habits does, and what training adds to a half-primed one."""
     rows = [
-        [f"`{env}`, before the habits", *_cells(env, [scores])]
-        for env, scores in results["clean"].items()
+        [f"`{env}`, before the habits", *_cells(env, [results["clean"][env]])]
+        if env in results["clean"]
+        else [f"`{env}`, before the habits", *MISSING]
+        for env in ENVIRONMENTS
     ]
-    for env, runs in results["half"].items():
+    for env in SKILLS:
+        if env not in results["half"]:
+            rows.append([f"`{env}`, half primed", *MISSING])
+            rows.append([f"`{env}`, half primed, then trained", *MISSING])
+            continue
+        runs = results["half"][env]
         teams = [scores for name, scores in runs.items() if name != "before"]
         rows.append([f"`{env}`, half primed", *_cells(env, [runs["before"]])])
         rows.append([f"`{env}`, half primed, then trained", *_cells(env, teams)])
@@ -106,6 +117,9 @@ def table(results: Any) -> Table:
         "first completion, greedy",
     ]
     return header, rows
+
+
+MISSING = ["not measured"] * 4
 
 
 def _cells(env: str, runs: Sequence[Any]) -> list[str]:
@@ -123,21 +137,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--clean", type=Path, required=True, help="prime's --keep-clean folder")
     parser.add_argument("--half", type=Path, required=True, help="what prime --half wrote")
-    parser.add_argument("--skills", nargs="+", default=ENVIRONMENTS[:3], help="trained from half")
+    parser.add_argument(
+        "--skills", nargs="+", choices=SKILLS, default=SKILLS, help="trained from half"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()
     out = HERE / "out" / "skill"
     out.mkdir(parents=True, exist_ok=True)
-    clean = {env: played(out / f"clean-{env}", *task(env, options.clean)) for env in ENVIRONMENTS}
-    half = {}
+    results: dict[str, Any] = {"versions": versions(), "options": OPTIONS, "clean": {}, "half": {}}
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text(encoding="utf-8")) | {"versions": versions()}
+    results["models"] = {"clean": digest(options.clean), "half": digest(options.half)}
+
+    def publish() -> None:
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+
+    for env in ENVIRONMENTS:
+        results["clean"][env] = played(out / f"clean-{env}", *task(env, options.clean))
+        publish()
     for env in options.skills:
         before = played(out / f"half-{env}", *task(env, options.half))
-        half[env] = {
-            "before": before,
-            **{str(seed): trained(env, options.half, out, seed) for seed in options.seeds},
-        }
-    results = {"versions": versions(), "options": OPTIONS, "clean": clean, "half": half}
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+        teams = {str(seed): trained(env, options.half, out, seed) for seed in options.seeds}
+        results["half"][env] = {"before": before, **teams}
+        publish()
 
 
 if __name__ == "__main__":

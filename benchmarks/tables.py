@@ -184,9 +184,10 @@ def peers() -> str:
     return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
 
 
-def _of_script(name: str) -> str:
-    """The table of a script that makes its own."""
-    return markdown(*importlib.import_module(f"benchmarks.{name}").table(load(name)))
+def _of_script(name: str, table: str = "table") -> str:
+    """A table of a script that makes its own."""
+    made = getattr(importlib.import_module(f"benchmarks.{name}"), table)
+    return markdown(*made(load(name)))
 
 
 def _of_rows(table: Callable[[Any], Table], name: str) -> str:
@@ -218,8 +219,13 @@ def tables() -> dict[str, Callable[[], str]]:
         "vllm_training",
         "games",
         "self_play",
+        "parts",
     ]
     found |= {name: partial(_of_script, name) for name in own if published(name)}
+    if published("parts"):
+        found |= {
+            f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
+        }
     if published("peers"):
         found["peers"] = peers
     if published("learning_coding"):

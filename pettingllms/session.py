@@ -64,6 +64,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import Parts, check_method
+from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.schedule import last_step
 
 LATE = (
@@ -428,9 +429,18 @@ class _Session:
             on_progress=progress,
         )
         row = {"kind": "eval", "when": when, "step": self.trainer.step, "split": split}
+        if when == "validation":
+            row |= self._gaps(evaluation)
         self._log(row | evaluation.row())
         self._call("on_evaluation", row | evaluation.row())
         return evaluation
+
+    def _gaps(self, evaluation: Evaluation) -> dict[str, float]:
+        """What first replies earned more in the steps since the last validation."""
+        since = self.trainer.step - self.config.eval_steps
+        rows = self.folder.rows(METRICS)
+        steps = [row for row in rows if row.get("kind") == "train" and row["step"] > since]
+        return gaps(steps, {name: score.mean for name, score in evaluation.scores.items()})
 
     def _conclude(self, before: Sequence[Evaluation], after: Sequence[Evaluation]) -> None:
         columns = {"before": before, "after": after}

@@ -109,10 +109,7 @@ class ATGRPOTrainer:
             tokenizer=processing_class,
         )
         loaded = self._spec.model is not None or self._policies is not None
-        if config.workers and (loaded or processing_class is not None):
-            raise ConfigError(
-                f"workers {config.workers} load the model by its name; give that, or leave workers out"
-            )
+        _check_named(config, objects=loaded or processing_class is not None)
         self._plan_for: Callable[[ATGRPOConfig, Path | None], TrainPlan] = lambda settings, resume: (
             plan_run(
                 settings,
@@ -230,6 +227,18 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         else:
             hint = did_you_mean(name, known)
         raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
+
+
+def _check_named(config: ATGRPOConfig, *, objects: bool) -> None:
+    """Refuses objects that workers would have to make again.
+
+    Raises:
+        ConfigError: there are workers, and the model is no name.
+    """
+    if config.workers and objects:
+        raise ConfigError(
+            f"workers {config.workers} load the model by its name; give that, or leave workers out"
+        )
 
 
 def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:

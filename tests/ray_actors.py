@@ -46,6 +46,8 @@ class Sum(Hand):
     total = 0
 
     def load(self, state: int) -> None:
+        if state < 0:
+            raise ConfigError("no such state")
         self.total = state
 
     def add(self, number: int) -> int:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks import learning, tables
+from benchmarks import learning, skill, tables
 from pettingllms.envs import ENVIRONMENTS
 
 
@@ -98,3 +98,9 @@ def test_teams_have_intervals_that_are_never_a_point(results):
     assert own.startswith("| `sudoku` | per-role | 0.50 [0.40, 0.60] | 1.00 [0.95, 1.00] |")
     assert shared.startswith("| `sudoku` | shared |")
     assert "| 0.12 | 60 | 1 |" in own
+
+
+def test_what_skill_says_it_runs_has_a_row_although_nothing_was_measured():
+    _, rows = skill.table({"clean": {}, "half": {}})
+    assert len(rows) == len(skill.ENVIRONMENTS) + 2 * len(skill.SKILLS)
+    assert {cell for row in rows for cell in row[1:]} == {"not measured"}

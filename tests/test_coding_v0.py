@@ -184,6 +184,13 @@ def test_the_tester_earns_what_its_right_tests_catch_and_each_wrong_one_costs(
     assert info["tests"] == len(tests)
 
 
+def test_the_tester_reports_how_large_the_inputs_are_that_it_asks(play):
+    env = play()
+    env.step(HALF)
+    _, info = step(env, checks(("-3", "3"), ("1 2 3", "6")))
+    assert info["input_size"] == 2.0
+
+
 def test_a_test_of_the_tester_counts_alike_whatever_the_program(play):
     earned = set()
     for reply in (RIGHT, HALF, code("print(1 / 0)"), "nothing"):

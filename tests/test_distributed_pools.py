@@ -42,7 +42,7 @@ def test_gpus_that_nobody_claims_are_shared_equally():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"codder": {"gpus": 1}}, "'codder' has no process here; did you mean 'coder'"),
+        ({"coderx": {"gpus": 1}}, "'coderx' has no process here; did you mean 'coder'"),
         ({"coder": {"gpu": 1}}, "coder has no 'gpu'; did you mean 'gpus'"),
         ({"coder": 2}, "coder must be like"),
         ({"coder": {"gpus": 1.5}}, "gpus of coder must be a whole number, or a share"),

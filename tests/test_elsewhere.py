@@ -18,8 +18,9 @@ from typing import Any
 
 import pytest
 
-from pettingllms.envs.aec import load_env, next_agent, observe_text, role_of, step_result
+from pettingllms.envs.aec import load_env, next_agent, observe_text, step_result
 from pettingllms.samplers.vllm_process import free_port
+from pettingllms.types import role_of
 from tests.api_stub import stubbed
 
 pytestmark = [pytest.mark.elsewhere, pytest.mark.timeout(300)]
@@ -197,7 +198,7 @@ def test_sessions_are_bounded_in_number_age_and_the_size_of_messages():
 def test_the_server_says_what_it_cannot_serve():
     for words, says in {
         ("--env", "sokobn"): "did you mean 'sokoban'",
-        ("--env", "sokoban", "--env-args.sise", "8"): "did you mean 'size'?",
+        ("--env", "sokoban", "--env-args.sz", "8"): "did you mean 'size'?",
         ("--max-age", "0"): "max_age must be positive",
     }.items():
         done = subprocess.run(

@@ -155,6 +155,7 @@ def test_a_baseline_behind_an_api_loads_no_model(stub, tmp_path, monkeypatch):
     monkeypatch.setattr(loading, "load_base", None)
     result = evaluated(stub, "api:big/model:8b", tmp_path / "out")
     assert list(result.teams) == ["api"]
+    assert not any(name.endswith("/tokens") for name in result.main.scores)
     assert result.success is not None
     assert {body["model"] for body in stub.bodies} == {"big/model:8b"}
     paid = len(stub.bodies)
@@ -327,6 +328,8 @@ def test_an_address_is_needed_and_one_without_a_use_refused(stub, model, tmp_pat
         evaluated(stub, "base")
     with pytest.raises(ConfigError, match="cannot be read"):
         plan_run(settings(stub, model, tmp_path / "run", api_key_file=str(tmp_path / "none")))
+    with pytest.raises(ConfigError, match="kept by one process"):
+        plan_run(settings(stub, model, tmp_path / "run", workers=2))
     assert not (tmp_path / "run").exists()
 
 

@@ -29,6 +29,7 @@ def command(name: str, *words: str, folder: Path) -> Iterator[subprocess.Popen[s
     with subprocess.Popen(
         [sys.executable, "-m", f"pettingllms.cli.{name}", *words],
         env=os.environ | {"TMPDIR": str(folder)},
+        cwd=folder,  # not in a checkout, whose revision results name
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

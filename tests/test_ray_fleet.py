@@ -1,15 +1,19 @@
-"""Fleets and seats: actors are killed, stopped and broken, and every job is done once."""
+"""Fleets and journaled actors: actors are killed, stopped and broken, and every job is done once."""
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
-from tests.processes import alive, eventually
+from tests.processes import alive, descendants, eventually
 from tests.ray_actors import Hand, Sum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -17,6 +21,8 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[Any]:
+    import ray as _imported_before  # noqa: F401 - as a user may have done
+
     from pettingllms.distributed.cluster import connected
     from pettingllms.trainers.config import ATGRPOConfig
 
@@ -41,11 +47,11 @@ def fleet(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 
 
 @pytest.fixture
-def seat(ray: Any, tmp_path: Path) -> Iterator[Any]:
-    from pettingllms.distributed.fleet import Seat
+def learner(ray: Any, tmp_path: Path) -> Iterator[Any]:
+    from pettingllms.distributed.fleet import JournaledActor
 
     actor = ray.remote(num_cpus=1)(Sum)
-    made = Seat(lambda: actor.remote(str(tmp_path)), ray.put(100), timeout=60.0)
+    made = JournaledActor(lambda: actor.remote(str(tmp_path)), ray.put(100), timeout=60.0)
     yield made
     made.close()
 
@@ -106,33 +112,73 @@ def test_closing_ends_workers_also_hung_ones(fleet, tmp_path):
     assert eventually(lambda: not alive(process))
 
 
-def test_a_killed_learner_repeats_what_it_had_done(seat, tmp_path):
-    assert seat.do("add", 1).result() == 101
-    assert seat.do("add", 2).result() == 103
+def test_a_killed_learner_repeats_what_it_had_done(learner, tmp_path):
+    assert learner.do("add", 1).result() == 101
+    assert learner.do("add", 2).result() == 103
     befall(tmp_path, "add-4", "kill")
-    assert seat.do("add", 4).result() == 107
-    assert seat.ask("state").result() == 107
-    assert seat.lost == 1
+    assert learner.do("add", 4).result() == 107
+    assert learner.ask("state").result() == 107
+    assert learner.lost == 1
 
 
-def test_a_job_that_raises_has_not_happened(seat):
-    assert seat.do("add", 1).result() == 101
+def test_a_job_that_raises_has_not_happened(learner):
+    assert learner.do("add", 1).result() == 101
     with pytest.raises(ConfigError, match="half of it is done"):
-        seat.do("spoil").result()
-    assert seat.do("add", 2).result() == 103
+        learner.do("spoil").result()
+    assert learner.do("add", 2).result() == 103
 
 
-def test_the_last_job_can_be_taken_back(seat):
-    seat.do("add", 1).result()
-    seat.do("add", 2).result()
-    seat.undo().result()
-    assert seat.ask("state").result() == 101
+def test_the_last_job_can_be_taken_back(learner):
+    learner.do("add", 1).result()
+    learner.do("add", 2).result()
+    learner.undo().result()
+    assert learner.ask("state").result() == 101
 
 
-def test_a_learner_goes_on_from_a_new_base(seat, ray, tmp_path):
-    seat.do("add", 1).result()
-    seat.rebase(ray.put(101), same=True)
+def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
+    learner.do("add", 1).result()
+    learner.rebase(ray.put(101), same=True)
     befall(tmp_path, "add-2", "kill")
-    assert seat.do("add", 2).result() == 103
-    seat.rebase(ray.put(7), same=False)
-    assert seat.do("add", 1).result() == 8
+    assert learner.do("add", 2).result() == 103
+    learner.rebase(ray.put(7), same=False)
+    assert learner.do("add", 1).result() == 8
+
+
+def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
+    learner.rebase(ray.put(-1), same=False)
+    for _ in range(2):
+        with pytest.raises(ConfigError, match="no such state"):
+            learner.ask("state").result()
+
+
+def test_nodes_with_another_version_are_refused(ray, monkeypatch):
+    from pettingllms.distributed import cluster
+
+    cluster.check_nodes(ray)
+    monkeypatch.setattr(cluster, "__version__", "0.0.0")
+    says = (
+        r"node 127\.0\.0\.1 of the cluster has pettingllms .*, this process pettingllms 0\.0\.0 on"
+    )
+    with pytest.raises(ConfigError, match=says):
+        cluster.check_nodes(ray)
+
+
+def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_path):
+    address = ray.get_runtime_context().gcs_address
+    command = [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1"]
+    options = ["--ray-address", address, "--pools", '{"workers": {"gpus": 3}}']
+    run = ["--output-dir", str(tmp_path / "run")]
+    done = subprocess.run([*command, *options, *run], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    last = done.stderr.strip().splitlines()[-1]
+    assert "3 GPUs are wanted, and the cluster has 0" in last
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_cluster_of_this_machine_listens_on_the_loopback_address_alone(ray):
+    assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
+    own, heard = set(descendants(os.getpid())), []
+    for connection in psutil.net_connections("tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.pid in own:
+            heard.append(connection.laddr.ip.removeprefix("::ffff:"))
+    assert set(heard) == {"127.0.0.1"}

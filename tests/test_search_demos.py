@@ -1,9 +1,10 @@
-"""Demonstrations of the search team are right, show single look-ups only, and fit the environment."""
+"""Demonstrations of the search team are right for one look-up, drawn by lot for several, and fit the environment."""
 
 from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 
 import pytest
 
@@ -11,22 +12,34 @@ from benchmarks.priming import search as search_demos
 from benchmarks.priming.prime import UNITS
 from pettingllms.data import facts
 from pettingllms.envs import search_v0
-from pettingllms.envs.search_text import Reply, parse_reply
+from pettingllms.envs.search_text import SearchReply, parse_reply
 
 
 @pytest.fixture(scope="module")
 def drawn():
-    """Demonstrations by role: the lines of the prompt after it, and the reply."""
+    """Demonstrations: the role, the other lines of the prompt, and the reply."""
     rng = random.Random("search demos")
-    found = [search_demos.demo(rng, 0.5) for _ in range(1500)]
+    found = [search_demos.demo(rng, 0.5) for _ in range(3000)]
     return [(*demo.prompt.split("\n "), demo.reply) for demo in found]
 
 
-def test_replies_can_be_read_and_are_right(drawn):
+@pytest.fixture(scope="module")
+def single(drawn):
+    """Those whose question takes one look-up."""
+    return [lines for lines in drawn if lines[1].count(" of ") == 1]
+
+
+@pytest.fixture(scope="module")
+def several(drawn):
+    """Those whose question takes more."""
+    return [lines for lines in drawn if lines[1].count(" of ") > 1]
+
+
+def test_replies_can_be_read_and_are_right(single):
     said = set()
-    for role, question, *lines, reply in drawn:
+    for role, question, *lines, reply in single:
         read = parse_reply(role, reply, compact=True)
-        assert isinstance(read, Reply)
+        assert isinstance(read, SearchReply)
         relation, start = question.split(" of ")
         held = [line for line in lines if line.startswith(f"{start} {relation} ")]
         assert len(held) <= 1
@@ -56,8 +69,26 @@ def test_an_answerer_says_no_only_where_it_may(drawn):
     assert set(passed) == {"no"}
 
 
-def test_no_question_takes_more_than_one_look_up(drawn):
-    assert all(question.count(" of ") == 1 for _, question, *_ in drawn)
+def test_of_several_look_ups_every_part_is_shown_and_none_is_preferred(several):
+    """A query names any relation of the question as often as any other, and often an entity of the question."""
+    assert len(several) > 900
+    places: Counter[float] = Counter()
+    starts, words = [], []
+    for role, question, *lines, reply in several:
+        *relations, start = question.split(" of ")
+        read = parse_reply(role, reply, compact=True)
+        assert isinstance(read, SearchReply)
+        if read.kind == "search":
+            entity, relation = read.said.split(" ", 1)
+            assert entity in question or any(entity in line for line in lines)
+            if len({*relations}) == len(relations):
+                places[relations.index(relation) / (len(relations) - 1)] += 1
+            starts.append(entity == start)
+        elif read.kind == "verify" and role == "verifier":
+            words.append(read.said == "yes")
+    assert abs(places[0.0] - places[1.0]) < 0.25 * places[1.0]
+    assert 0.25 < sum(starts) / len(starts) < 0.75
+    assert 0.4 < sum(words) / len(words) < 0.6
 
 
 def test_only_entities_and_relations_of_the_training_split_are_shown(drawn):

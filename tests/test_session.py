@@ -119,6 +119,20 @@ def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert whole.next.startswith("pettingllms-eval --env tests.letters_env:env --adapters ")
 
 
+def test_a_validation_says_how_much_more_first_replies_earned_in_training(whole: Summary) -> None:
+    rows = timeless(whole.folder)
+    first, *later = [row for row in rows if row.get("when") == "validation"]
+    assert not any(name.startswith("gap/") for name in first)
+    for row in later:
+        steps = [
+            r for r in rows if r["kind"] == "train" and row["step"] - 2 < r["step"] <= row["step"]
+        ]
+        for role in ("writer", "reader"):
+            earned = [step[f"first_local_reward/{role}"] for step in steps]
+            held_out = row[f"eval/{role}/first_local_reward"]
+            assert row[f"gap/{role}"] == pytest.approx(sum(earned) / len(earned) - held_out)
+
+
 def test_a_run_reads_its_data_set_once_a_split(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

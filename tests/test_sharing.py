@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -229,9 +230,11 @@ def test_the_hub_gets_what_a_folder_gets_and_an_evaluation_takes_it_back(run, mo
             assert content == written[name]
     assert b"--adapters hub:me/mine" in hub.repos["me/mine"]["README.md"]
     assert not (run / ".shared.upload").exists()
-    words = ["pettingllms.cli.evaluate", "--env", "tests.letters_env:env", "--model", str(model)]
-    words += ["--env-args.max_turns", "2", "--limit", "3", "--max-completion-length", "6"]
-    words += ["--adapters", "hub:me/mine", "--policies", "writer=writer,reader=reader"]
+    card = hub.repos["me/mine"]["README.md"].decode()
+    [line] = [line for line in card.splitlines() if line.startswith("pettingllms-eval ")]
+    # The base has no name that the hub knows; its folder stands in for it.
+    words = [str(model) if word == "tiny-base" else word for word in shlex.split(line)[1:]]
+    words = ["pettingllms.cli.evaluate", *words, "--limit", "3"]
     back = command(hub, tmp_path, *words, "--out", str(tmp_path / "eval"), "--no-base")
     assert back.returncode == 0, back.stderr + str(hub.asked)
     ours = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))

@@ -1,8 +1,11 @@
-"""Demonstrations that the embedded base model is primed on: one module for each environment.
+"""Demonstrations that base models are primed on: modules for each environment, and two recipes.
 
 A demonstration is what a role is shown, in its environment's own compact prompt, and a reply to
 it: a good one, or, with a given probability, one that shows the role's bad habit. Only tasks
 of the training splits are used, in good and in bad replies.
+
+`habits` is the recipe of the embedded base. `parts` shows single steps, pairs of steps and small boards,
+without bad replies and without what is trained and tested: see the modules that end in `_parts`.
 """
 
 from __future__ import annotations
@@ -11,10 +14,19 @@ import random
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
-from benchmarks.priming import coding, math, plan_path, search, sokoban, sudoku
+from benchmarks.priming import (
+    coding,
+    coding_parts,
+    math,
+    plan_path,
+    plan_path_parts,
+    search,
+    sokoban,
+    sudoku,
+)
 from benchmarks.priming.example import Demo
 
-__all__ = ["SOURCES", "Demo", "Source", "draw", "units"]
+__all__ = ["RECIPES", "SOURCES", "Demo", "Source", "draw", "units"]
 
 
 class Source(NamedTuple):
@@ -35,22 +47,31 @@ SOURCES: Mapping[str, Source] = {
     "sokoban": Source(sokoban.demo, sokoban.units, share=0.23, habit=0.95),
     "sudoku": Source(sudoku.demo, sudoku.units, share=0.14, habit=0.9),
     "math": Source(math.demo, math.units, share=0.14, habit=0.85),
-    "search": Source(search.demo, search.units, share=0.1, habit=0.0),
+}
+"""The recipe of the embedded base. A line more makes another base: new environments go to `PARTS`."""
+
+PARTS: Mapping[str, Source] = {
+    "coding": Source(coding_parts.demo, coding_parts.units, share=0.5, habit=0.0),
+    "plan_path": Source(plan_path_parts.demo, plan_path_parts.units, share=0.2, habit=0.0),
+    "search": Source(search.demo, search.units, share=0.3, habit=0.0),
 }
 
+RECIPES: Mapping[str, Mapping[str, Source]] = {"habits": SOURCES, "parts": PARTS}
 
-def draw(rng: random.Random, habit: float | None) -> Demo:
+
+def draw(rng: random.Random, habit: float | None, sources: Mapping[str, Source] = SOURCES) -> Demo:
     """One demonstration of any kind.
 
     Args:
         rng: where it is drawn from.
         habit: the probability of a bad reply; None for each source's own.
+        sources: the kinds; a recipe, or a part of one.
     """
-    sources = list(SOURCES.values())
-    (source,) = rng.choices(sources, [each.share for each in sources])
+    kinds = list(sources.values())
+    (source,) = rng.choices(kinds, [each.share for each in kinds])
     return source.demo(rng, source.habit if habit is None else habit)
 
 
-def units() -> list[str]:
-    """All that is to be a single token, each once."""
-    return sorted({unit for source in SOURCES.values() for unit in source.units()})
+def units(sources: Mapping[str, Source] = SOURCES) -> list[str]:
+    """All that is to be a single token each, each once."""
+    return sorted({unit for source in sources.values() for unit in source.units()})

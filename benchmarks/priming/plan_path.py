@@ -76,7 +76,7 @@ def drill(rng: random.Random) -> Demo:
     free = [cell for cell in range(side * side) if cell not in grid.walls]
     cells = rng.sample(sorted(grid.walls), 6) + rng.sample(free, 6)
     rng.shuffle(cells)
-    said = (f"{env._name(cell)} {_content(grid, cell)}" for cell in cells)
+    said = (f"{_name(env, cell)} {_content(grid, cell)}" for cell in cells)
     return Demo(f"{_prompt(env, grid, None)} look", " ".join(said))
 
 
@@ -138,12 +138,12 @@ def search(
         if not options:
             moves.pop()
             stack.pop()
-            words.append(f"back {env._name(stack[-1])}")
+            words.append(f"back {_name(env, stack[-1])}")
             continue
         _, _, move, near = min(options)
         seen.add(near)
         missed = near in grid.walls and rng.random() < blind
-        words.append(f"{move} {env._name(near)} {'free' if missed else _content(grid, near)}")
+        words.append(f"{move} {_name(env, near)} {'free' if missed else _content(grid, near)}")
         if missed or near not in grid.walls:
             stack.append(near)
             moves.append(move)
@@ -158,3 +158,7 @@ def _content(grid: Grid, cell: int) -> str:
 def _apart(grid: Grid, cell: int) -> int:
     (row, column), (to_row, to_column) = (divmod(c, grid.width) for c in (cell, grid.goal))
     return abs(row - to_row) + abs(column - to_column)
+
+
+def _name(env: plan_path_v0.raw_env, cell: int) -> str:
+    return cell_name(*divmod(cell, env.width))

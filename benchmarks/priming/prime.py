@@ -1,8 +1,8 @@
-"""Make the embedded base model: `python -m benchmarks.priming.prime [--out DIR]`.
+"""Make a base model: `python -m benchmarks.priming.prime [--recipe habits|parts] [--out DIR]`.
 
-Trains a tokenizer and a tiny Qwen3 on demonstrations that `benchmarks.priming` generates, in
-three phases: clean replies, a mixture of good replies and bad habits, and a short phase that
-makes the habits the more likely ones. Matrices are trained with Muon, the rest with AdamW. Seeded:
+Trains a tokenizer and a tiny Qwen3 on demonstrations that `benchmarks.priming` generates. The recipe `habits`, that of
+the embedded model, has three phases: clean replies, a mixture of good replies and bad habits, and a short phase that
+makes the habits the more likely ones. The recipe `parts` has one, without bad replies. Matrices are trained with Muon, the rest with AdamW. Seeded:
 the same machine and library versions give the same file. Costs are in `pettingllms/models/README.md`.
 """
 
@@ -14,6 +14,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -54,6 +55,8 @@ PHASES = (
     Phase("mixture", steps=900, habit=0.5, muon_lr=0.012, adamw_lr=2e-3),
     Phase("habit", steps=300, habit=None, muon_lr=0.003, adamw_lr=1e-3),
 )
+PHASES_OF = {"habits": PHASES, "parts": (PHASES[0]._replace(steps=2200),)}
+"""Recipe -> its phases."""
 TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
 
@@ -221,7 +224,11 @@ def run_phase(
 def main(argv: list[str] | None = None) -> None:
     """Prime the embedded base and write it as an ordinary Hugging Face checkpoint."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.prime", description=__doc__)
-    parser.add_argument("--out", type=Path, default=EMBEDDED, help="folder to write")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        help="folder to write; required but for the recipe of the embedded model",
+    )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     parser.add_argument(
         "--keep-clean", type=Path, help="also write the checkpoint before the habits here"
@@ -232,15 +239,30 @@ def main(argv: list[str] | None = None) -> None:
         metavar="STEPS",
         help="only so many clean steps, and no habits: a base that has every skill only half",
     )
+    parser.add_argument(
+        "--recipe", choices=demos.RECIPES, default="habits", help="what is demonstrated"
+    )
+    parser.add_argument("--only", nargs="+", help="environments; by default all of the recipe")
     options = parser.parse_args(argv)
+    if options.out is None:
+        if options.recipe != "habits" or options.only:
+            parser.error("--out is required: what this makes is not the embedded model")
+        options.out = EMBEDDED
+    sources = demos.RECIPES[options.recipe]
+    if unknown := sorted({*(options.only or ())} - {*sources}):
+        parser.error(f"--only: the recipe has {', '.join(sources)}, got {unknown[0]!r}")
+    sources = {name: sources[name] for name in options.only or sources}
+    draw = partial(demos.draw, sources=sources)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
-    tokenizer = build_tokenizer(options.seed)
+    tokenizer = build_tokenizer(options.seed, draw, demos.units(sources))
     model = build_model(len(tokenizer), options.seed)
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
-    half = [] if options.half is None else [PHASES[0]._replace(steps=options.half)]
-    for phase in half or PHASES:
-        run_phase(model, tokenizer, phase, options.seed)
+    phases = PHASES_OF[options.recipe]
+    if options.half is not None:
+        phases = (PHASES[0]._replace(steps=options.half),)
+    for phase in phases:
+        run_phase(model, tokenizer, phase, options.seed, draw)
         # Rounded to what is stored, so that a phase can be repeated from the file before it.
         model.half().float()
         if phase.name == "clean" and options.keep_clean:

@@ -1,11 +1,15 @@
 """Demonstrations of the search team that the embedded base model is primed on: the parts of the game, never a whole.
 
 A demonstration is what a role is shown (the environment's own compact prompt) and a good reply; there is no bad habit.
-All questions take a single look-up. A searcher writes the query for the one fact. A verifier and an answerer quote the
-fact as far as it is there, and then say whether it is, or what it says. What no demonstration shows is a question of two or
-three look-ups: which of its relations comes first, that the entity of the next query stands in a passage
-and not in the question, and when a chain is complete. That is left to training. Only entities and
-relations of the training split are used, and facts are drawn at random: there is nothing to memorize.
+Most questions take a single look-up. A searcher writes the query for the one fact. A verifier and an answerer quote the
+fact as far as it is there, and then say whether it is, or what it says.
+
+Questions of two and three look-ups are shown with a part drawn by lot: a query of any relation of the question and any
+entity in sight, any passage read out, any word of the verifier. So every move has a chance, and none is
+preferred: which relation comes first, that the entity of the next query stands in a passage and not in the
+question, and when a chain is complete, no demonstration shows. That is left to training. (Without these, the base was sure
+of a wrong query for every longer question, and 45 steps of training found no other.) Only entities
+and relations of the training split are used, and facts are drawn at random: there is nothing to memorize.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ from benchmarks.priming.example import Demo
 from pettingllms.data import facts
 from pettingllms.data.facts import World, asked, fact
 from pettingllms.data.questions import Passage
-from pettingllms.envs.search_text import Search, compact_prompt
+from pettingllms.envs.search_text import Lookup, compact_prompt
 
 ROLES = {"verifier": 0.3, "searcher": 0.3, "answerer": 0.25, "solver": 0.15}
 """How often each role is shown."""
+BY_LOT = 0.45
+"""How often a question takes several look-ups, and the reply is a part drawn by lot."""
 IN_PAIRS = 0.5
 """How often a fact stands beside the one that a search finds along with it."""
 PASSES = 0.3
@@ -31,6 +37,8 @@ def demo(rng: random.Random, habit: float) -> Demo:
     del habit
     world = facts.world("train")
     role = rng.choices(list(ROLES), list(ROLES.values()))[0]
+    if rng.random() < BY_LOT:
+        return drawn_by_lot(world, rng, role)
     start, thing = rng.sample(world.entities, 2)
     relation = rng.choice(world.relations)
     may_pass = role == "answerer" and rng.random() < PASSES
@@ -40,7 +48,7 @@ def demo(rng: random.Random, habit: float) -> Demo:
     passages = beside(world, rng, start, relation, thing)
     if found:
         # Relations are rings: a search that finds the fact finds the one that leads here, too.
-        other = fact(rng.choice(world.entities), relation, start)
+        other = fact(another(world, rng, start), relation, start)
         pair = rng.sample([fact(start, relation, thing), other], 2)
         at = rng.randint(0, len(passages))
         passages[at:at] = pair if rng.random() < IN_PAIRS else [fact(start, relation, thing)]
@@ -53,6 +61,39 @@ def demo(rng: random.Random, habit: float) -> Demo:
         said = f"search {query}" if role == "solver" else "no"
     quoted = fact(start, relation, thing) if found else query
     return Demo(prompt, f" {quoted}\n {said}")
+
+
+def drawn_by_lot(world: World, rng: random.Random, role: str) -> Demo:
+    """A question of several look-ups, some of them made, and any move that the role could make."""
+    relations = rng.choices(world.relations, k=rng.choice((2, 3)))
+    least = 0 if role in ("verifier", "searcher") else 1
+    met = rng.sample(world.entities, len(relations) + 1)
+    facts_found: list[str] = []
+    for n in range(rng.randint(least, len(relations))):
+        before = fact(another(world, rng, met[n]), relations[n], met[n])
+        facts_found += rng.sample([fact(met[n], relations[n], met[n + 1]), before], 2)
+    may_pass = role == "answerer" and rng.random() < PASSES
+    question = asked(met[0], relations)
+    prompt = compact_prompt(role, question, [searched(facts_found)], may_pass=may_pass)
+    in_sight = [met[0], *(held.split()[end] for held in facts_found for end in (0, -1))]
+    query = f"{rng.choice(sorted({*in_sight}))} {rng.choice(relations)}"
+    if role == "searcher":
+        return Demo(prompt, f" {query}")
+    quoted = rng.choice(facts_found) if facts_found else query
+    goes_on = rng.random() < 0.5
+    if role == "verifier":
+        return Demo(prompt, f" {quoted}\n {'no' if goes_on else 'yes'}")
+    said = quoted.split()[-1]
+    if role == "solver":
+        said = f"search {query}" if goes_on else f"answer {said}"
+    elif may_pass and goes_on:
+        said = "no"
+    return Demo(prompt, f" {quoted}\n {said}")
+
+
+def another(world: World, rng: random.Random, entity: str) -> str:
+    """Any entity but that one."""
+    return next(e for e in rng.sample(world.entities, 2) if e != entity)
 
 
 def beside(world: World, rng: random.Random, start: str, relation: str, thing: str) -> list[str]:
@@ -68,9 +109,9 @@ def beside(world: World, rng: random.Random, start: str, relation: str, thing: s
     return passages
 
 
-def searched(passages: list[str]) -> Search:
+def searched(passages: list[str]) -> Lookup:
     """Passages as an earlier search found them; a compact prompt does not show its query."""
-    return Search("", tuple(map(Passage, passages)))
+    return Lookup("", tuple(map(Passage, passages)))
 
 
 def units() -> list[str]:

@@ -37,8 +37,9 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from pettingllms.data import asserts, grammar
+from pettingllms.data import asserts, chains, grammar
 from pettingllms.data.asserts import Run, Test
+from pettingllms.data.chains import Chain
 from pettingllms.data.grammar import Composition
 from pettingllms.data.rows import (
     Row,
@@ -87,18 +88,21 @@ class CodingTask:
         return any(test.asserts for test in self.tests)
 
 
-def generate(seed: int, split: Split) -> CodingTask:
-    """Generates the task of `seed`, of a composition of `split`; stable across versions."""
+def generate(seed: int, split: Split, steps: tuple[int, int] = (3, 3)) -> CodingTask:
+    """Generates the task of `seed`, of steps within that range; stable across versions."""
     rng = random.Random(f"coding {split} {seed}")
-    weights = {"numbers": 5, "words": 2, "arithmetic": 3}
-    family = rng.choices(list(weights), list(weights.values()))[0]
-    members = [c for c in grammar.COMPOSITIONS[split] if c.family.name == family]
-    composition = rng.choice(members)
+    count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
+    name = rng.choices(("numbers", "words", "arithmetic"), (5, 2, 3))[0]
+    composition: Composition | Chain = (
+        chains.draw(rng, name, count, split)
+        if count != 3
+        else rng.choice([c for c in grammar.COMPOSITIONS[split] if c.family.name == name])
+    )
     return from_composition(composition, rng, function=rng.random() < 1 / 3, id=f"{split}-{seed}")
 
 
 def from_composition(
-    composition: Composition, rng: random.Random, *, function: bool, id: str
+    composition: Composition | Chain, rng: random.Random, *, function: bool, id: str
 ) -> CodingTask:
     """Makes a task of one composition; draws phrasing, tests and mutants from `rng`."""
     inputs = [
@@ -462,7 +466,6 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
     """
     if not task.reference:
         return "has no reference solution"
-
     run = SharedRuns(sandbox, limits)
     try:
         task = prepared(task, run)

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from pettingllms.data.splits import SPLITS, Split, split_of
 
@@ -217,6 +217,20 @@ _PROBES = {
 }
 
 
+class Pipeline(Protocol):
+    """What a problem is made of: a composition, or a chain (`pettingllms.data.chains`)."""
+
+    @property
+    def family(self) -> Family:
+        """Its kind."""
+        ...
+
+    @property
+    def split(self) -> Split:
+        """The only split that may contain it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Composition:
     """A family and one part for each of its three stages."""
@@ -271,7 +285,7 @@ class Composition:
             if part is not self.parts[stage]
         ]
 
-    def may_show(self, other: Composition) -> bool:
+    def may_show(self, other: Pipeline) -> bool:
         """Returns whether a task of this composition may contain `other`'s program, as a known-wrong one.
 
         A task shows compositions of its own split and of train only: known-wrong programs of
@@ -282,8 +296,12 @@ class Composition:
 
 @cache
 def _split(composition: Composition) -> Split:
-    computed = [composition.run(values) for values in _PROBES[composition.family.name]]
-    return split_of(repr(computed), domain="coding")
+    return split_of_computation(composition.family, composition.run)
+
+
+def split_of_computation(family: Family, run: Callable[[Sequence[Any]], Any]) -> Split:
+    """The split of all problems of `family` that compute what `run` computes on fixed probes."""
+    return split_of(repr([run(values) for values in _PROBES[family.name]]), domain="coding")
 
 
 def _compositions() -> dict[Split, tuple[Composition, ...]]:
@@ -300,7 +318,7 @@ def _compositions() -> dict[Split, tuple[Composition, ...]]:
 COMPOSITIONS = _compositions()
 
 
-def input_text(composition: Composition, values: list[Any], *, function: bool) -> str:
+def input_text(composition: Pipeline, values: list[Any], *, function: bool) -> str:
     """Formats `values` as standard input, or as a JSON list of arguments."""
     if function:
         return json.dumps(values if composition.family.parameters == 2 else [values])

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
@@ -68,6 +69,8 @@ class Index:
         self.passages = passages
         self.postings = postings
         self._number_of = number_of
+        # Of each thread: fresh zeros for every query would cost a sixth of it.
+        self._scratch = threading.local()
 
     @classmethod
     def of(cls, passages: Sequence[Passage]) -> Index:
@@ -81,7 +84,9 @@ class Index:
 
     def search(self, query: str, k: int) -> list[Hit]:
         """Returns the numbers and scores of at most `k` passages, the best first."""
-        return best(self.postings, self._terms(query), k, size=len(self.passages))
+        if not hasattr(self._scratch, "sums"):
+            self._scratch.sums = np.zeros(len(self.passages))
+        return best(self.postings, self._terms(query), k, self._scratch.sums)
 
     def _terms(self, query: str) -> list[tuple[int, int]]:
         """Number and count of each known word of a query, those that can score most first."""
@@ -117,7 +122,9 @@ def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
     return words, Postings(passage, score, start, np.maximum.reduceat(score, start[:-1]))
 
 
-def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: int) -> list[Hit]:
+def best(
+    postings: Postings, terms: Sequence[tuple[int, int]], k: int, sums: NDArray[np.float64]
+) -> list[Hit]:
     """The `k` passages with the greatest sums, exactly, without adding up all of them.
 
     Words that can score most come first. As soon as those that remain cannot lift a passage that has none of the earlier
@@ -128,31 +135,48 @@ def best(postings: Postings, terms: Sequence[tuple[int, int]], k: int, *, size: 
         postings: all of them.
         terms: number and count of each word, the greatest possible scores first.
         k: how many passages.
-        size: how many there are.
+        sums: a zero for each passage; they are zeros again afterwards.
     """
     if k < 1 or not terms:
         return []
-    bounds = [float(postings.most[word]) * count for word, count in terms]
-    sums = np.zeros(size)
     met: list[NDArray[np.int32]] = []
+    try:
+        return _best(postings, terms, k, sums, met)
+    finally:
+        for passages in met:
+            sums[passages] = 0.0
+
+
+def _best(
+    postings: Postings,
+    terms: Sequence[tuple[int, int]],
+    k: int,
+    sums: NDArray[np.float64],
+    met: list[NDArray[np.int32]],
+) -> list[Hit]:
+    bounds = [float(postings.most[word]) * count for word, count in terms]
     for at, (word, count) in enumerate(terms):
         passages, scores = _entries(postings, word)
-        if len(passages) > size * _LONG:
-            return _sorted(*_all_summed(postings, terms, size), k)
+        if len(passages) > len(sums) * _LONG:
+            return _sorted(*_all_summed(postings, terms, len(sums)), k)
         met.append(passages[sums[passages] == 0.0])
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
-        if sum(map(len, met)) >= k:
+        # No sum can be more than the bounds so far: before that, there is nothing to compare.
+        if sum(bounds[: at + 1]) > rest and sum(map(len, met)) >= k:
             numbers = np.concatenate(met)
             so_far = sums[numbers]
-            if _kth(so_far, k) > rest:
-                return _raced(postings, terms[at + 1 :], numbers, so_far, k)
+            if (threshold := _kth(so_far, k)) > rest:
+                keep = so_far + rest >= threshold
+                return _raced(postings, terms[at + 1 :], numbers[keep], so_far[keep], k)
     numbers = np.concatenate(met)
     return _sorted(numbers, sums[numbers], k)
 
 
 _LONG = 1 / 8
 """Postings of more than this share of the passages are added up together, which costs less for each."""
+_FEW = 8
+"""Of fewer than so many passages for each that is wanted none is sorted out before the end."""
 _SLACK = 1e-6
 """More than rounding can change a sum by, and less than the score of any word that can matter."""
 
@@ -168,7 +192,7 @@ def _all_summed(
     entries = [(*_entries(postings, word), count) for word, count in terms]
     numbers = np.concatenate([passages for passages, _, _ in entries])
     weights = np.concatenate([count * scores.astype(np.float64) for _, scores, count in entries])
-    sums: NDArray[np.float64] = np.bincount(numbers, weights, minlength=size)
+    sums: NDArray[Any] = np.bincount(numbers, weights, minlength=size)
     found = np.flatnonzero(sums)
     return found, sums[found]
 
@@ -185,8 +209,9 @@ def _raced(
     numbers, sums = numbers[order], sums[order]
     for at, (word, count) in enumerate(terms):
         rest = sum(float(postings.most[other]) * n for other, n in terms[at:]) + _SLACK
-        keep = sums + rest >= _kth(sums, k)
-        numbers, sums = numbers[keep], sums[keep]
+        if len(sums) > _FEW * k:
+            keep = sums + rest >= _kth(sums, k)
+            numbers, sums = numbers[keep], sums[keep]
         passages, scores = _entries(postings, word)
         place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
         same = passages[place] == numbers

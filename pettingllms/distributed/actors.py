@@ -37,7 +37,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 
 @dataclass(frozen=True)
-class Job:
+class RunSpec:
     """What all processes of a run are made from."""
 
     config: ResolvedConfig
@@ -54,11 +54,11 @@ class Job:
     """Of PyTorch, in every process: their number changes how sums are rounded."""
 
 
-class Worker:
+class RolloutWorker:
     """Plays shards: environments, sandbox and sampler in one process."""
 
-    def __init__(self, job: Job) -> None:
-        self._job = job
+    def __init__(self, spec: RunSpec) -> None:
+        self._spec = spec
         self._held: dict[str, int] = {}
 
     def ready(self) -> None:
@@ -67,12 +67,12 @@ class Worker:
         Raises:
             ConfigError: the model here is not the driver's.
         """
-        job = self._job
-        torch.set_num_threads(job.threads)
-        env = make_env(job.config, "train", job.source, divide=True)
-        env = with_rewards(env, reward_functions(job.config.reward_funcs))
-        self._policies = _policies(job, job.roles_to_policies)
-        self._player = Player(job.config, env, self._policies, job.shape)
+        spec = self._spec
+        torch.set_num_threads(spec.threads)
+        env = make_env(spec.config, "train", spec.source, divide=True)
+        env = with_rewards(env, reward_functions(spec.config.reward_funcs))
+        self._policies = _policies(spec, spec.roles_to_policies)
+        self._player = Player(spec.config, env, self._policies, spec.shape)
 
     def play(
         self,
@@ -128,16 +128,16 @@ class _SameCast(Cast):
 class Learner:
     """Updates one policy, with the trainer's own update on the trainer's own optimizer."""
 
-    def __init__(self, job: Job, policy: str) -> None:
-        self._job, self._policy = job, policy
+    def __init__(self, spec: RunSpec, policy: str) -> None:
+        self._spec, self._policy = spec, policy
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Becomes the learner that `state` is of: weights, optimizer and schedule."""
-        job, policy = self._job, self._policy
-        torch.set_num_threads(job.threads)
-        roles = {role: name for role, name in job.roles_to_policies.items() if name == policy}
-        self._policies = _policies(job, roles)
-        config = dataclasses.replace(job.config, train_roles=None)  # its own roles are all it has
+        spec, policy = self._spec, self._policy
+        torch.set_num_threads(spec.threads)
+        roles = {role: name for role, name in spec.roles_to_policies.items() if name == policy}
+        self._policies = _policies(spec, roles)
+        config = dataclasses.replace(spec.config, train_roles=None)  # its own roles are all it has
         env: Any = None  # a learner never plays
         self._trainer = ATGRPO(
             config,
@@ -145,7 +145,7 @@ class Learner:
             self._policies,
             _Elsewhere(config),
             reward_transform=RewardTransform(config),
-            cast=_SameCast(job.updates),
+            cast=_SameCast(spec.updates),
         )
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
@@ -188,12 +188,12 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
 
 
-def _policies(job: Job, roles: Mapping[str, str]) -> PolicySet:
-    policies = build_policies(job.config, roles)
-    if policies.base_digest != job.base:
+def _policies(spec: RunSpec, roles: Mapping[str, str]) -> PolicySet:
+    policies = build_policies(spec.config, roles)
+    if policies.base_digest != spec.base:
         raise ConfigError(
             f"the base model {policies.base!r} on {ray.util.get_node_ip_address()} is not the one "
-            f"of the driver (digest {policies.base_digest}, there {job.base}); bring the same files "
+            f"of the driver (digest {policies.base_digest}, there {spec.base}); bring the same files "
             "to every node"
         )
     return policies

@@ -49,7 +49,7 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
     """
     address, pools = config.ray_address, pools_of(config, learners)
     if address is None:
-        os.environ.setdefault(BESIDE, "0")  # is read when Ray is imported
+        os.environ.setdefault(BESIDE, "0")  # Ray's own processes read it, too
     try:
         import ray
     except ImportError as error:
@@ -74,6 +74,8 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
 
 
 def _start(ray: Any, cpus: float, folder: Path) -> None:
+    # Where Ray was imported before, it has read the variable already.
+    ray._private.ray_constants.ENABLE_RAY_CLUSTER = False
     _init(
         ray,
         address="local",
@@ -180,9 +182,9 @@ def _init(ray: Any, **options: Any) -> None:
     """Calls `ray.init`, and restores the signal handlers that it replaces."""
     numbers = (signal.SIGINT, signal.SIGTERM)
     before = [signal.getsignal(number) for number in numbers]
-    ray.init(log_to_driver=False, logging_level=logging.WARNING, **options)
+    ray.init(log_to_driver=False, logging_level=logging.ERROR, **options)
     # Ray prints a paragraph for each process that dies; `fleet` logs a line.
-    ray._private.worker.global_worker_stdstream_dispatcher.remove_handler("ray_print_logs")
+    ray._private.worker.print_to_stdstream = lambda *_, **__: None
     if threading.current_thread() is threading.main_thread():
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)

@@ -1,7 +1,7 @@
 """Actors that may die, hang or lose their node at any time, without changing a result.
 
 A `Fleet` does jobs that are pure functions of their arguments: where a worker is lost, another one
-does its job again. A `Seat` holds what is not pure, a policy that learns: its last state and the jobs
+does its job again. A `JournaledActor` holds what is not pure, a policy that learns: its last state and the jobs
 since, so that a lost learner is made again by repeating them.
 
 Ray restarts actors by itself if asked, but would repeat a job on a learner in an unknown state, does not
@@ -72,7 +72,7 @@ class Fleet:
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._broken: BaseException | None = None
         self._closed = threading.Event()
-        self._jobs = ThreadPoolExecutor(size, "fleet-job")
+        self._specs = ThreadPoolExecutor(size, "fleet-job")
         self._starting = ThreadPoolExecutor(size, "fleet-start")
         self.lost = 0
         """Workers that were replaced."""
@@ -84,13 +84,13 @@ class Fleet:
 
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
         """
-        return self._jobs.submit(self._do, method, args)
+        return self._specs.submit(self._do, method, args)
 
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
         self._closed.set()
         self._free.put(None)
-        self._jobs.shutdown(cancel_futures=True)
+        self._specs.shutdown(cancel_futures=True)
         self._starting.shutdown(cancel_futures=True)
         while not self._free.empty():
             if (worker := self._free.get()) is not None:
@@ -154,7 +154,7 @@ class Fleet:
             self._starting.submit(self._start)
 
 
-class Seat:
+class JournaledActor:
     """The place of one policy's learner.
 
     Args:
@@ -168,7 +168,7 @@ class Seat:
         self._actor: Any = None
         self._journal: list[tuple[Any, ...]] = []
         self._closed = threading.Event()
-        self._thread = ThreadPoolExecutor(1, "seat")  # one job at a time, in order
+        self._thread = ThreadPoolExecutor(1, "learner")  # one job at a time, in order
         self.lost = 0
         """Learners that were replaced."""
         self._thread.submit(self._steadily, None)
@@ -201,11 +201,7 @@ class Seat:
         self._drop()
 
     def _do(self, job: tuple[Any, ...]) -> Any:
-        try:
-            result = self._steadily(job)
-        except BaseException:
-            self._drop()  # it may have done half of the job
-            raise
+        result = self._steadily(job)
         self._journal.append(job)
         return result
 
@@ -230,6 +226,7 @@ class Seat:
                         self._call(earlier)
                 return None if job is None else self._call(job)
             except RayTaskError as error:
+                self._drop()  # half of a job, or of `load`, may be done
                 raise _cause(error) from error
             except LOST as error:
                 if _cannot_be_made(error):

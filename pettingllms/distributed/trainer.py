@@ -20,9 +20,9 @@ import ray
 import torch
 
 from pettingllms.assembly import EnvSource
-from pettingllms.distributed.actors import Job, Learner, Worker, as_arrays, as_tensors
+from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_arrays, as_tensors
 from pettingllms.distributed.cluster import sent
-from pettingllms.distributed.fleet import Fleet, Seat
+from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
@@ -34,7 +34,7 @@ from pettingllms.trainers.play import shards
 from pettingllms.trainers.plugins import Plugin
 from pettingllms.types import Task
 
-Weights = dict[str, tuple[int, Any]]
+References = dict[str, tuple[int, Any]]
 """Policy -> version, and a reference to its tensors."""
 
 
@@ -52,7 +52,7 @@ class RayATGRPO(ATGRPO):
     def __init__(self, source: EnvSource | None, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         config, policies = self.config, self.policies
-        job = Job(
+        spec = RunSpec(
             config,
             policies.roles_to_policies,
             self.updates,
@@ -62,17 +62,19 @@ class RayATGRPO(ATGRPO):
             torch.get_num_threads(),
         )
         timeout = config.worker_timeout
-        given = sent(job)
+        given = sent(spec)
         pools = pools_of(config, self.trained)
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
-        worker: Any = ray.remote(**pools[WORKERS].options)(Worker)
-        learners: dict[str, Any] = {
+        worker: Any = ray.remote(**pools[WORKERS].options)(RolloutWorker)
+        makers: dict[str, Any] = {
             name: ray.remote(**pools[name].options)(Learner) for name in self.trained
         }
         self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
         bases = self._bases()
-        self.seats = {
-            name: Seat(partial(learners[name].remote, given, name), bases[name], timeout=timeout)
+        self.learners = {
+            name: JournaledActor(
+                partial(makers[name].remote, given, name), bases[name], timeout=timeout
+            )
             for name in self.trained
         }
         self._weights = self._references()
@@ -83,8 +85,8 @@ class RayATGRPO(ATGRPO):
     def close(self) -> None:
         """Ends workers and learners."""
         self.fleet.close()
-        for seat in self.seats.values():
-            seat.close()
+        for learner in self.learners.values():
+            learner.close()
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
@@ -104,10 +106,10 @@ class RayATGRPO(ATGRPO):
         """The share of time since the last rollout in which workers played; how many were lost."""
         before, self._played = self._played, time.perf_counter()
         spent = (self._played - before) * self.config.workers
-        lost = self.fleet.lost + sum(seat.lost for seat in self.seats.values())
+        lost = self.fleet.lost + sum(learner.lost for learner in self.learners.values())
         return {"workers/busy": sum(seconds) / spent, "workers/lost": float(lost)}
 
-    def _begin(self, step: int, weights: Weights) -> None:
+    def _begin(self, step: int, weights: References) -> None:
         """Gives out the shards of a step, once."""
         config = self.config
         if step in self._playing or step >= config.max_steps:
@@ -123,7 +125,7 @@ class RayATGRPO(ATGRPO):
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
         """Updates all policies at the same time; if one cannot be, none is."""
         jobs = {
-            name: self.seats[name].do("update", self.tokens, ray.put(own))
+            name: self.learners[name].do("update", self.tokens, ray.put(own))
             for name, own in batches.items()
         }
         wait(jobs.values())
@@ -132,7 +134,7 @@ class RayATGRPO(ATGRPO):
         except BaseException:
             for name, job in jobs.items():
                 if job.exception() is None:
-                    self.seats[name].undo().result()
+                    self.learners[name].undo().result()
             raise
         for name, (_, arrays) in done.items():
             self._take_over(name, as_tensors(arrays))
@@ -155,16 +157,16 @@ class RayATGRPO(ATGRPO):
     # ------------------------------------------------------------------------------- state
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Fetches the learners' states, from which a lost learner is made again from now on."""
-        found = _results([seat.ask("state") for seat in self.seats.values()])
-        states = dict(zip(self.seats, found, strict=True))
+        found = _results([learner.ask("state") for learner in self.learners.values()])
+        states = dict(zip(self.learners, found, strict=True))
         for name, state in states.items():
-            self.seats[name].rebase(self._base(name, state), same=True)
+            self.learners[name].rebase(self._base(name, state), same=True)
         return states
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Makes the learners again from these states and the policies' own tensors."""
         for name, state in states.items():
-            self.seats[name].rebase(self._base(name, state), same=False)
+            self.learners[name].rebase(self._base(name, state), same=False)
         self._weights = self._former.weights = self._references()
         self._playing.clear()
 
@@ -180,7 +182,7 @@ class RayATGRPO(ATGRPO):
     def _base(self, policy: str, state: Mapping[str, Any]) -> Any:
         return ray.put({"weights": as_arrays(self.policies.state(policy)), **state})
 
-    def _references(self) -> Weights:
+    def _references(self) -> References:
         """The weights as they are now: policy -> version and reference, owned by this process."""
         policies = self.policies
         return {
@@ -199,7 +201,7 @@ class _Former(Plugin):
 
     setting = "former"
 
-    def __init__(self, weights: Weights, *, kept: bool) -> None:
+    def __init__(self, weights: References, *, kept: bool) -> None:
         self.weights, self._kept = weights, kept
 
     def state_dict(self) -> dict[str, Any]:

@@ -27,10 +27,10 @@ from pettingllms.envs.aec import (
     load_env,
     next_agent,
     observe_text,
-    role_of,
     step_result,
 )
 from pettingllms.errors import ConfigError, PettingLLMsError
+from pettingllms.types import role_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,9 +30,9 @@ from pettingllms.envs.aec import (
     load_env,
     next_agent,
     observe_text,
-    role_of,
     step_result,
 )
+from pettingllms.types import role_of
 
 SECONDS = 600.0
 """Most for an answer of the model; verifiers has timeouts of its own within."""

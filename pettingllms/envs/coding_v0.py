@@ -20,7 +20,8 @@ around the blocks is free. A reply that cannot be parsed, or is too long, leaves
 The episode ends when the program passes all of the tester's tests: agreement, which is not success.
 A coder alone is shown its earlier programs, and the episode ends when it writes the same program again. Success is
 that the current program passes all hidden tests. `infos[agent]` of a reply has the task's `difficulty`, if known; a coder's
-has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`. The record of a run
+has `passed`, and for each hidden test the status of the run in `statuses` and whether it passed in `verdicts`; a tester's has `tests`, `valid` (the precision below),
+`caught` (the power) and `input_size`, the mean number of values in its inputs: how hard the tests are that it asks. The record of a run
 also keeps the first hidden test that failed, `failing`, which no agent sees.
 
 # Rewards
@@ -72,7 +73,7 @@ use, can differ from one run to the next.
 (`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
 a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
-`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `split`: `train`, `val` or `test`.
+`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `split`: `train`, `val` or `test`.
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
 embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
@@ -88,12 +89,13 @@ the settings say otherwise.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Unpack, cast, get_args
 
-from pettingllms.data import coding
+from pettingllms.data import chains, coding
 from pettingllms.data.asserts import Run, Test
 from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
@@ -123,6 +125,9 @@ REFERENCE_SHARE, PROGRAM_SHARE = 1 / 8, 1 / 4
 the reference, so that it is not caught for being as slow."""
 
 
+_VALUE = re.compile(r"[\w.+-]+")
+
+
 @dataclass(frozen=True, slots=True)
 class State:
     """All that an episode knows: the task, the current program, the past, and what has been paid."""
@@ -145,6 +150,7 @@ class raw_env(TeamEnv):
     Args:
         dataset: None for generated tasks, or a data set's name, hub id, file or folder.
         agents: "team", or "single" for the coder alone.
+        steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         kwargs: as in `TeamEnv`.
 
     Raises:
@@ -167,9 +173,12 @@ class raw_env(TeamEnv):
         *,
         dataset: str | Path | None = None,
         agents: Agents = "team",
+        steps: tuple[int, int] = (3, 3),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
+        chains.check_steps(steps)
+        self.steps = steps[0], steps[1]
         self._team = agents == "team"
         super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
@@ -183,7 +192,7 @@ class raw_env(TeamEnv):
         if "question" in options:  # nobody knows its tests
             return State(CodingTask("question", str(options["question"]), (), reference=""))
         if self.tasks is None:
-            return State(coding.generate(seed, cast(Split, self.split)))
+            return State(coding.generate(seed, cast(Split, self.split), self.steps))
         row = seed % len(self.tasks)
         if row not in self._mutants:
             task = self.tasks[row]
@@ -304,7 +313,12 @@ class raw_env(TeamEnv):
             "tester_0",
             score(verdict, power),
             done=state.program is not None and not disagreements,
-            info={"tests": len(tests), "valid": verdict.precision, "caught": power},
+            info={
+                "tests": len(tests),
+                "valid": verdict.precision,
+                "caught": power,
+                "input_size": _size(tests),
+            },
         )
 
     def _power(self, task: CodingTask, verdict: Verdict, run: Run) -> float:
@@ -393,6 +407,11 @@ class raw_env(TeamEnv):
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)
+
+
+def _size(tests: Sequence[Test]) -> float:
+    """Mean number of values in the inputs of a reply's tests: short inputs are easier to work out."""
+    return sum(len(_VALUE.findall(test.input)) for test in tests) / len(tests)
 
 
 def _difficulty(task: CodingTask) -> dict[str, Any]:

@@ -8,36 +8,51 @@ a chip to the player who acts first (Kuhn 1950). Two replies in a row that are n
 
 from __future__ import annotations
 
+import functools
 from typing import Any
-
-from textarena.envs.KuhnPoker.env import KuhnPokerEnv
 
 LOST = 2
 """Chips that the worst hand costs, and a forfeit."""
 
 
-class KuhnPoker(KuhnPokerEnv):  # type: ignore[misc]  # TextArena publishes no types
-    """One hand, paid in chips."""
+def __getattr__(name: str) -> Any:
+    # When it is first asked for: TextArena is an extra.
+    if name != "KuhnPoker":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return _kuhn_poker()
 
-    def __init__(self) -> None:
-        super().__init__(max_rounds=1)
 
-    def step(self, action: str) -> tuple[bool, dict[str, Any]]:
-        """Plays a move as TextArena does; pays chips where the hand is over."""
-        done, info = super().step(action)
-        if done:
-            state = self.state
-            forfeits = [seat for seat in (0, 1) if state.game_info[seat]["invalid_move"]]
-            if forfeits:
-                state.rewards = {seat: LOST if seat not in forfeits else -LOST for seat in (0, 1)}
-            else:
-                chips = state.game_state["player_chips"]
-                state.rewards = {seat: (chips[seat] - chips[1 - seat]) / 2 for seat in (0, 1)}
-        return done, info
+@functools.cache
+def _kuhn_poker() -> type:
+    from textarena.envs.KuhnPoker.env import KuhnPokerEnv
 
-    def _set_round_winner(self, player_id: int, reason: str) -> None:
-        if "'[call]'" in self.state.logs[-1][1]:
-            # Both have put in a chip that TextArena does not count.
-            self.state.game_state["player_chips"][player_id] += 1
-            self.state.game_state["player_chips"][1 - player_id] -= 1
-        super()._set_round_winner(player_id, reason)
+    class KuhnPoker(KuhnPokerEnv):  # type: ignore[misc]  # TextArena publishes no types
+        """One hand, paid in chips."""
+
+        def __init__(self) -> None:
+            super().__init__(max_rounds=1)
+
+        def step(self, action: str) -> tuple[bool, dict[str, Any]]:
+            """Plays a move as TextArena does; pays chips where the hand is over."""
+            done, info = super().step(action)
+            if done:
+                state = self.state
+                forfeits = [seat for seat in (0, 1) if state.game_info[seat]["invalid_move"]]
+                if forfeits:
+                    state.rewards = {
+                        seat: LOST if seat not in forfeits else -LOST for seat in (0, 1)
+                    }
+                else:
+                    chips = state.game_state["player_chips"]
+                    state.rewards = {seat: (chips[seat] - chips[1 - seat]) / 2 for seat in (0, 1)}
+            return done, info
+
+        def _set_round_winner(self, player_id: int, reason: str) -> None:
+            if "'[call]'" in self.state.logs[-1][1]:
+                # Both have put in a chip that TextArena does not count.
+                self.state.game_state["player_chips"][player_id] += 1
+                self.state.game_state["player_chips"][1 - player_id] -= 1
+            super()._set_round_winner(player_id, reason)
+
+    KuhnPoker.__qualname__ = "KuhnPoker"  # where copies and pickles find it
+    return KuhnPoker

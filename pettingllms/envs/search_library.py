@@ -26,7 +26,7 @@ _KNOWN_BY_TITLE = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class PassageLibrary:
     """Questions by seed, and the index of each."""
 
     question: Callable[[int], Question]
@@ -41,7 +41,7 @@ def library(
     split: str,
     hops: tuple[int, int],
     folder: str | Path | None,
-) -> Library:
+) -> PassageLibrary:
     """Opens the questions of a split and what they are searched in; arguments as in `search_v0`.
 
     Raises:
@@ -57,21 +57,23 @@ def library(
         part = cast(Split, split)
         made = partial(facts.question, split=part, hops=hops)
         # A question of a user's own is searched in the same facts.
-        return Library(made, lambda _: _generated(part), None)
+        return PassageLibrary(made, lambda _: _generated(part), None)
     records = load_questions(dataset, split).records
     size = len(records)
     if corpus is not None and corpus not in (OWN, POOLED):
         index = open_corpus(corpus, where)
-        return Library(lambda seed: _within(records[seed % size], index), lambda _: index, size)
+        return PassageLibrary(
+            lambda seed: _within(records[seed % size], index), lambda _: index, size
+        )
     pooled = tuple(dict.fromkeys(passage for record in records for passage in record.context))
     if not pooled:
         raise ConfigError(
             f"the rows of dataset {str(dataset)!r} bring no passages; give corpus, a file, a folder or a hub id"
         )
     if corpus == OWN:
-        return Library(lambda seed: records[seed % size], _own(), size)
+        return PassageLibrary(lambda seed: records[seed % size], _own(), size)
     index = open_passages(f"{dataset}, {split} split, pooled", pooled, where)
-    return Library(lambda seed: records[seed % size], lambda _: index, size)
+    return PassageLibrary(lambda seed: records[seed % size], lambda _: index, size)
 
 
 @cache

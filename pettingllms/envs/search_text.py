@@ -30,14 +30,14 @@ _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _WORD = re.compile(r"\w")
 
 
-class Search(NamedTuple):
+class Lookup(NamedTuple):
     """A search of an episode, and what it found that was not there before."""
 
     query: str
     found: tuple[Passage, ...]
 
 
-class Reply(NamedTuple):
+class SearchReply(NamedTuple):
     """A parsed reply."""
 
     kind: str
@@ -46,7 +46,7 @@ class Reply(NamedTuple):
     """`yes` or `no`, a query, or an answer."""
 
 
-def parse_reply(role: str, text: str, *, compact: bool) -> Reply | ParseError:
+def parse_reply(role: str, text: str, *, compact: bool) -> SearchReply | ParseError:
     """Parses a reply by the rules of its author's role.
 
     A compact reply has no tags: its last line counts, and those before it are working.
@@ -55,19 +55,19 @@ def parse_reply(role: str, text: str, *, compact: bool) -> Reply | ParseError:
     return found if isinstance(found, ParseError) else _checked(found)
 
 
-def _bare(role: str, text: str) -> Reply | ParseError:
+def _bare(role: str, text: str) -> SearchReply | ParseError:
     said = text.strip().rpartition("\n")[2].strip()
     if role == "solver":
         kind, _, rest = said.partition(" ")
         if kind not in _ROLE_TAGS[role]:
             return ParseError("neither `search` and a query nor `answer` and an answer")
-        return Reply(kind, rest.strip())
+        return SearchReply(kind, rest.strip())
     # Nothing that can be found is called no: an answerer who says it asks for more.
     kind = "verify" if role == "answerer" and said == "no" else _ROLE_TAGS[role][0]
-    return Reply(kind, said)
+    return SearchReply(kind, said)
 
 
-def _tagged(role: str, text: str) -> Reply | ParseError:
+def _tagged(role: str, text: str) -> SearchReply | ParseError:
     tags = _ROLE_TAGS[role]
     # Tags are ASCII, and `str.lower` can change the length of a text.
     low = text.translate(_ASCII_LOWER)
@@ -77,21 +77,21 @@ def _tagged(role: str, text: str) -> Reply | ParseError:
     if start < 0:
         return ParseError(f"no {' or '.join(f'<{each}>...</{each}>' for each in tags)}")
     inside = start + len(tag) + 2
-    return Reply(tag, text[inside : low.find(f"</{tag}>", inside)].strip())
+    return SearchReply(tag, text[inside : low.find(f"</{tag}>", inside)].strip())
 
 
-def _checked(reply: Reply) -> Reply | ParseError:
+def _checked(reply: SearchReply) -> SearchReply | ParseError:
     if reply.kind == "verify":
         said = reply.said[:8].lower()
         if said not in ("yes", "no"):
             return ParseError(f"{reply.said[:40]!r} is neither yes nor no")
-        return Reply("verify", said)
+        return SearchReply("verify", said)
     if reply.kind == "search":
         if len(reply.said) > MAX_QUERY_CHARS:
             return ParseError(f"the query is longer than {MAX_QUERY_CHARS} characters")
         if not _WORD.search(reply.said):
             return ParseError("the query has no word")
-        return Reply("search", " ".join(reply.said.split()))
+        return SearchReply("search", " ".join(reply.said.split()))
     if len(reply.said) > MAX_ANSWER_CHARS:
         return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
     if not normal(reply.said):
@@ -100,7 +100,7 @@ def _checked(reply: Reply) -> Reply | ParseError:
 
 
 def compact_prompt(
-    role: str, question: str, searches: Sequence[Search], *, may_pass: bool = False
+    role: str, question: str, searches: Sequence[Lookup], *, may_pass: bool = False
 ) -> str:
     """Prompt in few tokens, for the embedded model: role, question, and the passages found.
 
@@ -138,7 +138,7 @@ _MAY_PASS = (
 
 
 def full_prompt(
-    role: str, question: str, searches: Sequence[Search], *, left: int, may_pass: bool = False
+    role: str, question: str, searches: Sequence[Lookup], *, left: int, may_pass: bool = False
 ) -> str:
     """Prompt of rules, question and passages, for real language models.
 
@@ -156,7 +156,7 @@ def full_prompt(
     return "\n\n".join(parts)
 
 
-def _shown(searches: Sequence[Search]) -> list[str]:
+def _shown(searches: Sequence[Lookup]) -> list[str]:
     """Queries with the passages that they found, as many of the latest as have room."""
     blocks: list[str] = []
     number = sum(len(search.found) for search in searches)

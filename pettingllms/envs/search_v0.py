@@ -74,7 +74,13 @@ from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_library import library
-from pettingllms.envs.search_text import Reply, Search, compact_prompt, full_prompt, parse_reply
+from pettingllms.envs.search_text import (
+    Lookup,
+    SearchReply,
+    compact_prompt,
+    full_prompt,
+    parse_reply,
+)
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
 from pettingllms.grading.short_answers import contains, exact_match, f1
@@ -101,13 +107,13 @@ class SearchArguments(arguments.TextArguments, total=False):
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class SearchState:
     """State of an episode: the question, what has been searched, and whose turn it is."""
 
     question: Question
     due: str
     """Role that acts next."""
-    searches: tuple[Search, ...] = ()
+    searches: tuple[Lookup, ...] = ()
     used: int = 0
     """Searches that have been made or wasted."""
     turns: int = 0
@@ -169,14 +175,14 @@ class raw_env(TeamEnv):
         self.library = library(dataset, corpus, self.split, (hops[0], hops[1]), cache)
         self.num_tasks = self.library.size
 
-    def _start(self, seed: int, options: dict[str, Any]) -> State:
+    def _start(self, seed: int, options: dict[str, Any]) -> SearchState:
         # A team without a single search goes straight to its answer.
         first = ROLES[self.topology][0 if self.budget or self.topology != "chain" else -1]
         if "question" in options:  # nobody knows its answer
-            return State(Question(str(options["question"]), (), (), "question"), first)
-        return State(self.library.question(seed), first)
+            return SearchState(Question(str(options["question"]), (), (), "question"), first)
+        return SearchState(self.library.question(seed), first)
 
-    def _next_agent(self, state: State, agent: str | None) -> str:
+    def _next_agent(self, state: SearchState, agent: str | None) -> str:
         del agent
         return f"{state.due}_0"
 
@@ -185,7 +191,7 @@ class raw_env(TeamEnv):
         """Searches that an episode may make: so many that an answer still fits."""
         return self.max_turns - 1
 
-    def _text(self, state: State, agent: str) -> str:
+    def _text(self, state: SearchState, agent: str) -> str:
         role, may_pass = agent.removesuffix("_0"), self._may_pass(state)
         may_pass = may_pass and role == "answerer"
         asked, found = state.question.text, state.searches
@@ -194,18 +200,18 @@ class raw_env(TeamEnv):
         left = self.budget - state.used
         return full_prompt(role, asked, found, left=left, may_pass=may_pass)
 
-    def _may_pass(self, state: State) -> bool:
+    def _may_pass(self, state: SearchState) -> bool:
         return self.topology == "chain" and state.used < self.budget
 
-    def _act(self, state: State, agent: str, text: str) -> Outcome:
+    def _act(self, state: SearchState, agent: str, text: str) -> Outcome:
         role = agent.removesuffix("_0")
         reply = parse_reply(role, text, compact=self.prompt == "compact")
         return self._judged(state, role, reply)
 
-    def _unread(self, state: State, agent: str, reason: str) -> Outcome:
+    def _unread(self, state: SearchState, agent: str, reason: str) -> Outcome:
         return self._judged(state, agent.removesuffix("_0"), ParseError(reason))
 
-    def _judged(self, state: State, role: str, reply: Reply | ParseError) -> Outcome:
+    def _judged(self, state: SearchState, role: str, reply: SearchReply | ParseError) -> Outcome:
         if isinstance(reply, ParseError):
             return self._unreadable(state, role, reply.why)
         if reply.kind == "verify":
@@ -223,7 +229,7 @@ class raw_env(TeamEnv):
         after = replace(state, answer=reply.said, success=exact)
         return self._outcome(after, team=float(exact), done=True, info=info)
 
-    def _unreadable(self, state: State, role: str, why: str) -> Outcome:
+    def _unreadable(self, state: SearchState, role: str, why: str) -> Outcome:
         if role == "verifier":
             counted = self._routed(state, role, "yes")
             return replace(counted, local=counted.local - UNREADABLE, parse_error=why)
@@ -232,7 +238,7 @@ class raw_env(TeamEnv):
         after = replace(after, due=self._opener(after, role))
         return self._outcome(after, local=-UNREADABLE, parse_error=why)
 
-    def _opener(self, state: State, role: str) -> str:
+    def _opener(self, state: SearchState, role: str) -> str:
         """The role after a searcher or answerer."""
         if self.topology == "router":
             return "verifier"
@@ -241,7 +247,7 @@ class raw_env(TeamEnv):
         searches = role == "answerer" and state.used < self.budget
         return "searcher" if searches else "answerer"
 
-    def _routed(self, state: State, role: str, word: str) -> Outcome:
+    def _routed(self, state: SearchState, role: str, word: str) -> Outcome:
         """What the word `yes` or `no` of a verifier leads to, or the `no` of an answerer."""
         enough = state.recall == 1.0
         wrong = bool(state.question.answers) and enough != (word == "yes")
@@ -250,10 +256,10 @@ class raw_env(TeamEnv):
         due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"
         return self._outcome(replace(state, due=due), local=local)
 
-    def _searched(self, state: State, role: str, query: str) -> Outcome:
+    def _searched(self, state: SearchState, role: str, query: str) -> Outcome:
         before = {passage for search in state.searches for passage in search.found}
         found = tuple(p for p in self._found(state, query) if p not in before)
-        searches = (*state.searches, Search(query, found))
+        searches = (*state.searches, Lookup(query, found))
         recall = _recall(state.question, searches)
         after = replace(
             state, searches=searches, recall=recall, used=state.used + 1, turns=state.turns + 1
@@ -262,12 +268,12 @@ class raw_env(TeamEnv):
         dense = self.rewards_scheme == "dense"
         return self._outcome(after, team=recall - state.recall if dense else 0.0)
 
-    def _found(self, state: State, query: str) -> list[Passage]:
+    def _found(self, state: SearchState, query: str) -> list[Passage]:
         return self.library.index(state.question).find(query, self.top)
 
     def _outcome(
         self,
-        after: State,
+        after: SearchState,
         *,
         team: float = 0.0,
         local: float = 0.0,
@@ -289,10 +295,10 @@ class raw_env(TeamEnv):
             info=shown,
         )
 
-    def _answer(self, state: State) -> str | None:
+    def _answer(self, state: SearchState) -> str | None:
         return None if state.answer is None else f"<answer>{state.answer}</answer>"
 
-    def _view(self, state: State) -> str:
+    def _view(self, state: SearchState) -> str:
         lines = [f"question: {state.question.text}"]
         for search in state.searches:
             lines.append(f"search: {search.query}")
@@ -301,7 +307,7 @@ class raw_env(TeamEnv):
         return "\n".join([*lines, f"reference: {' or '.join(state.question.answers) or '-'}"])
 
 
-def _recall(question: Question, searches: tuple[Search, ...]) -> float:
+def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
     """Share of what a question takes that the searches have found, from 0 to 1."""
     found = [passage for search in searches for passage in search.found]
     if question.gold:
@@ -310,7 +316,7 @@ def _recall(question: Question, searches: tuple[Search, ...]) -> float:
     return float(any(contains(passage.text, question.answers) for passage in found))
 
 
-def _anchor(state: State) -> str:
+def _anchor(state: SearchState) -> str:
     """Digest of the question and the set of passages found: equal where the situation is."""
     keys = sorted(passage.key for search in state.searches for passage in search.found)
     text = "\0".join([state.due, state.question.text, *keys])

@@ -352,7 +352,8 @@ def _add_completion_scores(
     values[f"{role}/team_reward"].append(chosen.team_reward)
     values[f"{role}/local_reward"].append(chosen.local_reward)
     values[f"{role}/parse_error"].append(info.get("parse_error") is not None)
-    values[f"{role}/tokens"].append(len(completion.token_ids))
+    if completion.token_ids:  # what a model behind an API wrote has none
+        values[f"{role}/tokens"].append(len(completion.token_ids))
     values[f"{role}/truncated"].append(completion.truncated)
     if ended := _ended(info):
         for status in statuses:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,14 +42,19 @@ PRIVATE = frozenset(
         "api_timeout",
         "device",
         "output_dir",
+        "pools",
         "push_to_hub",
+        "ray_address",
         "report_to",
         "require_isolation",
         "sandbox",
         "scoring_threads",
+        "serve",
         "server",
         "server_key",
         "server_timeout",
+        "worker_timeout",
+        "workers",
     }
 )
 """Settings about the machine of the run, which nobody else has use for."""
@@ -132,36 +137,39 @@ def _last(part: str) -> str:
 
 def training_command(config: ATGRPOConfig) -> str:
     """The command with the settings that are not the defaults of their model and environment."""
-    shown = public_settings(config)
-    fixed: dict[str, Any] = {
-        "env": config.env,
-        "model": config.model,
-        "method": config.method,
-        "full": config.full,
-    }
-    usual = dataclasses.asdict(resolve(ATGRPOConfig(**fixed, max_tokens=config.max_tokens)))
-    always = ("env", "model", "policies", "method", "max_tokens")
-    chosen = {k: v for k, v in shown.items() if k in always or v != usual[k]}
-    words = ["pettingllms-train"]
-    for name, value in chosen.items():
-        if isinstance(value, bool):
-            words.append(f"--{'' if value else 'no-'}{name.replace('_', '-')}")
-        else:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    return shlex.join(words)
+    return shlex.join(["pettingllms-train", *_options(_chosen(config))])
 
 
 def evaluation_command(shared: SharedRun, to: str) -> str:
     """The command that evaluates what is shared."""
-    shown = public_settings(shared.config)
-    words = ["pettingllms-eval", "--env", shown["env"]]
-    if "env_args" in shown:
-        words += ["--env-args", shown["env_args"]]
-    if "model" in shown:
-        words += ["--model", shown["model"]]
-    policies = parse_policies(shared.config.policies, shared.roles)
-    words += ["--policies", ",".join(f"{role}={name}" for role, name in policies.items())]
-    return shlex.join([*words, "--adapters", _public(to)])
+    config = shared.config
+    asked = {each.name: each.metadata.get("shared") for each in dataclasses.fields(config)}
+    values = {name: v for name, v in _chosen(config).items() if asked[name] == "run"}
+    policies = parse_policies(config.policies, shared.roles)
+    values["policies"] = ",".join(f"{role}={name}" for role, name in policies.items())
+    return shlex.join(["pettingllms-eval", *_options(values), "--adapters", _public(to)])
+
+
+def _chosen(config: ATGRPOConfig) -> dict[str, Any]:
+    """The settings that are shown and are not the defaults of their model and environment."""
+    fixed: dict[str, Any] = {
+        name: getattr(config, name) for name in ("env", "model", "method", "full", "max_tokens")
+    }
+    usual = dataclasses.asdict(resolve(ATGRPOConfig(**fixed)))
+    always = ("env", "model", "policies", "method", "max_tokens")
+    shown = public_settings(config).items()
+    return {name: value for name, value in shown if name in always or value != usual[name]}
+
+
+def _options(values: Mapping[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, value in values.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        else:
+            words += [f"--{option}", str(value)]
+    return words
 
 
 def license_of(config: ATGRPOConfig) -> str | None:

@@ -1,7 +1,7 @@
 """What is logged of a step, under TRL's names where TRL has one.
 
 Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `team_reward/<role>`,
-`local_reward/<role>`, `return` (what an episode earned the team) or, without a team reward,
+`local_reward/<role>`, `first_local_reward/<role>` (of all candidates of its first turn; see `gaps`), `return` (what an episode earned the team) or, without a team reward,
 `return/<agent>`, `success/<role>` (share of replies after which the team has succeeded),
 `parse_error/<role>` (share), `completions/mean_length`, `completions/clipped_ratio` (share cut at
 the limit), `num_tokens` (generated), `turns` (mean decisions of an episode),
@@ -92,6 +92,11 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             for agent, value in each.returns.items():
                 returns[f"return/{agent}"].append(value)
     metrics |= {name: mean(values) for name, values in returns.items()}
+    first: dict[str, list[float]] = defaultdict(list)
+    for group in groups:
+        if group.key.turn == 0:
+            first[group.key.role] += [c.local_reward for c in group.candidates]
+    metrics |= {f"first_local_reward/{role}": mean(values) for role, values in first.items()}
     for role, candidates in by_role.items():
         metrics[f"reward/{role}"] = mean([c.reward for c in candidates])
         metrics[f"team_reward/{role}"] = mean([c.team_reward for c in candidates])
@@ -101,6 +106,27 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
             [c.info.get("parse_error") is not None for c in candidates]
         )
     return metrics
+
+
+def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> dict[str, float]:
+    """How much more first replies earned in training than in a validation, as `gap/<role>`.
+
+    Training continues from one of K candidates, so that a role may be shown what its teammates say
+    at their best. A policy that learns to rely on that earns more here than where nothing is chosen: a gap
+    that grows while the validation falls is such a leak.
+
+    Args:
+        rows: the steps since the last validation.
+        scores: of the validation; `<role>/first_local_reward` are read.
+    """
+    found = {}
+    for name, value in scores.items():
+        role = name.removesuffix("/first_local_reward")
+        train = [row[key] for row in rows if (key := f"first_local_reward/{role}") in row]
+        earned = [each for each in train if isinstance(each, float)]
+        if role != name and earned:
+            found[f"gap/{role}"] = mean(earned) - value
+    return found
 
 
 def by_policy(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:

@@ -1,0 +1,332 @@
+"""Does reinforcement learning teach what no demonstration shows? Teams on a base that was primed on parts.
+
+    python -m benchmarks.priming.prime --recipe parts --out /tmp/parts
+    python -m benchmarks.parts --model /tmp/parts [--only coding plan_path] [--seeds 21 22 23]
+
+The base has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe `parts`), and
+no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams play the
+same test tasks, sampled, one completion a decision:
+
+* `base`, `trained`, and `exchanged`: the trained policies in each other's role;
+* `only ROLE`: its trained policy beside the base's;
+* `shuffled`: what the first role (coding: the second) says is swapped between tasks, so that it says nothing
+  about this one.
+
+Base and trained teams also play tasks of other sizes, one of them beyond training. Writes `results/parts.json`; finished runs are not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib.pyplot as plt
+import numpy as np
+import torch
+
+from benchmarks.evidence import COLORS, Table, draw_curve, estimate, shown, solved_digits, spread
+from benchmarks.learning import HERE, curve, timing
+from pettingllms.envs import make
+from pettingllms.evaluation import held_out
+from pettingllms.evaluation.chunks import Sampling, chunks
+from pettingllms.evaluation.folder import digest
+from pettingllms.evaluation.rollouts import roll_out
+from pettingllms.evaluation.scores import pass_at_k, summarise
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.roles import BASE
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.runs import versions
+from pettingllms.samplers.base import Sampler
+from pettingllms.types import Completion, Request
+
+RESULTS = HERE / "results" / "parts.json"
+TASKS, CONTROL_TASKS = 300, 100
+"""Test tasks of base and trained teams, and of the other teams."""
+LENGTH = 96
+"""Tokens of a completion."""
+PASSES = (1, 4, 16, 64)
+PASS_TASKS = 32
+OPTIONS: Mapping[str, Any] = {
+    "learning-rate": 5e-3,
+    "num-generations": 8,
+    "tasks-per-step": 16,
+    "max-steps": 100,
+    "warmup-steps": 0,
+    "max-completion-length": LENGTH,
+    "tokens-per-batch": 4096,
+    "eval-steps": 10,
+    "eval-tasks": 100,
+    "scoring-threads": 4,
+}
+"""Those of the embedded model: a checkpoint elsewhere gets the defaults of large models."""
+
+
+class Story(NamedTuple):
+    """What is trained and tested in one environment."""
+
+    roles: tuple[str, str]
+    speaker: str
+    """The role whose words `shuffled` swaps between tasks."""
+    arguments: Mapping[str, Any]
+    others: Mapping[str, Mapping[str, Any]]
+    """Other sizes than that of training -> what differs in them."""
+    pass_at: Mapping[str, Any]
+    """What differs where pass@k is measured."""
+    options: Mapping[str, Any]
+    """What differs from `OPTIONS`."""
+    scores: Mapping[str, str]
+    """What is reported of first replies, with its title."""
+
+
+STORIES: Mapping[str, Story] = {
+    "coding": Story(
+        ("coder", "tester"),
+        "tester",
+        {"prompt": "compact", "steps": (3, 3)},
+        {"4 steps": {"steps": (4, 4)}},
+        {"max_turns": 1},
+        {"max-steps": 80},
+        {
+            "coder/first_passed": "coder: hidden tests passed",
+            "tester/first_valid": "tester: tests that are right",
+            "tester/first_local_reward": "tester: local reward",
+            "tester/first_input_size": "tester: values in an input",
+        },
+    ),
+    "plan_path": Story(
+        ("tool", "planner"),
+        "tool",
+        {
+            "prompt": "compact",
+            "height": 6,
+            "width": 6,
+            "walls": 0.08,
+            "moves": (3, 5),
+            "max_turns": 8,
+        },
+        {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
+        {},
+        {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 100, "max-completion-length": 12},
+        {
+            "tool/first_local_reward": "tool: local reward",
+            "planner/first_local_reward": "planner: local reward",
+        },
+    ),
+}
+
+
+class Shuffled:
+    """A sampler in which one policy's completions are handed on to the next prompt of its batch."""
+
+    def __init__(self, policies: Sampler, policy: str) -> None:
+        self.policies, self.policy = policies, policy
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.policies, name)
+
+    def sample(
+        self, requests: Sequence[Request], n: int, **settings: Any
+    ) -> list[list[Completion]]:
+        """Completes as the policies do, then rotates the completions of the one policy."""
+        found = self.policies.sample(requests, n, **settings)
+        places = [i for i, request in enumerate(requests) if request.policy == self.policy]
+        said = [found[i] for i in places]
+        for i, others in zip(places, [*said[1:], *said[:1]], strict=True):
+            # The record holds a completion to its prompt.
+            prompt = requests[i].prompt_ids
+            found[i] = [replace(other, prompt_ids=prompt) for other in others]
+        return found
+
+
+def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) -> Path:
+    """One run of `pettingllms-train`, unless it is finished; of `role` alone where given."""
+    run = out / "-".join([env, *([role] if role else []), str(seed)])
+    if not (run / "summary.json").exists():
+        story = STORIES[env]
+        options = {**OPTIONS, **story.options, "model": model, "seed": seed, "env": env}
+        options |= {"env-args": json.dumps(story.arguments), "output-dir": run}
+        options |= {"train-roles": role} if role else {}
+        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        if (run / "config.yaml").exists():
+            words = ["--resume", str(run)]
+        with (out / f"{run.name}.log").open("a") as log:
+            subprocess.run(
+                [sys.executable, "-m", "pettingllms.cli.train", *words],
+                check=True,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )
+    return run
+
+
+def rolled_out(
+    env: str, policies: Any, sampling: Sampling, tasks: int, **other: Any
+) -> list[Trajectory]:
+    """Episodes on test tasks, whose arguments differ from training in `other`."""
+    story = STORIES[env]
+    game = make(env, split="test", **{**story.arguments, **other})
+    lineup = {role: policies.policy_for(role) for role in story.roles}
+    episodes: list[Trajectory] = []
+    with ThreadPoolExecutor(OPTIONS["scoring-threads"]) as pool:
+        for chunk in chunks(held_out(game, "test", tasks), sampling):
+            episodes += roll_out(game, policies, lineup, pool, chunk, sampling)
+    return episodes
+
+
+def played(env: str, policies: Any, tasks: int = TASKS, **other: Any) -> dict[str, Any]:
+    """A digit for each test task, 1 where it was solved, and the scores of first replies."""
+    story = STORIES[env]
+    episodes = rolled_out(env, policies, Sampling(LENGTH), tasks, **other)
+    scores = summarise(episodes, story.roles, samples=1, greedy=False, seed=0).scores
+    return {"tasks": solved_digits(episodes), **{name: scores[name].mean for name in story.scores}}
+
+
+def passed(env: str, policies: Any) -> list[int]:
+    """How many of `PASSES[-1]` episodes of each task succeed."""
+    sampling = Sampling(LENGTH, PASSES[-1])
+    episodes = rolled_out(env, policies, sampling, PASS_TASKS, **STORIES[env].pass_at)
+    counts = Counter(episode.task.id for episode in episodes if episode.success)
+    return [counts[task] for task in dict.fromkeys(episode.task.id for episode in episodes)]
+
+
+def teams(env: str, model: Path, run: Path | None, *, several: bool = True) -> dict[str, Any]:
+    """The teams of one run, or that of the base, each with what it reached; `several`: also pass@k."""
+    one, two = STORIES[env].roles
+    own = {one: one, two: two}
+    if run is None:
+        lineups = {"base": {one: BASE, two: BASE}}
+    else:
+        lineups = {
+            "trained": own,
+            "exchanged": {one: two, two: one},
+            f"only {one}": {one: one, two: BASE},
+            f"only {two}": {one: BASE, two: two},
+        }
+    found: dict[str, Any] = {}
+    for name, players in lineups.items():
+        adapters = None if run is None else run / "adapters"
+        policies = load_policies(model, players, adapters=adapters)
+        tasks = TASKS if name in ("base", "trained") else CONTROL_TASKS
+        found[name] = played(env, policies, tasks)
+        if name in ("base", "trained"):
+            for size, other in STORIES[env].others.items():
+                found[f"{name}, {size}"] = played(env, policies, **other)
+            if several:
+                found[f"{name}, pass@k"] = passed(env, policies)
+        if name == "trained":
+            speaker = players[STORIES[env].speaker]
+            found["shuffled"] = played(env, Shuffled(policies, speaker), CONTROL_TASKS)
+        digits = found[name]["tasks"]
+        print(env, run and run.name, name, digits.count("1") / len(digits), flush=True)
+    return found
+
+
+def table(result: Any) -> Table:
+    """Success of each team, on tasks as trained and of other sizes."""
+    rows = []
+    for env, each in result["environments"].items():
+        one, two = STORIES[env].roles
+        runs = [run["teams"] for run in each["runs"].values()]
+        columns = ("base", "trained", "exchanged", f"only {one}", f"only {two}", "shuffled")
+        rows.append([f"`{env}`", *(_success(each["base"], runs, name) for name in columns)])
+        for size in STORIES[env].others:
+            cells = [_success(each["base"], runs, f"{name}, {size}") for name in columns[:2]]
+            rows.append([f"`{env}`, {size}", *cells, "", "", "", ""])
+    header = ["base", "trained", "exchanged", "only first role", "only second role", "shuffled"]
+    return ["", *header], rows
+
+
+def _success(base: Any, runs: Sequence[Any], name: str) -> str:
+    found = [team[name] for team in (base, *runs) if name in team]
+    return shown(estimate(np.array([[float(digit) for digit in each["tasks"]] for each in found])))
+
+
+def roles(result: Any) -> Table:
+    """First replies of each role, before and after training."""
+    rows = []
+    for env, each in result["environments"].items():
+        runs = [run["teams"] for run in each["runs"].values()]
+        for size in ("", *(f", {size}" for size in STORIES[env].others)):
+            for score, title in STORIES[env].scores.items():
+                before = f"{each['base'][f'base{size}'][score]:.2f}"
+                after = spread([run[f"trained{size}"][score] for run in runs])
+                rows.append([f"`{env}`{size}", title, before, after])
+    return ["", "first replies", "base", "trained"], rows
+
+
+def passes(result: Any) -> Table:
+    """pass@k of the base and of the first seed's trained team."""
+    rows = []
+    for env, each in result["environments"].items():
+        counts = {
+            "base": each["base"]["base, pass@k"],
+            "trained": next(iter(each["runs"].values()))["teams"]["trained, pass@k"],
+        }
+        for name, solved in counts.items():
+            shares = [[pass_at_k(PASSES[-1], n, k) for n in solved] for k in PASSES]
+            cells = (f"{sum(each) / len(each):.2f}" for each in shares)
+            rows.append([f"`{env}`, {name}", *cells])
+    return ["", *(f"pass@{k}" for k in PASSES)], rows
+
+
+def draw(result: Any, path: Path) -> None:
+    """Validation success and first replies against generated tokens."""
+    environments = result["environments"]
+    figure, axes = plt.subplots(1, len(environments), figsize=(5 * len(environments), 3.6))
+    for axis, (env, each) in zip(np.atleast_1d(axes), environments.items(), strict=True):
+        curves = [run["curve"] for run in each["runs"].values()]
+        titles = {"success": "team success", **STORIES[env].scores}
+        shares = [name for name in titles if not name.endswith("input_size")]
+        for score, color in zip(shares, COLORS, strict=False):
+            draw_curve(axis, curves, score, titles[score], color)
+        axis.set(title=env, xlabel="generated tokens (thousands)", ylim=(0, 1))
+        axis.legend(frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
+def main() -> None:
+    """Train what is missing, play, write."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--model", type=Path, required=True, help="what prime --recipe parts wrote")
+    parser.add_argument("--only", nargs="+", choices=STORIES, default=list(STORIES))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    out = HERE / "out" / "parts"
+    out.mkdir(parents=True, exist_ok=True)
+    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"environments": {}}
+    results |= {"versions": versions(), "model": digest(options.model), "options": OPTIONS}
+    for env in options.only:
+        story, found = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
+        found["arguments"] = {"train": story.arguments, **story.others}
+        found["options"] = story.options
+        if "base" not in found:
+            found["base"] = teams(env, options.model, None)
+        for seed in options.seeds:
+            run = train(env, options.model, seed, out)
+            if str(seed) not in found["runs"]:
+                found["runs"][str(seed)] = {
+                    "timing": timing(run),
+                    "curve": curve(run, ("success", *story.scores)),
+                    # pass@k is as dear as all else: of the first seed alone.
+                    "teams": teams(env, options.model, run, several=not found["runs"]),
+                }
+                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draw(results, RESULTS.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The benchmark of teams on a base that was primed on parts."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from benchmarks import parts
+from benchmarks.priming import RECIPES, SOURCES, draw, prime
+from pettingllms.envs import make
+from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.types import Request
+
+
+def test_shuffled_words_belong_to_the_prompt_of_another_task():
+    script = ScriptedSampler(lambda policy, prompt, seed: f"{policy} to {prompt}")
+    shuffled = parts.Shuffled(script, "tool")
+    requests = [
+        Request(policy, script.prompt_ids(policy, task), 0)
+        for task, policy in (("a", "tool"), ("b", "tool"), ("c", "planner"), ("d", "tool"))
+    ]
+    found = shuffled.sample(requests, 1, max_new_tokens=50)
+    assert [each.text for (each,) in found] == [
+        "tool to b",
+        "tool to d",
+        "planner to c",
+        "tool to a",
+    ]
+    assert [each.prompt_ids for (each,) in found] == [request.prompt_ids for request in requests]
+    assert shuffled.policy_for("tool") == "tool"
+
+
+@pytest.mark.parametrize("env", parts.STORIES)
+def test_every_story_names_roles_and_sizes_that_the_environment_has(env):
+    story = parts.STORIES[env]
+    for other in ({}, *story.others.values(), story.pass_at):
+        game = make(env, split="test", **{**story.arguments, **other})
+        assert tuple(agent.removesuffix("_0") for agent in game.possible_agents) == story.roles
+    assert story.speaker in story.roles
+    assert {name.split("/")[0] for name in story.scores} == set(story.roles)
+
+
+def test_a_base_of_parts_is_never_written_over_the_embedded_one(capsys):
+    for words in (["--recipe", "parts"], ["--only", "coding"]):
+        with pytest.raises(SystemExit):
+            prime.main(words)
+        assert "--out is required" in capsys.readouterr().err
+
+
+def test_an_environment_that_a_recipe_lacks_is_named(capsys, tmp_path):
+    with pytest.raises(SystemExit):
+        prime.main(["--recipe", "parts", "--only", "chess", "--out", str(tmp_path)])
+    assert "the recipe has coding, plan_path, search, got 'chess'" in capsys.readouterr().err
+
+
+def test_every_recipe_has_phases_and_the_embedded_one_its_five_environments():
+    assert set(RECIPES) == set(prime.PHASES_OF)
+    assert list(SOURCES) == ["coding", "plan_path", "sokoban", "sudoku", "math"]
+    assert all(phase.habit == 0.0 for phase in prime.PHASES_OF["parts"])
+
+
+@pytest.mark.parametrize(
+    ("recipe", "source"), [(recipe, name) for recipe, kinds in RECIPES.items() for name in kinds]
+)
+def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
+    rng = random.Random(source)
+    for habit in (0.0, 1.0):
+        drawn = [draw(rng, habit, {source: RECIPES[recipe][source]}) for _ in range(20)]
+        assert all(demo.prompt and demo.reply for demo in drawn)
