@@ -4,8 +4,7 @@ Trains a tokenizer and a model of the embedded model's architecture for each of 
 Kuhn poker or Tic-Tac-Toe from TextArena: what a player is shown, in the compact prompt, and a reply, which repeats the player's
 situation (`K check bet [call]`, `X 1 O 3 4 5 6 7 8 [4]`) before a legal move that is drawn uniformly from all of
 them. So the base reads its situation, writes moves that can be read, and plays at random; what a move is worth is left to
-self-play. Without the repetition its moves do not depend on its card, and self-play does not find
-out in 80 steps that they should. The embedded tokenizer cuts these prompts into more than twice as many
+self-play. The embedded tokenizer cuts these prompts into more than twice as many
 tokens: 99 and 229 on average, against 42 and 109 with a tokenizer of their own.
 """
 
