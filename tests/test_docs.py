@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import yaml
 
 import pettingllms
 from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.trainers.config import ATGRPOConfig
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,7 +68,8 @@ RUN = [block for block in PYTHON if block.page not in NOT_RUN]
 
 def test_every_kind_of_block_is_known() -> None:
     # `text` is compared with what the Python code before it prints.
-    assert {block.language for block in BLOCKS} <= {"bash", "console", "json", "python", "text"}
+    known = {"bash", "console", "json", "python", "text", "yaml"}
+    assert {block.language for block in BLOCKS} <= known
     assert sum(block.language == "text" for block in BLOCKS) == sum(
         block.output is not None for block in RUN
     )
@@ -161,6 +164,11 @@ def test_the_readme_fits_on_a_few_screens() -> None:
 def _rows() -> list[str]:
     lines = (line for b in BLOCKS if b.language == "json" for line in b.code.splitlines())
     return list(dict.fromkeys(filter(None, lines)))
+
+
+@pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda b: b.page)
+def test_a_configuration_file_holds_settings_that_can_be_used(block: Block) -> None:
+    ATGRPOConfig(**yaml.safe_load(block.code))
 
 
 def test_the_examples_of_a_task_file_load(tmp_path: Path) -> None:
