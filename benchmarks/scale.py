@@ -198,7 +198,7 @@ class _Killer(threading.Thread):
 
     def run(self) -> None:
         """Hits until it has done so often enough."""
-        while len(self.hits) < self._most and not self.over.wait(self._random.uniform(1, 8)):
+        while len(self.hits) < self._most and not self.over.wait(self._random.uniform(0.1, 1.5)):
             kind = self._random.choice(("RolloutWorker", "Learner"))
             number = signal.SIGSTOP if self._random.random() < 0.2 else signal.SIGKILL
             if targets := actors(kind):
