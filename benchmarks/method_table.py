@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from benchmarks import experiments
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
@@ -50,11 +51,15 @@ def rows(result: Mapping[str, Any]) -> Table:
     return ["method", *(f"`{env}`" for env in envs)], table
 
 
-METHOD_TABLE = Experiment(
-    "What is each method of the literature worth at equal tokens?",
-    ("plan_path", "coding", "math", "sudoku", "sokoban"),
-    arms,
-    (Claim("AT-GRPO solves more than GRPO over whole episodes", "at_grpo", "grpo"),),
-    bars("Methods at equal tokens"),
-    rows=rows,
-)
+EXPERIMENTS: Mapping[str, Experiment] = {
+    **experiments.EXPERIMENTS,
+    "methods": Experiment(
+        "What is each method of the literature worth at equal tokens?",
+        ("plan_path", "coding", "math", "sudoku", "sokoban"),
+        arms,
+        (Claim("AT-GRPO solves more than GRPO over whole episodes", "at_grpo", "grpo"),),
+        bars("Methods at equal tokens"),
+        rows=rows,
+    ),
+}
+"""All experiments of `benchmarks.paper`."""

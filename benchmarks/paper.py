@@ -32,10 +32,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks import experiments
 from benchmarks.evidence import Record, solved_digits
 from benchmarks.experiments import Arm, Experiment
-from benchmarks.method_table import METHOD_TABLE
+from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.runs import versions
@@ -49,7 +48,6 @@ TOKENS = {
     "plan_path": 140_000,
 }
 """Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
-EXPERIMENTS = {**experiments.EXPERIMENTS, "methods": METHOD_TABLE}
 VALIDATION = {"eval_tasks": 60, "eval_steps": 5}
 
 

@@ -23,7 +23,7 @@ import numpy as np
 
 from benchmarks import peers_report, speed_tables
 from benchmarks.evidence import Table, estimate, shown
-from benchmarks.experiments import EXPERIMENTS
+from benchmarks.method_table import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from benchmarks import evidence, experiments, paper, tables
-from benchmarks.experiments import EXPERIMENTS
+from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.scores import Estimate
 
 # --------------------------------------------------------------------- what has been published
@@ -221,8 +221,9 @@ def test_arms_that_need_the_same_training_share_it_and_others_do_not():
     ):
         assert trained[name, arm] == team
     folders = [folder for each in trained.values() for folder in each]
-    # 1 + GRPO + shared, two roles alone, three estimators, sparse, four alphas, two branches, seven teams
-    assert len(set(folders)) == 3 + 2 + 3 + 1 + 4 + 2 + 7
+    # 1 + GRPO + shared, two roles alone, three estimators, sparse, four alphas, two branches, seven
+    # teams, eleven methods
+    assert len(set(folders)) == 3 + 2 + 3 + 1 + 4 + 2 + 7 + 11
 
 
 def test_roles_that_are_trained_alone_share_the_tokens_of_one_training():
