@@ -7,7 +7,8 @@ One experiment of `benchmarks.paper`:
 A method that an environment lacks something for is left out there, and so are those for teams of
 their own form: `igrpo` (one agent with two turns), `mlpo` (a team with a judge), `cory` (two agents
 of one role). All others keep the settings of the environment but for what the method sets; their
-learning rates are not tuned apart.
+learning rates are not tuned apart. A method with one episode a task (`rae`) takes many more steps for
+the same tokens; two arms with an eighth of the tasks a step show what that alone does.
 """
 
 from __future__ import annotations
@@ -25,12 +26,16 @@ from pettingllms.trainers.methods import METHODS
 
 OWN_TEAMS = ("igrpo", "mlpo", "cory")
 BASE = "base"
+SMALL = {f"{name}, small steps": name for name in ("at_grpo", "grpo")}
+"""Arms whose steps have as many episodes as those of a method with one episode a task."""
 
 
 def arms(env: str) -> list[Arm]:
-    """The base model, and every method that fits the environment."""
+    """The base model, every method that fits the environment, and two of them in small steps."""
     template = load_env(env)
-    return [Arm(BASE)] + [
+    few = {"tasks_per_step": 2}
+    small = [Arm(title, {**PER_ROLE, "method": name, **few}) for title, name in SMALL.items()]
+    return [Arm(BASE), *small] + [
         Arm(name, {**PER_ROLE, "method": name})
         for name, method in METHODS.items()
         if name not in OWN_TEAMS
@@ -39,16 +44,24 @@ def arms(env: str) -> list[Arm]:
 
 
 def rows(result: Mapping[str, Any]) -> Table:
-    """Success of each method by environment, and the mean number of updates."""
+    """Success of each method by environment, and how many steps its tokens were enough for."""
     records: Sequence[Record] = result["runs"]
     envs = envs_of(records)
     table = []
-    for name in (BASE, *METHODS):
+    for name in (BASE, *METHODS, *SMALL):
         found = [chosen(records, env, name) for env in envs]
         if any(found):
-            cells = (shown(estimate(solved(each))) if each else "does not fit" for each in found)
+            cells = [cell for each in found for cell in _cells(each)]
             table.append([f"`{name}`", *cells])
-    return ["method", *(f"`{env}`" for env in envs)], table
+    return ["method", *(head for env in envs for head in (f"`{env}`", "steps"))], table
+
+
+def _cells(runs: Sequence[Record]) -> tuple[str, str]:
+    if not runs:
+        return "does not fit", ""
+    # A step of few episodes has few tokens, so that a method gets more updates for the same tokens.
+    steps = [run["tokens"] / run["late"]["num_tokens"] for run in runs if "tokens" in run]
+    return shown(estimate(solved(runs))), f"{sum(steps) / len(steps):.0f}" if steps else ""
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {

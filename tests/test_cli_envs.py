@@ -27,7 +27,8 @@ def play(monkeypatch, text, *words):
 def test_every_environment_is_listed_and_explained(capsys):
     assert envs.main(["list"]) == 0
     listed = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in listed] == list(ENVIRONMENTS.own)
+    names = [line.split()[0] for line in listed]
+    assert names == [*ENVIRONMENTS.own, "textarena:GAME", "pettingzoo:GAME"]
     for name in ENVIRONMENTS.own:
         assert envs.main(["show", name]) == 0
         shown = capsys.readouterr().out

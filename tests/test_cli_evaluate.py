@@ -237,7 +237,7 @@ def test_an_interruption_says_how_to_go_on_and_finished_teams_need_no_model(
         return roll_out(*args)
 
     with monkeypatch.context() as patch:
-        patch.setattr(rollouts_module, "roll_out", stopping)
+        patch.setattr("pettingllms.evaluation.playing.roll_out", stopping)
         assert main([*argv, str(tmp_path / "broken")]) == INTERRUPTED
     assert "the same command resumes" in capsys.readouterr().out
     assert [row["team"] for row in games(tmp_path / "broken")] == ["adapters"] * 4 + ["base"] * 2

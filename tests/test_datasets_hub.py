@@ -10,6 +10,7 @@ from pettingllms.data.board_files import LEVEL_FILES
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.coding_schemas import TASKS, load_tasks
 from pettingllms.data.math import PROBLEMS, load_problems
+from pettingllms.data.question_schemas import QUESTIONS
 from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.errors import DatasetError, UnknownNameError
 from tests.datasets_fixtures import rows, write, write_parquet
@@ -146,7 +147,7 @@ def test_fetch_writes_the_files_by_split_so_that_the_folder_reads_like_the_name(
 
 
 def test_every_entry_of_the_catalogue_can_be_read_somewhere():
-    kinds = {kind.name: kind for kind in (TASKS, PROBLEMS, PUZZLE_FILES, LEVEL_FILES)}
+    kinds = {kind.name: kind for kind in (TASKS, PROBLEMS, QUESTIONS, PUZZLE_FILES, LEVEL_FILES)}
     for name, entry in CATALOG.items():
         assert entry.schema in kinds[entry.kind].schemas, name
         assert entry.page.startswith("https://")

@@ -51,7 +51,7 @@ def about(index: EpisodeIndex) -> list[tuple[Any, ...]]:
 
 def test_the_records_have_the_keys_that_are_written() -> None:
     row = json.loads(lines([episode("t", [["a", "b"]])], step=1))
-    optional = {"team", "early", "overlong", "later"}
+    optional = {"team", "early", "overlong", "came_from", "later", "credited"}
     assert set(row) == set(EpisodeRow.__annotations__) - optional
     assert list(row)[-1] == "decisions"  # readers rely on it
     decision = row["decisions"][0]

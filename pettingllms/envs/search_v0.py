@@ -1,6 +1,6 @@
-"""Search.
+"""# Search.
 
-A verifier decides whether enough has been found, a searcher queries a collection of texts, and an answerer answers.
+A verifier decides whether enough has been found, a searcher queries texts, an answerer answers.
 
 A question takes two or three look-ups, and what the first one finds is in no other text.
 
