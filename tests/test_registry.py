@@ -52,6 +52,13 @@ REPLIES = {
         "<verify>yes</verify>",
         "<answer>owl7</answer>",
     ),
+    "signal": (
+        "<say>dax</say>",
+        "perhaps <say> Wug </say>",
+        "<open>red</open>",
+        "<say>dax</say><open>blue</open>",
+        "<open>dax</open>",
+    ),
     "plan_path": ("#### [R, D]", "[U, U, L]", "left, perhaps? [LEFT]", "#### D D", "[]", "[b2]"),
 }
 
