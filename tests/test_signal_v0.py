@@ -49,6 +49,14 @@ def test_a_mover_is_shown_the_same_whatever_the_goal_is():
     assert shown == {"mover dax"}
 
 
+def test_a_mover_is_never_shown_what_the_scout_thought():
+    env = make("signal", show_thinking=True)
+    env.reset(seed=0)
+    env.step(f"<think>it is the {env._state.goal} door</think><say>dax</say>")
+    assert env.infos["scout_0"]["message"] == "dax"
+    assert "it is the" not in env.observe("mover_0")["text"]
+
+
 @pytest.mark.parametrize("goals", [2, 3, 4, 7])
 def test_each_door_is_right_once_in_a_block_of_seeds(goals):
     for split in ("train", "val", "test"):

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 GOALS, WORDS_SAID = 4, 4
 OUT = Path(__file__).parents[1] / "out" / "signal" / "base"
-PHASE = Phase("form", steps=300, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+PHASE = Phase("form", steps=250, habit=None, muon_lr=0.02, adamw_lr=3e-3)
 UNHEARD = 0.05
 """Share of a mover's demonstrations in which nothing was said."""
 
@@ -76,7 +76,7 @@ def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
     started, demos = time.process_time(), Demos(goals, words, seed)
     units = [*DOORS, *WORDS, SILENCE, "scout", "mover", *map(str, range(CODES))]
     tokenizer = build_tokenizer(seed, demos.draw, units=units)
-    model = build_model(len(tokenizer), seed)
+    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
     run_phase(model, tokenizer, PHASE, seed, demos.draw)
     save(model, tokenizer, out)

@@ -38,7 +38,7 @@ mover has acted.
 
 `goals`, the number of doors, 2 to 16; `words`, the number of words, 1 to 16; `length`, the most words of a message, 1 to 4. `agents`, `split`,
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and `prompt` (`"full"`, or `"compact"` for the embedded model) are as in
-`plan_path_v0`. The embedded model was not primed on this environment: `python -m benchmarks.priming.signal` makes a base that was.
+`plan_path_v0`; a compact reply is a line that may repeat what its author was shown before the answer. The embedded model was not primed on this environment: `python -m benchmarks.priming.signal` makes a base that was.
 
 # Version History
 
@@ -48,7 +48,7 @@ mover has acted.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Unpack, get_args
 
@@ -58,9 +58,43 @@ from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError
 
-DOORS = ["red", "blue", "green", "yellow", "white", "black", "brown", "gray", "pink", "orange", "purple", "gold", "silver", "cyan", "lime", "navy"]
+DOORS = [
+    "red",
+    "blue",
+    "green",
+    "yellow",
+    "white",
+    "black",
+    "brown",
+    "gray",
+    "pink",
+    "orange",
+    "purple",
+    "gold",
+    "silver",
+    "cyan",
+    "lime",
+    "navy",
+]
 """Colors of the doors; an environment has the first of them."""
-WORDS = ["dax", "wug", "blick", "zup", "toma", "kiv", "modi", "lorp", "gazzer", "pim", "tupa", "nork", "seb", "dofa", "rud", "yat"]
+WORDS = [
+    "dax",
+    "wug",
+    "blick",
+    "zup",
+    "toma",
+    "kiv",
+    "modi",
+    "lorp",
+    "gazzer",
+    "pim",
+    "tupa",
+    "nork",
+    "seb",
+    "dofa",
+    "rud",
+    "yat",
+]
 """Words without a meaning; an environment has the first of them."""
 MOST_LENGTH = 4
 SILENCE = "nothing"
@@ -110,6 +144,7 @@ def parse_words(
         role: of its author, `scout` or `mover`.
         known: words that count, in lower case.
         most: the most words that it may have.
+        shown: what its author was shown, which a compact reply may repeat before the answer.
         compact: whether the last line is the answer, instead of what stands between tags.
     """
     said = text.strip().rpartition("\n")[2] if compact else _between(text, _TAGS[role])
@@ -204,6 +239,11 @@ class raw_env(TeamEnv):
             f"Your partner says: {heard}.\n\n"
             "End your reply with the color of the door that you open: <open>...</open>."
         )
+
+    def _hears(self, agent: str) -> Collection[str]:
+        """Returns nobody: a scout's thought would name the door, also where `show_thinking` is set."""
+        del agent
+        return ()
 
     def _act(self, state: SignalState, agent: str, text: str) -> Outcome:
         role, compact = agent.removesuffix("_0"), self.prompt == "compact"
