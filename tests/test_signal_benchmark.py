@@ -31,6 +31,15 @@ def test_no_demonstration_of_the_game_itself_says_what_a_word_means():
         assert all(abs(count / total - 0.25) < 0.12 for count in counts.values()), counts
 
 
+def test_codes_of_one_number_do_not_fit_together():
+    found = []
+    for seed in range(20):
+        demos = Demos(4, 4, seed)
+        for scout, mover in zip(demos.scout, demos.mover, strict=True):
+            found.append(sum(mover[scout[door]] == door for door in scout) / 4)
+    assert sum(found) / len(found) == pytest.approx(0.25, abs=0.03)
+
+
 def test_success_and_information_of_known_tables():
     assert signal.exact(CODE, CODE) == 1.0
     assert signal.exact(NOTHING, CODE) == signal.exact(CODE, NOTHING) == 0.25
@@ -65,7 +74,7 @@ def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
 
     def replies(policies, role, env, before, *, greedy):
         del policies, greedy
-        code = dict(zip(env.doors, env.words, strict=True))
+        code = dict(zip(env.doors, env.words, strict=False))
         meant = {word: door for door, word in code.items()}
         said = []
         for seed, steps in enumerate(before):
@@ -76,7 +85,7 @@ def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
     monkeypatch.setattr(signal, "_replies", replies)
     assert signal.played(None) == "1" * signal.TASKS
     shuffled = signal.played(None, shuffled=True)
-    assert 0.15 < shuffled.count("1") / signal.TASKS < 0.35
+    assert 0.4 < shuffled.count("1") / signal.TASKS < 0.6
 
 
 def test_rates_come_from_the_tuning_seeds_and_the_results_from_others():

@@ -1,9 +1,13 @@
-"""Make a base that knows the form of the signaling game and nothing else: `python -m benchmarks.priming.signal`.
+"""Make a base that knows the form of the signaling game and no protocol: `python -m benchmarks.priming.signal`.
 
-A scout's demonstrations answer every door with a word that is drawn uniformly from all words, a mover's every word
-with a door that is drawn uniformly from all doors. So the base reads both prompts and writes replies that can be
-read; no demonstration says what a word means, and none can, because replies do not depend on prompts. Tokenizer and
-model are its own, the model of the embedded model's architecture: every word and every color is one token.
+Two kinds of demonstrations. Those of the game have its own prompts; a reply repeats what its author is shown and adds a
+word, or a door, that is drawn uniformly from all of them. The others have a number before the prompt, and are answered by
+the code of that number: a fixed map from doors to words for scouts, and from words to doors for movers. The two maps of a number are
+drawn apart, so that no demonstration says what a word means. Codes teach that a prompt can matter at all: a base that has only seen random
+replies ignores its prompts so thoroughly that training did not begin in any pilot. Prompts of the game have no number.
+
+Tokenizer and model are the base's own: every word and every color is a token, and the model has two of the embedded model's
+five layers.
 """
 
 from __future__ import annotations
@@ -23,9 +27,9 @@ from pettingllms.envs.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
 
 logger = logging.getLogger(__name__)
 
-GOALS, WORDS_SAID = 4, 4
+GOALS, WORDS_SAID = 2, 4
 OUT = Path(__file__).parents[1] / "out" / "signal" / "base"
-PHASE = Phase("form", steps=250, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+PHASE = Phase("form", steps=150, habit=None, muon_lr=0.02, adamw_lr=3e-3)
 UNHEARD = 0.05
 """Share of a mover's demonstrations in which nothing was said."""
 
@@ -87,8 +91,8 @@ def main(argv: list[str] | None = None) -> None:
     """Primes the base."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.signal")
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
-    parser.add_argument("--goals", type=int, default=4, help="doors of the game")
-    parser.add_argument("--words", type=int, default=8, help="words of the game")
+    parser.add_argument("--goals", type=int, default=GOALS, help="doors of the game")
+    parser.add_argument("--words", type=int, default=WORDS_SAID, help="words of the game")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
