@@ -32,8 +32,7 @@ from pettingllms.cli.costs import (
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.policy_set import own_names
-from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.trainers.config import ATGRPOConfig, resolve
