@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import filecmp
+import itertools
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +18,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pettingllms.assembly import build_policies, make_env
+from pettingllms.cli.estimate import dry_run
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -216,6 +219,20 @@ def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
     assert swapped == ["reader", "writer", "judge"]
     again = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))
     assert again.episodes["adapters"] == found.episodes["adapters"]
+
+
+def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[str, Path]) -> None:
+    text = dry_run(settings(models))
+    sizes = {name: f"{model}: {name}" for name, model in models.items() if name != "judge"}
+    places = [text.index(line) for line in (*sizes.values(), "embedded model: judge")]
+    parts = [text[start:end] for start, end in itertools.pairwise([*places, len(text)])]
+    assert "1 adapters, gradients, AdamW" in parts[0]
+    assert "1 full models" in parts[1]
+    assert "1 adapters, gradients, AdamW" in parts[2]
+    one = dry_run(settings(models, policy_settings=None))
+    peaks = [float(re.findall(r"([\d.]+) MiB  at the full", each)[0]) for each in (one, text)]
+    assert peaks[1] > peaks[0] + 4 * 1.3  # the embedded model has 1.3 million parameters
+    assert "judge" not in one.partition("# Memory")[2]
 
 
 @pytest.mark.parametrize(
