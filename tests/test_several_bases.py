@@ -25,11 +25,14 @@ from pettingllms.evaluation.run import run_evaluation
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import read_config
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
+from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run, train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Request, Sample
+from tests.served import running
 from tests.tiny_lm import save_tiny, save_tiny_llama
 
 torch.set_num_threads(1)
@@ -233,6 +236,32 @@ def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[st
     peaks = [float(re.findall(r"([\d.]+) MiB  at the full", each)[0]) for each in (one, text)]
     assert peaks[1] > peaks[0] + 4 * 1.3  # the embedded model has 1.3 million parameters
     assert "judge" not in one.partition("# Memory")[2]
+
+
+def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
+    run: Path, models: dict[str, Path]
+) -> None:
+    config = resolve(read_config(run))
+    config.adapters = str(run / "adapters")
+    policies = build_policies(config, TEAM)
+    content = "say a word"
+    with running(RoleServer(policies, 6), "key") as url:
+        server = VllmEndpoint(url, "key")
+        for role, model in models.items():
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            turn = [{"role": "user", "content": content}]
+            ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+            body = {"model": role, "messages": turn, "temperature": 0}
+            answer = server.post("/v1/chat/completions", body, 30)
+            [[expected]] = policies.sample(
+                [Request(role, tuple(ids), 0)], 1, max_new_tokens=6, greedy=True
+            )
+            assert answer["choices"][0]["message"]["content"] == expected.text
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+            counted = server.post("/tokenize", {"model": role, "prompt": content}, 30)
+            assert counted["tokens"] == tokenizer.encode(content, add_special_tokens=False)
+        with pytest.raises(ServerError, match="name one as model: writer, reader, judge"):
+            server.post("/tokenize", {"prompt": content}, 30)
 
 
 @pytest.mark.parametrize(

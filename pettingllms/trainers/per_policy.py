@@ -86,6 +86,18 @@ def base_model(config: ResolvedConfig) -> str:
     return str(EMBEDDED) if config.model is None else config.model
 
 
+def common_settings(config: ResolvedConfig, policies: Sequence[str]) -> ResolvedConfig | None:
+    """The settings of all policies, where they are adapters of one model with one template.
+
+    None where they are not, so that no server of one model can hold them.
+    """
+    groups = by_base(config, policies)
+    templates = {own_settings(config, policy).chat_template_kwargs for policy in policies}
+    if len(groups) > 1 or len(templates) > 1 or groups[0][0].full:
+        return None
+    return groups[0][0]
+
+
 def any_full(config: ResolvedConfig, policies: Sequence[str]) -> bool:
     """Whether any of the policies is a full model."""
     return any(own_settings(config, policy).full for policy in policies)
