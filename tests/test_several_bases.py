@@ -19,6 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.cli.estimate import dry_run
+from pettingllms.cli.evaluate import parse as parse_eval
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -28,6 +29,7 @@ from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import plan_run, train
+from pettingllms.sharing import share
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -262,6 +264,41 @@ def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
             assert counted["tokens"] == tokenizer.encode(content, add_special_tokens=False)
         with pytest.raises(ServerError, match="name one as model: writer, reader, judge"):
             server.post("/tokenize", {"prompt": content}, 30)
+
+
+def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
+    run: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="policies of this run are full models; upload"):
+        share(run, str(tmp_path / "shared"))
+    own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
+    few = {"max_steps": 1, "policy_settings": own, "output_dir": str(tmp_path / "run")}
+    train(settings(models, **few))
+    share(tmp_path / "run", str(tmp_path / "shared"))
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "- `writer/` on `qwen`" in card
+    assert "- `reader/` on `llama`" in card
+    assert str(models["writer"].parent) not in card
+    for policy, base in (("writer", "qwen"), ("reader", "llama")):
+        config = json.loads((tmp_path / "shared" / policy / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == base
+    words = [
+        *[
+            "--env",
+            "tests.trio_env:env",
+            "--env-args.max_turns",
+            "1",
+            "--limit",
+            "1",
+            "--device",
+            "cpu",
+        ],
+        *["--model", str(models["writer"]), "--policy-settings", json.dumps(own)],
+        *["--max-completion-length", "6", "--adapters", str(tmp_path / "shared")],
+    ]
+    found = run_evaluation(parse_eval(words).options)
+    mine = run_evaluation(EvalConfig.of(adapters=str(tmp_path / "run"), limit=1))
+    assert found.episodes["adapters"] == mine.episodes["adapters"]
 
 
 @pytest.mark.parametrize(
