@@ -116,7 +116,7 @@ def test_sampler_trainer_and_plain_forward_agree_on_every_base(
     policies = build_policies(config, TEAM)
     tokenizer = AutoTokenizer.from_pretrained(models[policy])
     turn = [{"role": "user", "content": "say a word"}]
-    ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+    ids: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
     samples = sampled(policies, policy)
     assert samples[0].prompt_ids == tuple(ids)
     model = plain_model(run, policy, models)
@@ -218,7 +218,7 @@ def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
         for episode in found.episodes[team]:
             assert [group.key.agent for group in episode.groups] == [f"{role}_0" for role in ROLES]
             for group in episode.groups:
-                spoken = texts[group.policy].decode(group.prompt_ids)
+                spoken = texts[group.policy].decode(list(group.prompt_ids))
                 assert f"{group.key.agent}: " in spoken
     swapped = [group.policy for group in found.episodes["swapped"][0].groups]
     assert swapped == ["reader", "writer", "judge"]
@@ -252,7 +252,9 @@ def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
         for role, model in models.items():
             tokenizer = AutoTokenizer.from_pretrained(model)
             turn = [{"role": "user", "content": content}]
-            ids = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+            ids: Any = tokenizer.apply_chat_template(
+                turn, add_generation_prompt=True, return_dict=False
+            )
             body = {"model": role, "messages": turn, "temperature": 0}
             answer = server.post("/v1/chat/completions", body, 30)
             [[expected]] = policies.sample(

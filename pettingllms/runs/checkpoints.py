@@ -340,5 +340,5 @@ def _read(directory: Path) -> Checkpoint:
         else {},
     )
     # Until a team could have several, there was one for all.
-    bases = facts.get("bases") or dict.fromkeys(facts["versions"], facts.get("base"))
+    bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])
     return Checkpoint(state, facts["lengths"], facts["settings"], bases)

@@ -15,7 +15,7 @@ from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import EMBEDDED
-from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 
 OF_THE_BASE = ("model", "revision", "full", "dtype", "attn_implementation", "load_in_4bit")
 """Settings of a model in memory: policies that differ in one have a model each."""
@@ -81,7 +81,7 @@ def by_base(
     return [(settings[names[0]], tuple(names)) for names in groups.values()]
 
 
-def base_model(config: ResolvedConfig) -> str:
+def base_model(config: ATGRPOConfig) -> str:
     """Name or folder of the model that the settings name."""
     return str(EMBEDDED) if config.model is None else config.model
 

@@ -59,7 +59,7 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     defaults = preset(config, env) if missing else {}
     values = {name: defaults[name] for name in missing}
     own = {
-        policy: _following(config, given, defaults, env) | given
+        policy: {**_following(config, given, defaults, env), **given}
         for policy, given in config.mapping("policy_settings").items()
         if isinstance(given, Mapping)
     }
