@@ -30,7 +30,7 @@ from pettingllms.trainers import partner_settings
 from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
-from pettingllms.trainers.presets import LARGE, preset
+from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
@@ -132,8 +132,9 @@ class ATGRPOConfig:
     )
     policy_settings: str | None = policies_setting(
         None,
-        "Settings of the update that single policies have for themselves, as JSON: "
-        '\'{"tester": {"learning_rate": 5e-5}}\'',
+        "Settings that single policies have for themselves, as JSON: a base model, all weights or an "
+        'adapter, the update; \'{"judge": {"model": "Qwen/Qwen3-8B", "full": true}}\'',
+        shared="run",
         json=True,
     )
     full: bool = policies_setting(
@@ -494,7 +495,4 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     """
     if config.sampler == AUTO:
         config = dataclasses.replace(config, sampler=default_sampler(config))
-    missing = [name for name in LARGE if getattr(config, name) is None]
-    defaults = preset(config, env) if missing else {}
-    filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
-    return cast("ResolvedConfig", filled)
+    return cast("ResolvedConfig", dataclasses.replace(config, **open_values(config, env)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,45 @@ LARGE: dict[str, Any] = {
 LARGE_FULL = {"learning_rate": 5e-6}
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
+
+
+FOLLOWING = ("learning_rate", "warmup_steps", "tokens_per_batch", "gradient_checkpointing")
+"""Those that a policy with a model of its own, or whose weights are all trained, has for itself."""
+_DECIDING = ("model", "full", "load_in_4bit")
+
+
+def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+    """The value of every setting that is open.
+
+    `policy_settings` among them, where the model of a policy asks for another value than the team's.
+    """
+    missing = [name for name in LARGE if getattr(config, name) is None]
+    defaults = preset(config, env) if missing else {}
+    values = {name: defaults[name] for name in missing}
+    own = {
+        policy: {**_following(config, given, defaults, env), **given}
+        for policy, given in config.mapping("policy_settings").items()
+        if isinstance(given, Mapping)
+    }
+    settings = config.mapping("policy_settings") | own
+    if settings != config.mapping("policy_settings"):
+        values["policy_settings"] = settings
+    return values
+
+
+def _following(
+    config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
+) -> dict[str, Any]:
+    """What a policy with the settings `given` has in place of the team's `defaults`."""
+    deciding = {name: given[name] for name in _DECIDING if name in given}
+    if not deciding or not defaults:
+        return {}
+    try:
+        own = preset(dataclasses.replace(config, **deciding), env)
+    except ConfigError:
+        return {}  # `check_policy_settings` says which policy it is of
+    names = [name for name in FOLLOWING if name in defaults and name not in given]
+    return {name: own[name] for name in names if own[name] != defaults[name]}
 
 
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
