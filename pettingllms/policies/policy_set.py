@@ -22,7 +22,7 @@ from pettingllms.errors import (
 )
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
+from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
 from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights, is_partner
 from pettingllms.types import Completion, Request, Sample, role_of
@@ -212,6 +212,31 @@ class PolicySet:
         with self._weights.reference() as module, self._precision():
             _set_training(module, False)
             return batch_logprobs(module, batch, temperature=temperature)[0]
+
+    @torch.no_grad()
+    def features(
+        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Last hidden state of the base model at the last token of each prompt, float32 on the CPU.
+
+        Args:
+            prompts: token ids; equal ones are computed once.
+            tokens_per_batch: padded tokens of one forward pass.
+
+        Raises:
+            ConfigError: full policies without a frozen base.
+        """
+        found: dict[tuple[int, ...], torch.Tensor] = {}
+        ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
+        with self._weights.reference() as module, self._precision():
+            _set_training(module, False)
+            while ordered:
+                # The longest of a batch is its last: rows are padded to its length.
+                count = max(1, tokens_per_batch // len(ordered[-1]))
+                rows, ordered = ordered[-count:], ordered[:-count]
+                for ids, state in zip(rows, last_states(module, rows, self.device), strict=True):
+                    found[ids] = state
+        return found
 
     def publish(self, policy: str, *, version: int | None = None) -> int:
         """Hands the policy's weights to the engine; returns their version, one more if None."""

@@ -217,7 +217,7 @@ class ATGRPOConfig:
     estimator: str = _algorithm(
         "at_grpo",
         "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
-        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+        "agent_turn, gigpo, gae, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
     )
     estimator_args: str | None = _algorithm(
         None,
@@ -231,7 +231,7 @@ class ATGRPOConfig:
     )
     reward_transform: str = _algorithm(
         "as_paid",
-        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round); or your "
+        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round), maporl; or your "
         "own, my_package.my_module:MyTransform",
     )
     reward_transform_args: str | None = _algorithm(

@@ -84,6 +84,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="agent",
             cast="alternate",
         ),
+        "marft_gae": _method(
+            "MARFT with the paper's critic: advantages run along the chain of the team's decisions",
+            "arXiv 2504.16129",
+            estimator="gae",
+            cast="alternate",
+        ),
         "cory": _method(
             "A pioneer and an observer are paid the sum of both and change places every five steps; "
             "for two trained policies, such as two reasoners in math",
@@ -91,6 +97,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="agent",
             reward_transform="shared",
             cast="swap",
+        ),
+        "maporl": _method(
+            "A debate pays an answer for its own score and for those of later rounds; for teams of "
+            "several reasoners in math",
+            "arXiv 2502.18439",
+            estimator="agent_turn",
+            estimator_args='{"by": "reward"}',
+            reward_transform="maporl",
         ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",

@@ -4,6 +4,7 @@
 |---|---|
 | `as_paid` | what the environment paid for it |
 | `shared` | what all agents were paid in its round (CORY, arXiv 2410.06101) |
+| `maporl` | its own score and the mean scores of later rounds of the debate (MAPoRL, arXiv 2502.18439) |
 
 Success, validations and the rewards in the logs stay those of the environment, so that a transform
 cannot flatter a result. A transform of one's own is a subclass of
@@ -21,5 +22,6 @@ REWARD_TRANSFORMS = Registry(
     {
         "as_paid": "pettingllms.trainers.rewards.base:RewardTransform",
         "shared": "pettingllms.trainers.rewards.shared:SharedRewards",
+        "maporl": "pettingllms.trainers.rewards.maporl:Debate",
     },
 )

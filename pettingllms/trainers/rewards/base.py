@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.plugins import Plugin
@@ -19,6 +20,8 @@ class RewardTransform(Plugin):
     """
 
     setting, registry = "reward_transform", REWARD_TRANSFORMS
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records as the estimator shall see them, in the same order; called once a step.
