@@ -106,6 +106,31 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator_args='{"by": "reward"}',
             reward_transform="maporl",
         ),
+        "m_grpo": _method(
+            "Callers are compared with callers and calls with calls, of which every episode counts as "
+            "many; for a planner with workers",
+            "arXiv 2511.13288",
+            estimator="m_grpo",
+            reward_transform="m_grpo",
+        ),
+        "matpo": _method(
+            "Workers learn with the advantage of the planner's episode that called them, and a loss is "
+            "divided by episodes; for a planner with workers of one policy, --policies shared",
+            "github.com/mzf666/MATPO",
+            estimator="grpo",
+            reward_transform="matpo",
+            loss_type="grpo",
+            loss_norm="roots",
+        ),
+        "mhgpo": _method(
+            "The outcome flows back from who used a reply to who wrote it; episodes fork at one "
+            "agent's decision, another's from task to task",
+            "arXiv 2506.02718",
+            estimator="agent",
+            estimator_args='{"by": "reward"}',
+            shape="round_robin",
+            reward_transform="flow",
+        ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",
             "arXiv 2503.20783",

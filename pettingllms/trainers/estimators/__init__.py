@@ -11,6 +11,7 @@
 | `turn` | task, turn | return of the episode | K episodes a task |
 | `agent_turn` | task, agent, turn | return of the episode | K episodes a task |
 | `gigpo` | task; and task, agent, equal prompt | return; and discounted rewards to go | K episodes a task (arXiv 2505.10978) |
+| `m_grpo` | task, agent; an episode counts once, and so does a call, of which all have as many | reward of the caller's episode; of the call | K episodes a task (M-GRPO, arXiv 2511.13288) |
 | `gae` | a critic's expectation at the decision | rewards to go, by gamma and lambda | 1 or more episodes a task (MARFT, arXiv 2504.16129) |
 | `rae` | the role's own past | return of the episode | 1 or more episodes a task (SPIRAL, arXiv 2506.24119) |
 
@@ -41,6 +42,7 @@ ESTIMATORS = Registry(
         "gigpo": "pettingllms.trainers.estimators.gigpo:Gigpo",
         "look_ahead": "pettingllms.trainers.estimators.look_ahead:LookAhead",
         "gdpo": "pettingllms.trainers.estimators.gdpo:Gdpo",
+        "m_grpo": "pettingllms.trainers.estimators.m_grpo:MGrpo",
         "gae": "pettingllms.trainers.estimators.gae:Gae",
         "rae": "pettingllms.trainers.estimators.rae:Rae",
     },

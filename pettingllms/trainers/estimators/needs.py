@@ -14,6 +14,7 @@ and to lack what few have:
 | need | an environment that has it says |
 |---|---|
 | `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
+| `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 """
 
 from __future__ import annotations
@@ -48,6 +49,11 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "judged_replies": (
         lambda env: not env.metadata.get("judged_replies"),
         "pays for right answers, and {env} does not say of every reply whether it is one",
+    ),
+    "calls": (
+        lambda env: not env.metadata.get("caller"),
+        "is for an agent that calls others, and {env} names none in its metadata (search does with "
+        "--env-args.topology nested)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""
