@@ -24,6 +24,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "recurring_states": ({"states_recur": False}, r"states of .* are not met again"),
     "reward_parts": ({"reward_parts": 1}, r"have one part"),
     "judged_replies": ({"judged_replies": False}, r"does not say of every reply"),
+    "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
 }
 PARTS: tuple[tuple[str, Registry], ...] = (
@@ -32,7 +33,7 @@ PARTS: tuple[tuple[str, Registry], ...] = (
 )
 
 
-ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x"}
+ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
 """What an environment says that lacks nothing."""
 
 

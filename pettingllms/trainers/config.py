@@ -216,7 +216,7 @@ class ATGRPOConfig:
     )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
+        "Which completions are compared: at_grpo, gdpo, cure, look_ahead (trees); grpo, decision, agent, turn, "
         "agent_turn, gigpo, gae, m_grpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
     )
     estimator_args: str | None = _algorithm(
@@ -232,7 +232,7 @@ class ATGRPOConfig:
     reward_transform: str = _algorithm(
         "as_paid",
         "What the estimator sees of the rewards: as_paid, shared (of all agents in a round), maporl, m_grpo, "
-        "matpo, flow; or your own, my_package.my_module:MyTransform",
+        "matpo, flow, cure; or your own, my_package.my_module:MyTransform",
     )
     reward_transform_args: str | None = _algorithm(
         None, "Arguments of the reward transform as JSON, or one by one", json=True

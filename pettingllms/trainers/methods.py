@@ -131,6 +131,14 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             shape="round_robin",
             reward_transform="flow",
         ),
+        "cure": _method(
+            "Programs and tests judge each other: a test earns by telling the right programs of the "
+            "step from the wrong ones; for a coder with a tester",
+            "arXiv 2506.03136",
+            estimator="cure",
+            reward_transform="cure",
+            branch="sample",
+        ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",
             "arXiv 2503.20783",

@@ -5,6 +5,7 @@
 | `at_grpo` | task, episode, role, turn, parent | reward of the decision | tree: K candidates of one prompt, one is played on |
 | `look_ahead` | as `at_grpo` | reward of the decision and what followed it | tree in which every candidate is played to the end |
 | `gdpo` | as `at_grpo` | each part of the reward, scaled by itself | tree (arXiv 2601.05242) |
+| `cure` | as `at_grpo` | reward of the decision; divided by the deviation of the population | tree (CURE, arXiv 2506.03136) |
 | `grpo` | task; an episode counts once | return of the episode | K episodes a task (arXiv 2402.03300) |
 | `decision` | task; an episode counts once a decision | return of the episode | K episodes a task |
 | `agent` | task, agent | return of the episode | K episodes a task (Dr. MAS, arXiv 2602.08847) |
@@ -44,6 +45,7 @@ ESTIMATORS = Registry(
         "gdpo": "pettingllms.trainers.estimators.gdpo:Gdpo",
         "m_grpo": "pettingllms.trainers.estimators.m_grpo:MGrpo",
         "gae": "pettingllms.trainers.estimators.gae:Gae",
+        "cure": "pettingllms.trainers.estimators.cure:Cure",
         "rae": "pettingllms.trainers.estimators.rae:Rae",
     },
 )

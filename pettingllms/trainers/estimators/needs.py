@@ -14,6 +14,7 @@ and to lack what few have:
 | need | an environment that has it says |
 |---|---|
 | `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
+| `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
 | `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 """
 
@@ -49,6 +50,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "judged_replies": (
         lambda env: not env.metadata.get("judged_replies"),
         "pays for right answers, and {env} does not say of every reply whether it is one",
+    ),
+    "cross_runs": (
+        lambda env: not env.metadata.get("cross_runs"),
+        "is for programs and tests that judge each other, and {env} has none (coding with a team does)",
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
