@@ -15,6 +15,7 @@ import torch
 import pettingllms as pl
 from pettingllms.envs import search_v0
 from pettingllms.errors import ConfigError
+from pettingllms.rollout.forest import flowing
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.session import plan_run
@@ -26,7 +27,6 @@ from pettingllms.trainers.estimators.m_grpo import MGrpo, aligned, over_copies, 
 from pettingllms.trainers.methods import METHODS
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.trainers.rewards.flow import flowing
 from pettingllms.trainers.rewards.m_grpo import call_reward, caller_reward
 from pettingllms.trainers.rewards.matpo import root_reward
 from pettingllms.types import Group, Task
