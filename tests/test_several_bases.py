@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
 import itertools
 import json
@@ -17,6 +18,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import pettingllms as pl
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.cli.estimate import dry_run
 from pettingllms.cli.evaluate import parse as parse_eval
@@ -238,6 +240,22 @@ def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[st
     peaks = [float(re.findall(r"([\d.]+) MiB  at the full", each)[0]) for each in (one, text)]
     assert peaks[1] > peaks[0] + 4 * 1.3  # the embedded model has 1.3 million parameters
     assert "judge" not in one.partition("# Memory")[2]
+
+
+def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    given = settings(models, max_steps=1, output_dir=str(tmp_path / "run"))
+    policies = build_policies(resolve(given), TEAM)
+    with pytest.raises(
+        ConfigError, match=r"'reader' is on the model .*llama.* policy_settings with"
+    ):
+        pl.ATGRPOTrainer(args=dataclasses.replace(given, policy_settings=None), policies=policies)
+    trainer = pl.ATGRPOTrainer(args=given, policies=policies)
+    assert trainer.train().finished
+    trainer.save_model(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "reader").state_dict()
+    assert all(torch.equal(each, loaded[key]) for key, each in policies.state("reader").items())
 
 
 def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
