@@ -122,10 +122,8 @@ class ATGRPOTrainer:
             )
         )
         self._plan = self._plan_for(config, None)
-        if self._policies is not None:
-            _check_loaded(self._plan.config, self._policies)
-        self._display = display
-        self._callbacks = as_callbacks(callbacks, self._plan.path)
+        _check_loaded(self._plan.config, self._policies)
+        self._display, self._callbacks = display, as_callbacks(callbacks, self._plan.path)
 
     @property
     def args(self) -> ResolvedConfig:
@@ -244,13 +242,15 @@ def _check_named(config: ATGRPOConfig, *, objects: bool) -> None:
         )
 
 
-def _check_loaded(config: ResolvedConfig, policies: PolicySet) -> None:
+def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
     """Compares the models of loaded policies with the settings, by which a run is evaluated.
 
     Raises:
         ConfigError: names a policy whose settings name another model.
     """
-    for name in policies.names if len(policies.bases) > 1 else ():
+    if policies is None or len(policies.bases) == 1:
+        return
+    for name in policies.names:
         theirs, named = policies.base_of(name).name, base_model(own_settings(config, name))
         if theirs != named and Path(theirs).resolve() != Path(named).resolve():
             raise ConfigError(
