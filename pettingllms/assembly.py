@@ -37,6 +37,7 @@ from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
+from pettingllms.trainers.presets import embedded_arguments
 
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
@@ -342,7 +343,7 @@ def make_env(
     for name, value in wanted.items():
         if name not in known and value not in (None, 1.0, "embedded"):
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
-    wanted |= {"split": split, **(getattr(kind, "embedded", {}) if config.embedded else {})}
+    wanted |= {"split": split, **embedded_arguments(config, kind)}
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
     if probe is not None and not extra and "dataset" not in given:
         return probe

@@ -462,7 +462,7 @@ def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) 
     lines = list[str]()
     if config.embedded:
         lines.append(
-            "model: the embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
+            "model: an embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
         )
     if len(policies.bases) > 1:
         lines += [f"{name}: {own}" for name, own in policies.described.items()]

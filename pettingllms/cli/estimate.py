@@ -33,7 +33,7 @@ from pettingllms.cli.costs import (
 )
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
-from pettingllms.models import EMBEDDED
+from pettingllms.models import model_path
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
@@ -113,7 +113,7 @@ def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
     Raises:
         ConfigError: it has none that transformers can read.
     """
-    name = str(EMBEDDED) if config.model is None else config.model
+    name = model_path(config.model)
     check_model(name, config.revision)
     revision = {} if config.revision is None else {"revision": config.revision}
     try:

@@ -48,7 +48,7 @@ from pettingllms.evaluation.rollouts import (
     seats_of,
 )
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
-from pettingllms.models import EMBEDDED
+from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
     check_model,
@@ -67,6 +67,7 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
+from pettingllms.trainers.presets import embedded_arguments
 from pettingllms.types import Task
 
 AT_ONCE_ELSEWHERE = 512
@@ -102,7 +103,6 @@ class EvalPlan:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         data = None if config.dataset is None else Path(config.dataset)
-        prompts = getattr(self.env.unwrapped, "embedded", {}) if embedded else {}
         return {
             "env": config.env,
             "env_args": config.mapping("env_args"),
@@ -112,9 +112,9 @@ class EvalPlan:
             "tasks": len(self.tasks),
             "alpha": config.alpha,
             "sandbox": config.sandbox,
-            "embedded_args": dict(prompts),
-            "model": "embedded" if embedded else config.model,
-            "model_digest": digest(EMBEDDED) if embedded else None,
+            "embedded_args": embedded_arguments(config, self.env.unwrapped),
+            "model": shipped(config.model) if embedded else config.model,
+            "model_digest": digest(Path(model_path(config.model))) if embedded else None,
             "revision": config.revision,
             "load_in_4bit": config.load_in_4bit,
             "full": config.full,

@@ -14,11 +14,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.samplers.api_call import ApiSettings
@@ -92,7 +91,7 @@ class ATGRPOConfig:
     model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
-        "tiny model",
+        "tiny model; embedded:parts is another, for coding and plan_path",
         shared="run",
     )
     revision: str | None = policies_setting(
@@ -441,13 +440,13 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package.
+        """Whether the model is one that comes with this package.
 
         Not where models behind an API play all roles, and none is loaded here.
         """
         if self.model is None and only_partners(self.policies):
             return False
-        return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
+        return shipped(self.model) is not None
 
     def mapping(self, name: str) -> dict[str, Any]:
         """The JSON object of the field `name`; empty where it is not set.

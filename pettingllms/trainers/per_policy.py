@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import EMBEDDED
+from pettingllms.models import model_path
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
@@ -84,7 +84,7 @@ def by_base(
 
 def base_model(config: ATGRPOConfig) -> str:
     """Name or folder of the model that the settings name."""
-    return str(EMBEDDED) if config.model is None else config.model
+    return model_path(config.model)
 
 
 def common_settings(config: ResolvedConfig, policies: Sequence[str]) -> ResolvedConfig | None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.models import shipped
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -70,6 +71,19 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     return values
 
 
+def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
+    """The arguments with which an environment fits its tasks to an embedded model; none for others."""
+    return dict(_declared(config, kind)[1]) if config.embedded else {}
+
+
+def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
+    """What an environment declares for the embedded model in use: the attribute and its value."""
+    name, own = f"embedded{ending}", f"embedded_parts{ending}"
+    if shipped(config.model) == "embedded:parts" and hasattr(kind, own):
+        name = own
+    return name, getattr(kind, name, {})
+
+
 def _following(
     config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
 ) -> dict[str, Any]:
@@ -90,11 +104,11 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     if config.embedded:
         maker = creator_of(config.env) if env is None else env
         kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
-        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
+        declared, own = _declared(config, kind, "_training")
         for name in own:
             if name not in EMBEDDED:
                 hint = did_you_mean(name, EMBEDDED)
-                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
+                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
         defaults = EMBEDDED | dict(own)
         if config.full:
             defaults["learning_rate"] /= 10
