@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from pettingllms.errors import SamplerUnavailable
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
+from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
 from pettingllms.samplers.base import InferenceEngine, SampledTokens, SamplingParams, Weights
 from pettingllms.types import Request, Sample
 
@@ -112,6 +112,22 @@ class Base:
         with self.weights.reference() as module, self._precision():
             _set_training(module, False)
             return batch_logprobs(module, batch, temperature=temperature)[0]
+
+    def features(
+        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Last hidden state of the model at the last token of each prompt; see `PolicySet.features`."""
+        found: dict[tuple[int, ...], torch.Tensor] = {}
+        ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
+        with self.weights.reference() as module, self._precision():
+            _set_training(module, False)
+            while ordered:
+                # The longest of a batch is its last: rows are padded to its length.
+                count = max(1, tokens_per_batch // len(ordered[-1]))
+                rows, ordered = ordered[-count:], ordered[:-count]
+                for ids, state in zip(rows, last_states(module, rows, self.device), strict=True):
+                    found[ids] = state
+        return found
 
     def close(self) -> None:
         """Closes the engine; the policies can still be read and written."""

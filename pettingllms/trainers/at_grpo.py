@@ -75,6 +75,8 @@ class ATGRPO:
         self.estimator = estimator_of(config, estimator, env)
         self.reward_transform = plugin_of(RewardTransform, config, reward_transform)
         self.cast = plugin_of(Cast, config, cast)
+        for part in (self.estimator, self.reward_transform):
+            part.attach(env, policies)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True

@@ -216,8 +216,8 @@ class ATGRPOConfig:
     )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
-        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+        "Which completions are compared: at_grpo, gdpo, cure, look_ahead (trees); grpo, decision, agent, turn, "
+        "agent_turn, gigpo, gae, m_grpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
     )
     estimator_args: str | None = _algorithm(
         None,
@@ -231,8 +231,8 @@ class ATGRPOConfig:
     )
     reward_transform: str = _algorithm(
         "as_paid",
-        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round); or your "
-        "own, my_package.my_module:MyTransform",
+        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round), maporl, m_grpo, "
+        "matpo, flow, cure; or your own, my_package.my_module:MyTransform",
     )
     reward_transform_args: str | None = _algorithm(
         None, "Arguments of the reward transform as JSON, or one by one", json=True
@@ -247,20 +247,15 @@ class ATGRPOConfig:
     )
     reward_funcs: str | None = _algorithm(
         None,
-        "Functions that add to the local reward of a completion, as TRL's: "
-        "my_package.my_module:brevity, comma-separated",
+        "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
     )
     num_generations: int | None = _algorithm(
-        None,
-        "K: completions of one prompt (tree), or episodes of one task",
-        at_least=1,
+        None, "K: completions of one prompt (tree), or episodes of one task", at_least=1
     )
     tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
     max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
     max_tokens: int | None = _algorithm(
-        None,
-        "Generated tokens after which training ends; the learning rate then follows them",
-        at_least=1,
+        None, "Generated tokens after which training ends; the rate then follows them", at_least=1
     )
     train_turns: str | None = _algorithm(
         None,
@@ -284,6 +279,11 @@ class ATGRPOConfig:
         "dapo",
         "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",
         choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"),
+    )
+    loss_norm: str = _algorithm(
+        "replies",
+        "What a mean over completions is divided by: replies, or roots (the step's episodes: MATPO)",
+        choices=("replies", "roots"),
     )
     importance_sampling_level: str = _algorithm(
         "token",
