@@ -46,6 +46,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]
 ROLES = ("writer", "reader", "judge")
 TEAM = {role: role for role in ROLES}
+OTHER_DTYPE = {"judge": {"dtype": "bfloat16"}}
 
 
 @pytest.fixture(scope="module")
@@ -376,6 +377,11 @@ def test_a_run_is_exported_for_the_viewer(run: Path, tmp_path: Path) -> None:
             "of judge: load_in_4bit is for adapters",
         ),
         ({"sampler": "vllm-server", "serve": True}, "full models use sampler vllm"),
+        (
+            {"sampler": "vllm-server", "serve": True, "policy_settings": OTHER_DTYPE},
+            "the team has 2 base models .* and a vLLM server holds one",
+        ),
+        ({"estimator": "gae"}, "estimator gae reads one base model, .* gives the team 3"),
         (
             {"policy_settings": {"judge": {"beta": 0.1}}, "train_roles": "writer"},
             "beta is of the update, and judge is not trained",
