@@ -36,8 +36,9 @@ def hit(kind: str, number: signal.Signals) -> None:
         (1, {"env": "coding"}),
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
+        (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
     ],
-    ids=["one-worker", "shared-grpo", "stateful-frozen-role"],
+    ids=["one-worker", "shared-grpo", "stateful-frozen-role", "two-bases"],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)

@@ -58,7 +58,7 @@ class RayATGRPO(ATGRPO):
             self.updates,
             self.estimator.shape(),
             source,
-            policies.base_digest,
+            policies.digests,
             torch.get_num_threads(),
         )
         timeout = config.worker_timeout

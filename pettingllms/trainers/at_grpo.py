@@ -203,8 +203,10 @@ class ATGRPO:
     def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of all micro-batches; returns its norm before that."""
         config, heat, policies = self.settings[policy], self.config.temperature, self.policies
-        for batch in policies.microbatches(own.samples, config.tokens_per_batch):
-            base_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
+        for batch in policies.microbatches(policy, own.samples, config.tokens_per_batch):
+            base_BT = None
+            if config.beta:
+                base_BT = policies.reference_logprobs(policy, batch, temperature=heat)
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
             )

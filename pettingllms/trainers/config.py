@@ -14,11 +14,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.samplers.api_call import ApiSettings
@@ -30,7 +29,7 @@ from pettingllms.trainers import partner_settings
 from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
-from pettingllms.trainers.presets import LARGE, preset
+from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
@@ -92,7 +91,7 @@ class ATGRPOConfig:
     model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
-        "tiny model",
+        "tiny model; embedded:parts is another, for coding and plan_path",
         shared="run",
     )
     revision: str | None = policies_setting(
@@ -132,8 +131,9 @@ class ATGRPOConfig:
     )
     policy_settings: str | None = policies_setting(
         None,
-        "Settings of the update that single policies have for themselves, as JSON: "
-        '\'{"tester": {"learning_rate": 5e-5}}\'',
+        "Settings that single policies have for themselves, as JSON: a base model, all weights or an "
+        'adapter, the update; \'{"judge": {"model": "Qwen/Qwen3-8B", "full": true}}\'',
+        shared="run",
         json=True,
     )
     full: bool = policies_setting(
@@ -440,13 +440,13 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package.
+        """Whether the model is one that comes with this package.
 
         Not where models behind an API play all roles, and none is loaded here.
         """
         if self.model is None and only_partners(self.policies):
             return False
-        return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
+        return shipped(self.model) is not None
 
     def mapping(self, name: str) -> dict[str, Any]:
         """The JSON object of the field `name`; empty where it is not set.
@@ -494,7 +494,4 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     """
     if config.sampler == AUTO:
         config = dataclasses.replace(config, sampler=default_sampler(config))
-    missing = [name for name in LARGE if getattr(config, name) is None]
-    defaults = preset(config, env) if missing else {}
-    filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
-    return cast("ResolvedConfig", filled)
+    return cast("ResolvedConfig", dataclasses.replace(config, **open_values(config, env)))

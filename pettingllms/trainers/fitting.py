@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pettingllms.errors import ConfigError
-from pettingllms.policies.roles import trained_policies
+from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
@@ -47,7 +47,7 @@ def check_method(
     check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
-    check_policy_settings(config, trained)
+    check_policy_settings(config, own_names(players), trained)
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
