@@ -29,7 +29,9 @@ def misspelt(word):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
-    beside = {"importance_sampling_level": {"loss_type": "grpo"}}.get(name, {})
+    beside = dict.fromkeys(("importance_sampling_level", "loss_norm"), {"loss_type": "grpo"}).get(
+        name, {}
+    )
     for value in CHOICES[name]:
         a_config(**{name: value}, **beside)
         wrong = misspelt(value)
