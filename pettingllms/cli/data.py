@@ -107,6 +107,11 @@ def _parser() -> CommandParser:
         "the Hugging Face hub, where the name then finds it without a network",
     )
     fetch.set_defaults(action=_fetch)
+    _add_pairs(commands)
+    return parser
+
+
+def _add_pairs(commands: Any) -> None:
     pairs = commands.add_parser(
         "pairs",
         help="write what a run's full trees say is better, in the formats of TRL's trainers",
@@ -120,7 +125,6 @@ def _parser() -> CommandParser:
         "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
     )
     pairs.set_defaults(action=_pairs)
-    return parser
 
 
 def _list(options: argparse.Namespace) -> int:

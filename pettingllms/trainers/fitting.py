@@ -37,17 +37,33 @@ def check_method(
     _check_turns(config, env)
     estimator = estimator_of(config, parts.get("estimator"), env)
     estimator.shape().check(env)
-    if estimator.frozen_base and config.full and not config.beta:
-        raise ConfigError(
-            f"estimator {config.estimator} reads the base model as it was before training, which full "
-            "policies do not keep; leave out --full, or give --beta above 0"
-        )
+    if estimator.frozen_base:
+        _check_frozen_base(config)
     transform = plugin_of(RewardTransform, config, parts.get("reward_transform"))
     named = RewardTransform.setting, config.reward_transform
     check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
+
+
+def _check_frozen_base(config: ResolvedConfig) -> None:
+    """Refuses policies that have no base model, or several, to read features from.
+
+    Raises:
+        ConfigError: full policies without a KL term, or a policy with a model of its own.
+    """
+    if config.full and not config.beta:
+        raise ConfigError(
+            f"estimator {config.estimator} reads the base model as it was before training, which full "
+            "policies do not keep; leave out --full, or give --beta above 0"
+        )
+    for policy, own in config.mapping("policy_settings").items():
+        if "model" in own:
+            raise ConfigError(
+                f"estimator {config.estimator} reads one base model, and policy {policy!r} has one of "
+                "its own (policy_settings); leave it out"
+            )
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
