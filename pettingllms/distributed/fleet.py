@@ -10,6 +10,7 @@ replace an actor that hangs, and starts one whose constructor fails for ever.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -56,6 +57,8 @@ ATTEMPTS = 8
 """Actors that may be lost in one job. If there are more, the job itself kills them."""
 START_SECONDS = 600.0
 """For the start of a learner, however short `worker_timeout` is: imports take long on a busy machine."""
+PATIENCE_SECONDS = 20.0
+"""After which a learner that has not started may lack what a worker holds."""
 
 
 class Fleet:
@@ -85,6 +88,14 @@ class Fleet:
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
         """
         return self._specs.submit(self._do, method, args)
+
+    def spare(self) -> None:
+        """Ends an idle worker, if there is one; another takes its place once there is room for it."""
+        with contextlib.suppress(queue.Empty):
+            if (worker := self._free.get_nowait()) is None:
+                self._free.put(None)
+            else:
+                self._end(worker)
 
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
@@ -149,6 +160,9 @@ class Fleet:
 
     def _replace(self, worker: Any) -> None:
         self.lost += 1
+        self._end(worker)
+
+    def _end(self, worker: Any) -> None:
         ray.kill(worker)
         if not self._closed.is_set():
             self._starting.submit(self._start)
@@ -161,17 +175,26 @@ class JournaledActor:
         make: starts a learner; its method `load` takes a state.
         base: reference to its state.
         timeout: seconds after which it counts as hung in a job.
+        room: called while a learner waits for its start, to make room for it.
     """
 
-    def __init__(self, make: Callable[[], Any], base: Any, *, timeout: float) -> None:
-        self._make, self._base, self._timeout = make, base, timeout
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        base: Any,
+        *,
+        timeout: float,
+        room: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._make, self._base, self._timeout, self._room = make, base, timeout, room
         self._actor: Any = None
         self._journal: list[tuple[Any, ...]] = []
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "learner")  # one job at a time, in order
         self.lost = 0
         """Learners that were replaced."""
-        self._thread.submit(self._steadily, None)
+        self.started = self._thread.submit(self._steadily, None)
+        """Done once the first learner is there; raises why there is none."""
 
     def do(self, method: str, *args: Any) -> Future[Any]:
         """Has a job done that changes the learner, once and for all, or not at all if it raises."""
@@ -181,9 +204,13 @@ class JournaledActor:
         """Has a job done that changes nothing."""
         return self._thread.submit(self._steadily, (method,))
 
-    def undo(self) -> Future[None]:
-        """Takes the last job of `do` back."""
-        return self._thread.submit(self._undo)
+    def mark(self) -> Future[int]:
+        """The place in the journal that `back` takes, once all jobs so far are done."""
+        return self._thread.submit(lambda: len(self._journal))
+
+    def back(self, mark: int) -> None:
+        """Takes back what `do` has done since the mark."""
+        self._thread.submit(self._back, mark)
 
     def rebase(self, base: Any, *, same: bool) -> None:
         """Goes on from `base`, a reference to a state; what was done before is forgotten.
@@ -205,9 +232,10 @@ class JournaledActor:
         self._journal.append(job)
         return result
 
-    def _undo(self) -> None:
-        self._journal.pop()
-        self._drop()
+    def _back(self, mark: int) -> None:
+        if len(self._journal) > mark:
+            del self._journal[mark:]
+            self._drop()
 
     def _rebase(self, base: Any, same: bool) -> None:
         self._base, self._journal = base, []
@@ -219,22 +247,33 @@ class JournaledActor:
         for _ in range(ATTEMPTS):
             try:
                 if self._actor is None:
-                    self._actor = self._make()
-                    limit = max(START_SECONDS, self._timeout)
-                    _result(self._actor.load.remote(self._base), limit, self._closed)
+                    self._begin()
                     for earlier in self._journal:
                         self._call(earlier)
                 return None if job is None else self._call(job)
-            except RayTaskError as error:
-                self._drop()  # half of a job, or of `load`, may be done
-                raise _cause(error) from error
-            except LOST as error:
+            except (*LOST, RayTaskError) as error:
+                cause = _cause(error)
+                if not isinstance(cause, LOST):  # a rank of it may be lost, too
+                    self._drop()  # half of a job, or of `load`, may be done
+                    raise cause from error
                 if _cannot_be_made(error):
                     raise WorkersLost(f"no learner can be started: {error}") from error
                 logger.warning("a learner is replaced: %s", _first_line(error))
                 self.lost, last = self.lost + 1, error
                 self._drop()
         raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
+
+    def _begin(self) -> None:
+        self._actor = self._make()
+        loaded = self._actor.load.remote(self._base)
+        left, patience = max(START_SECONDS, self._timeout), PATIENCE_SECONDS
+        while left > 0:
+            with contextlib.suppress(Hung):
+                _result(loaded, patience, self._closed)
+                return
+            self._room()  # a node was lost, and workers had started where it fits
+            left, patience = left - patience, 2 * patience
+        raise Hung(f"a learner has not started for {START_SECONDS:g} seconds")
 
     def _call(self, job: tuple[Any, ...]) -> Any:
         method, *args = job
@@ -264,8 +303,10 @@ def _result(reference: Any, timeout: float | None, closed: threading.Event) -> A
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What an actor raised, without Ray's wrapping."""
-    return error.cause if isinstance(error, RayTaskError) and error.cause else error
+    """What an actor raised, or one that it has called, without Ray's wrapping."""
+    while isinstance(error, RayTaskError) and error.cause:
+        error = error.cause
+    return error
 
 
 def _cannot_be_made(error: BaseException) -> bool:

@@ -19,6 +19,7 @@ class RewardTransform(Plugin):
     """
 
     setting, registry = "reward_transform", REWARD_TRANSFORMS
+    by_task, own = True, ("__call__",)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records as the estimator shall see them, in the same order; called once a step.
