@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -28,6 +28,9 @@ setup: ## Make the virtual environment with the pinned versions
 
 train: setup ## Train a coder and a tester on the embedded model (the main job)
 	$(BIN)/pettingllms-train --env coding --policies per-role $(ARGS)
+
+listen: setup ## Train two roles from a base without bad habits, and show who needs whom
+	$(BIN)/python -m benchmarks.parts --only plan_path --seeds 1 --out build/listen.json $(ARGS)
 
 eval: setup ## Play held-out tasks with a run's adapters: make eval RUN=runs/NAME
 	$(BIN)/pettingllms-eval --env coding --adapters $(RUN) $(ARGS)

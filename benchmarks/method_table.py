@@ -6,13 +6,19 @@ One experiment of `benchmarks.paper`:
 
 A method that an environment lacks something for is left out there, and so are those for teams of
 their own form: `igrpo` (one agent with two turns), `mlpo` (a team with a judge), `cory` (two agents
-of one role). All others keep the settings of the environment but for what the method sets; their
+of one role), `maporl` (a debate). Three more experiments are for methods with an environment of their own:
+
+    python -m benchmarks.paper calls     # a planner and a worker, `benchmarks.calling`
+    python -m benchmarks.paper judges    # programs and tests that judge each other
+    python -m benchmarks.paper debate    # answers paid for what comes of them
+ All others keep the settings of the environment but for what the method sets; their
 learning rates are not tuned apart. A method with one episode a task (`rae`) takes many more steps for
 the same tokens; two arms with an eighth of the tasks a step show what that alone does.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -22,9 +28,10 @@ from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.estimators.needs import lacking
-from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.methods import METHODS, Method
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 
-OWN_TEAMS = ("igrpo", "mlpo", "cory")
+OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl")
 BASE = "base"
 SMALL = {f"{name}, small steps": name for name in ("at_grpo", "grpo")}
 """Arms whose steps have as many episodes as those of a method with one episode a task."""
@@ -38,9 +45,15 @@ def arms(env: str) -> list[Arm]:
     return [Arm(BASE), *small] + [
         Arm(name, {**PER_ROLE, "method": name})
         for name, method in METHODS.items()
-        if name not in OWN_TEAMS
-        and not lacking(ESTIMATORS.load(method.settings["estimator"]).needs, template)
+        if name not in OWN_TEAMS and fits(method, template)
     ]
+
+
+def fits(method: Method, env: Any) -> bool:
+    """Whether the environment has what the method's parts need."""
+    estimator = ESTIMATORS.load(method.settings["estimator"])
+    transform = REWARD_TRANSFORMS.load(method.settings.get("reward_transform", "as_paid"))
+    return not lacking((*estimator.needs, *transform.needs), env)
 
 
 def rows(result: Mapping[str, Any]) -> Table:
@@ -64,6 +77,40 @@ def _cells(runs: Sequence[Record]) -> tuple[str, str]:
     return shown(estimate(solved(runs))), f"{sum(steps) / len(steps):.0f}" if steps else ""
 
 
+CALLERS = ("grpo", "dr_mas", "m_grpo", "matpo", "mhgpo")
+
+
+def _calls(_: str) -> list[Arm]:
+    short = {"max_completion_length": 8, "tasks_per_step": 8, "num_generations": 8}
+    play = ("--max-completion-length", "8")
+    players = {name: {"policies": "shared"} if name == "matpo" else PER_ROLE for name in CALLERS}
+    return [Arm(BASE, None, play)] + [
+        Arm(name, {**players[name], **short, "method": name}, play) for name in CALLERS
+    ]
+
+
+def _judges(_: str) -> list[Arm]:
+    # One turn: programs and tests are drawn apart.
+    apart = {**PER_ROLE, "env_args": {"max_turns": 1}}
+    play = ("--env-args.max_turns", "1")
+    return [
+        Arm(BASE, None, play),
+        Arm("at_grpo", {**apart, "method": "at_grpo", "branch": "sample"}, play),
+        Arm("cure", {**apart, "method": "cure"}, play),
+    ]
+
+
+def _debate(_: str) -> list[Arm]:
+    team = {"reasoners": 2, "tools": 1, "max_turns": 2}
+    play = ("--env-args", json.dumps(team))
+    debate = {**PER_ROLE, "env_args": team, "method": "maporl"}
+    return [
+        Arm(BASE, None, play),
+        Arm("maporl", debate, play),
+        Arm("maporl, own score", {**debate, "reward_transform_args": {"gamma": 0.0}}, play),
+    ]
+
+
 EXPERIMENTS: Mapping[str, Experiment] = {
     **experiments.EXPERIMENTS,
     "methods": Experiment(
@@ -73,6 +120,27 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         (Claim("AT-GRPO solves more than GRPO over whole episodes", "at_grpo", "grpo"),),
         bars("Methods at equal tokens"),
         rows=rows,
+    ),
+    "calls": Experiment(
+        "Who learns when a planner calls a worker, and is paid at the end?",
+        ("benchmarks.calling:env",),
+        _calls,
+        (Claim("Aligned calls solve more than GRPO over whole episodes", "m_grpo", "grpo"),),
+        bars("A planner that calls a worker"),
+    ),
+    "judges": Experiment(
+        "Does a tester that judges the step's own programs catch as many known-wrong ones?",
+        ("coding",),
+        _judges,
+        (Claim("CURE solves more than AT-GRPO", "cure", "at_grpo"),),
+        bars("Programs and tests that judge each other"),
+    ),
+    "debate": Experiment(
+        "Does it help to pay an answer for what comes of it in later rounds?",
+        ("math",),
+        _debate,
+        (Claim("Paying for later rounds solves more", "maporl", "maporl, own score"),),
+        bars("Debates"),
     ),
 }
 """All experiments of `benchmarks.paper`."""

@@ -1,18 +1,18 @@
 """Does reinforcement learning teach what no demonstration shows? Teams on a base that was primed on parts.
 
-    python -m benchmarks.priming.prime --recipe parts --out /tmp/parts
-    python -m benchmarks.parts --model /tmp/parts [--only coding plan_path] [--seeds 21 22 23]
+    python -m benchmarks.parts [--only coding plan_path] [--seeds 21 22 23] [--out FILE]
 
-The base has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe `parts`), and
-no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams play the
-same test tasks, sampled, one completion a decision:
+The base, `embedded:parts`, has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe
+`parts`), and no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams
+play the same test tasks, sampled, one completion a decision:
 
 * `base`, `trained`, and `exchanged`: the trained policies in each other's role;
 * `only ROLE`: its trained policy beside the base's;
 * `shuffled`: what the first role (coding: the second) says is swapped between tasks, so that it says nothing
   about this one.
 
-Base and trained teams also play tasks of other sizes, one of them beyond training. Writes `results/parts.json`; finished runs are not repeated.
+Base and trained teams also play tasks of other sizes, one of them beyond training. Prints the table, and writes
+`results/parts.json` or FILE; finished runs are not repeated.
 """
 
 from __future__ import annotations
@@ -36,16 +36,20 @@ import torch
 from benchmarks.evidence import COLORS, Table, draw_curve, estimate, shown, solved_digits, spread
 from benchmarks.learning import HERE, curve, timing
 from pettingllms.envs import make
+from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import held_out
 from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.folder import digest
+from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.evaluation.scores import pass_at_k, summarise
+from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import BASE
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler
+from pettingllms.trainers import presets
 from pettingllms.types import Completion, Request
 
 RESULTS = HERE / "results" / "parts.json"
@@ -55,19 +59,6 @@ LENGTH = 96
 """Tokens of a completion."""
 PASSES = (1, 4, 16, 64)
 PASS_TASKS = 32
-OPTIONS: Mapping[str, Any] = {
-    "learning-rate": 5e-3,
-    "num-generations": 8,
-    "tasks-per-step": 16,
-    "max-steps": 100,
-    "warmup-steps": 0,
-    "max-completion-length": LENGTH,
-    "tokens-per-batch": 4096,
-    "eval-steps": 10,
-    "eval-tasks": 100,
-    "scoring-threads": 4,
-}
-"""Those of the embedded model: a checkpoint elsewhere gets the defaults of large models."""
 
 
 class Story(NamedTuple):
@@ -76,13 +67,10 @@ class Story(NamedTuple):
     roles: tuple[str, str]
     speaker: str
     """The role whose words `shuffled` swaps between tasks."""
-    arguments: Mapping[str, Any]
     others: Mapping[str, Mapping[str, Any]]
     """Other sizes than that of training -> what differs in them."""
     pass_at: Mapping[str, Any]
     """What differs where pass@k is measured."""
-    options: Mapping[str, Any]
-    """What differs from `OPTIONS`."""
     scores: Mapping[str, str]
     """What is reported of first replies, with its title."""
 
@@ -91,10 +79,8 @@ STORIES: Mapping[str, Story] = {
     "coding": Story(
         ("coder", "tester"),
         "tester",
-        {"prompt": "compact", "steps": (3, 3)},
         {"4 steps": {"steps": (4, 4)}},
         {"max_turns": 1},
-        {"max-steps": 80},
         {
             "coder/first_passed": "coder: hidden tests passed",
             "tester/first_valid": "tester: tests that are right",
@@ -105,23 +91,27 @@ STORIES: Mapping[str, Story] = {
     "plan_path": Story(
         ("tool", "planner"),
         "tool",
-        {
-            "prompt": "compact",
-            "height": 6,
-            "width": 6,
-            "walls": 0.08,
-            "moves": (3, 5),
-            "max_turns": 8,
-        },
         {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
         {},
-        {"learning-rate": 4e-3, "tasks-per-step": 8, "max-steps": 100, "max-completion-length": 12},
         {
             "tool/first_local_reward": "tool: local reward",
             "planner/first_local_reward": "planner: local reward",
         },
     ),
 }
+
+
+def arguments(env: str) -> dict[str, Any]:
+    """Those of the environment for this base, in training."""
+    return dict(creator_of(env).embedded_parts)
+
+
+def settings(env: str) -> dict[str, Any]:
+    """Those of a run that the environment and the embedded models have for this base.
+
+    Given to every run, so that a base elsewhere is trained in the same way.
+    """
+    return presets.EMBEDDED | creator_of(env).embedded_parts_training
 
 
 class Shuffled:
@@ -151,11 +141,10 @@ def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) 
     """One run of `pettingllms-train`, unless it is finished; of `role` alone where given."""
     run = out / "-".join([env, *([role] if role else []), str(seed)])
     if not (run / "summary.json").exists():
-        story = STORIES[env]
-        options = {**OPTIONS, **story.options, "model": model, "seed": seed, "env": env}
-        options |= {"env-args": json.dumps(story.arguments), "output-dir": run}
+        options = settings(env) | {"model": model, "seed": seed, "env": env}
+        options |= {"env-args": json.dumps(arguments(env)), "output-dir": run}
         options |= {"train-roles": role} if role else {}
-        words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+        words = [word for name, value in options.items() for word in _option(name, value)]
         if (run / "config.yaml").exists():
             words = ["--resume", str(run)]
         with (out / f"{run.name}.log").open("a") as log:
@@ -169,15 +158,24 @@ def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) 
     return run
 
 
+def _option(name: str, value: Any) -> list[str]:
+    option = name.replace("_", "-")
+    return (
+        [f"--{'' if value else 'no-'}{option}"]
+        if isinstance(value, bool)
+        else [f"--{option}", str(value)]
+    )
+
+
 def rolled_out(
     env: str, policies: Any, sampling: Sampling, tasks: int, **other: Any
 ) -> list[Trajectory]:
     """Episodes on test tasks, whose arguments differ from training in `other`."""
     story = STORIES[env]
-    game = make(env, split="test", **{**story.arguments, **other})
+    game = make(env, split="test", **{**arguments(env), **other})
     lineup = {role: policies.policy_for(role) for role in story.roles}
     episodes: list[Trajectory] = []
-    with ThreadPoolExecutor(OPTIONS["scoring-threads"]) as pool:
+    with ThreadPoolExecutor(settings(env)["scoring_threads"]) as pool:
         for chunk in chunks(held_out(game, "test", tasks), sampling):
             episodes += roll_out(game, policies, lineup, pool, chunk, sampling)
     return episodes
@@ -299,19 +297,23 @@ def draw(result: Any, path: Path) -> None:
 def main() -> None:
     """Train what is missing, play, write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--model", type=Path, required=True, help="what prime --recipe parts wrote")
+    parser.add_argument("--model", type=Path, default=PARTS, help="another base, to be compared")
     parser.add_argument("--only", nargs="+", choices=STORIES, default=list(STORIES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[21, 22, 23])
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS, help="its name is that of the runs, in out/"
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
-    out = HERE / "out" / "parts"
+    file: Path = options.out
+    out = HERE / "out" / file.stem
     out.mkdir(parents=True, exist_ok=True)
-    results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"environments": {}}
-    results |= {"versions": versions(), "model": digest(options.model), "options": OPTIONS}
+    results = json.loads(file.read_text()) if file.exists() else {"environments": {}}
+    results |= {"versions": versions(), "model": digest(options.model)}
     for env in options.only:
         story, found = STORIES[env], results["environments"].setdefault(env, {"runs": {}})
-        found["arguments"] = {"train": story.arguments, **story.others}
-        found["options"] = story.options
+        found["arguments"] = {"train": arguments(env), **story.others}
+        found["options"] = settings(env)
         if "base" not in found:
             found["base"] = teams(env, options.model, None)
         for seed in options.seeds:
@@ -323,9 +325,11 @@ def main() -> None:
                     # pass@k is as dear as all else: of the first seed alone.
                     "teams": teams(env, options.model, run, several=not found["runs"]),
                 }
-                RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(results, RESULTS.with_suffix(".png"))
+                file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    draw(results, file.with_suffix(".png"))
+    for each in (table(results), roles(results)):
+        print(f"\n{as_text(each)}")
 
 
 if __name__ == "__main__":

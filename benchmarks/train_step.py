@@ -177,7 +177,7 @@ def ours(
     if options.longest is not None:
         end_id = int(policies.chat.tokenizer.eos_token_id)
         generator = LengthGenerator(lengths, end_id, options.longest)
-    policies._engine = TransformersEngine(policies._weights, generator)
+    policies.bases[0].engine = TransformersEngine(policies.bases[0].weights, generator)
     policies.publish(ROLE, version=0)
     return ATGRPO(config, OneTurn(texts), policies)
 
@@ -295,7 +295,7 @@ def main() -> None:
     options.model = options.model or ("random" if options.model_config else "embedded")
     options.tokens_per_batch = trainer.config.tokens_per_batch
     options.json.parent.mkdir(exist_ok=True)
-    report("whole step", options, trainer.policies._weights.module(ROLE), rows)
+    report("whole step", options, trainer.policies.bases[0].weights.module(ROLE), rows)
 
 
 if __name__ == "__main__":

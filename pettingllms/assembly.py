@@ -16,13 +16,15 @@ from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, take
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.models import EMBEDDED
 from pettingllms.policies.base_model import ModelSpec
-from pettingllms.policies.loading import load_policies
+from pettingllms.policies.bases import Base
+from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import own_names
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
+    check_model,
     located_adapters,
 )
 from pettingllms.policies.sources import adapters_in as adapters_in
@@ -33,7 +35,9 @@ from pettingllms.samplers.api_call import ApiSettings, read_key
 from pettingllms.samplers.base import SamplerSettings, is_partner
 from pettingllms.samplers.replies import ReplyLog
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
+from pettingllms.trainers.presets import embedded_arguments
 
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
@@ -52,6 +56,8 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         value = getattr(config, name)
         if value is not None and Path(value).exists():
             changes[name] = str(Path(value).resolve())
+    if own := config.mapping("policy_settings"):
+        changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
     file, _, attribute = config.env.rpartition(":")
     if file.endswith(".py"):
         changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
@@ -60,10 +66,18 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     return dataclasses.replace(config, **changes)
 
 
+def _located(own: Any) -> Any:
+    """Settings of a policy, with the path of its model made absolute."""
+    model = own.get("model") if isinstance(own, Mapping) else None
+    if isinstance(model, str) and Path(model).exists():
+        return {**own, "model": str(Path(model).resolve())}
+    return own
+
+
 def spec_of(config: ATGRPOConfig) -> ModelSpec:
     """The model that the settings name, and how it is loaded."""
     return ModelSpec(
-        str(EMBEDDED) if config.model is None else config.model,
+        base_model(config),
         revision=config.revision,
         attn_implementation=config.attn_implementation,
         load_in_4bit=config.load_in_4bit,
@@ -72,7 +86,7 @@ def spec_of(config: ATGRPOConfig) -> ModelSpec:
 
 
 def build_policies(
-    config: ATGRPOConfig,
+    config: ResolvedConfig,
     roles_to_policies: Mapping[str, str],
     run: Path | None = None,
     spec: ModelSpec | None = None,
@@ -94,25 +108,70 @@ def build_policies(
         SamplerUnavailable: a vLLM server that should be started does not start.
     """
     adapters = check_adapters(config, roles_to_policies)
-    targets = config.lora_target_modules
-    policies = load_policies(
-        spec or spec_of(config),
-        roles_to_policies,
-        lora_r=config.lora_r,
-        lora_alpha=config.lora_alpha,
-        lora_target_modules=targets if targets == "all-linear" else targets.split(","),
-        full=config.full,
-        reference=config.full and config.beta > 0,
-        dtype=None if config.dtype == "auto" else config.dtype,
-        device=None if config.device == "auto" else config.device,
-        seed=config.seed,
-        gradient_checkpointing=bool(config.gradient_checkpointing),
-        chat_template_kwargs=config.mapping("chat_template_kwargs"),
-        adapters=adapters,
-        sampler=sampler_settings(config, run),
-    )
+    groups = by_base(config, own_names(roles_to_policies))
+    if spec is not None and spec.model is not None:
+        _check_used_once(config, groups)
+    opened: list[Base] = []
+    try:
+        for own, names in groups:
+            settings = {name: own_settings(config, name) for name in names}
+            specs = {name: _policy_spec(settings[name], adapters.get(name)) for name in names}
+            base = open_base(
+                _spec(own, spec if base_model(own) == base_model(config) else None),
+                specs,
+                full=own.full,
+                reference=own.full and any(each.beta > 0 for each in settings.values()),
+                dtype=None if own.dtype == "auto" else own.dtype,
+                device=None if own.device == "auto" else own.device,
+                seed=own.seed,
+                sampler=dataclasses.replace(sampler_settings(own, run), bases=len(groups)),
+            )
+            opened.append(base)
+        policies = policies_on(opened, roles_to_policies, adapters)
+    except BaseException:
+        for base in opened:
+            base.close()
+        raise
     policies.partners = partners or partners_of(config, roles_to_policies, run)
     return policies
+
+
+def _spec(config: ResolvedConfig, given: ModelSpec | None) -> ModelSpec:
+    """The model that the settings name; its objects are those of `given`, if there are any."""
+    named = spec_of(config)
+    if given is None:
+        return named
+    return dataclasses.replace(named, model=given.model, tokenizer=given.tokenizer)
+
+
+def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
+    targets = config.lora_target_modules
+    return PolicySpec(
+        lora_config(
+            config.lora_r,
+            config.lora_alpha,
+            targets if targets == "all-linear" else targets.split(","),
+        ),
+        config.mapping("chat_template_kwargs"),
+        saved,
+        bool(config.gradient_checkpointing),
+    )
+
+
+def _check_used_once(
+    config: ResolvedConfig, groups: Sequence[tuple[ResolvedConfig, tuple[str, ...]]]
+) -> None:
+    """Refuses policies that would load the team's model once more, where that is an object.
+
+    Raises:
+        ConfigError: names them.
+    """
+    mine = [names for own, names in groups if base_model(own) == base_model(config)]
+    if len(mine) > 1:
+        raise ConfigError(
+            f"policy_settings gives {', '.join(mine[1])} another copy of the model, which is an "
+            f"object and there once; give it a model by name, or leave out {', '.join(OF_THE_BASE)}"
+        )
 
 
 def partners_of(
@@ -172,18 +231,34 @@ def check_partners(
     return bool(found)
 
 
-def check_adapters(config: ATGRPOConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
+def check_adapters(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> dict[str, Path]:
     """Policy -> the folder of its adapter, after comparing these with roles and base model.
 
     Raises:
         ConfigError, UnknownNameError: a policy has no adapter, or one for another base model.
     """
     found = adapter_folders(config.adapters, roles_to_policies)
-    if not config.full:
-        model = str(EMBEDDED) if config.model is None else config.model
-        for folder in dict.fromkeys(found.values()):
-            check_base(folder, model)
+    for policy, folder in found.items():
+        if not (own := own_settings(config, policy)).full:
+            check_base(folder, base_model(own))
     return found
+
+
+def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) -> None:
+    """Compares the base models of single policies with what is there, before anything is loaded.
+
+    Raises:
+        ConfigError: a name or folder that is no model, or a sampler that takes one model only.
+    """
+    groups = by_base(config, own_names(roles_to_policies))
+    for own, _ in groups:
+        if base_model(own) != base_model(config):
+            check_model(base_model(own), own.revision)
+    if len(groups) > 1 and config.sampler == "vllm-server":
+        raise ConfigError(
+            f"the team has {len(groups)} base models (policy_settings), and a vLLM server holds one; "
+            "use --sampler vllm, an engine for each, or transformers"
+        )
 
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
@@ -268,7 +343,7 @@ def make_env(
     for name, value in wanted.items():
         if name not in known and value not in (None, 1.0, "embedded"):
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
-    wanted |= {"split": split, **(getattr(kind, "embedded", {}) if config.embedded else {})}
+    wanted |= {"split": split, **embedded_arguments(config, kind)}
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
     if probe is not None and not extra and "dataset" not in given:
         return probe

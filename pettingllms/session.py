@@ -25,6 +25,7 @@ import torch
 from pettingllms.assembly import (
     EnvSource,
     build_policies,
+    check_bases,
     check_partners,
     default_folder,
     isolation_of,
@@ -65,6 +66,7 @@ from pettingllms.trainers.callbacks import Callback, Display, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.metrics import gaps
+from pettingllms.trainers.per_policy import any_full
 from pettingllms.trainers.schedule import last_step
 
 LATE = (
@@ -187,7 +189,7 @@ class TrainPlan:
     ) -> Summary:
         """Trains to the end; the arguments and errors are those of `train`."""
         config, display = self.config, display or Silent()
-        folder.describe(config, isolation=self.isolation)
+        folder.describe(config, isolation=self.isolation, bases=policies.described)
         if self.isolation is not None:
             display.say(announce(self.isolation))
         if not self.resumes and config.output_dir is None:
@@ -246,6 +248,7 @@ def plan_run(
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
     check_method(settings, template, roles_to_policies, parts or {})
+    check_bases(settings, roles_to_policies)
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
     if settings.push_to_hub is not None:  # now, and not only when all is trained
@@ -285,7 +288,7 @@ class _Session:
         """Everything from the present state of the folder to the end."""
         config, trainer = self.config, self.trainer
         step = checkpoints.resume(self.folder, trainer)
-        self.display.say(_opening(config, self.folder.path, step))
+        self.display.say(_opening(config, self.policies, self.folder.path, step))
         self.trackers = open_trackers(trackers, self.folder.path, dataclasses.asdict(config), step)
         before: list[Evaluation] = []
         try:
@@ -335,7 +338,7 @@ class _Session:
         trainer = self.trainer
         # Only the second iteration of a step can fail after the first one has changed policies.
         # Full models are too large to copy.
-        several = self.config.num_iterations > 1 and not self.config.full
+        several = self.config.num_iterations > 1 and not any_full(self.config, trainer.trained)
         state = checkpoints.capture(trainer) if several else None
         try:
             trajectories, metrics = trainer.take_step()
@@ -455,12 +458,14 @@ class _Session:
         self.display.say(f"\n{short}\n{notes}")
 
 
-def _opening(config: ResolvedConfig, run: Path, step: int) -> str:
-    lines = []
+def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:
+    lines = list[str]()
     if config.embedded:
         lines.append(
-            "model: the embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
+            "model: an embedded tiny model, for a CPU; with a GPU try --model Qwen/Qwen3-1.7B"
         )
+    if len(policies.bases) > 1:
+        lines += [f"{name}: {own}" for name, own in policies.described.items()]
     start = f"resuming from step {step}" if step else "starting"
     lines.append(f"{start}; run folder {run}")
     return "\n".join(lines)

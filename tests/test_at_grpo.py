@@ -72,7 +72,7 @@ def moved(before, after):
 
 def base_weights(policies):
     own = {id(p) for name in policies.names for p in policies.parameters(name)}
-    module = policies._weights.module(policies.names[0])
+    module = policies.bases[0].weights.module(policies.names[0])
     return [p.detach().clone() for p in module.parameters() if id(p) not in own]
 
 
@@ -585,14 +585,15 @@ def test_an_episode_ends_where_a_prompt_leaves_no_room_and_the_log_says_so(model
     trainer = a_trainer(model_dir)
     lengths = [len(group.prompt_ids) for group in stepped(a_trainer(model_dir))[0]]
     room = sorted(lengths)[len(lengths) // 2]
-    trainer.policies.context = room + trainer.config.max_completion_length
+    names, limit = trainer.policies.names, trainer.config.max_completion_length
+    trainer.policies.contexts = dict.fromkeys(names, room + limit)
     groups, metrics = stepped(trainer)
     assert groups
     assert max(len(group.prompt_ids) for group in groups) <= room < max(lengths)
     assert 0 < metrics["overlong"] <= 1
-    trainer.policies.context = min(lengths)
+    trainer.policies.contexts = dict.fromkeys(names, min(lengths))
     with pytest.raises(ConfigError, match=r"nothing to score.*context"):
         trainer.train_step()
-    trainer.policies.context = trainer.config.max_completion_length
+    trainer.policies.contexts = dict.fromkeys(names, limit)
     with pytest.raises(ConfigError, match="no room for a prompt"):
         trainer.train_step()

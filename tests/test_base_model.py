@@ -30,7 +30,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def update(policies, rate):
     """One step of AdamW that makes a completion likelier; how much likelier it became."""
     sample = Sample((1, 5, 6), (7, 8, 9), (-1.0,) * 3, 1.0)
-    [batch] = policies.microbatches([sample], 64)
+    [batch] = policies.microbatches("a", [sample], 64)
     optimizer = torch.optim.AdamW(policies.parameters("a"), lr=rate, weight_decay=0.0)
     before = policies.logprobs("a", batch)[0]
     (-before.sum()).backward()
@@ -131,7 +131,8 @@ def test_adapters_over_four_bits_sample_learn_and_are_saved(folder: Path, tmp_pa
     )
     assert one.token_ids
     assert other.token_ids
-    [batch] = policies.microbatches([Sample(one.prompt_ids, one.token_ids, one.logprobs, 1.0)], 64)
+    sample = Sample(one.prompt_ids, one.token_ids, one.logprobs, 1.0)
+    [batch] = policies.microbatches("a", [sample], 64)
     gap = policies.logprobs("a", batch)[0].detach()[0] - torch.tensor(one.logprobs)
     assert gap.abs().max() < 1e-3
     assert update(policies, rate=1e-2) > 0

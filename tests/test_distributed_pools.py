@@ -76,8 +76,8 @@ def test_more_than_the_cluster_has_is_refused(given, message):
 @pytest.mark.parametrize(
     ("full", "streamed", "message"),
     [
-        (True, True, "coder has 2 ranks, each with a whole model"),
-        (False, False, "coder has 2 ranks, .*; give --stream-gradients"),
+        (["coder"], True, "coder has 2 ranks, each with a whole model"),
+        (["tester"], False, "coder has 2 ranks, .*; give --stream-gradients"),
     ],
     ids=["full", "not-streamed"],
 )

@@ -18,7 +18,8 @@ import yaml
 
 import pettingllms
 from pettingllms.data.coding_schemas import load_tasks
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.per_policy import OWN, own_settings
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -168,7 +169,10 @@ def _rows() -> list[str]:
 
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda b: b.page)
 def test_a_configuration_file_holds_settings_that_can_be_used(block: Block) -> None:
-    ATGRPOConfig(**yaml.safe_load(block.code))
+    config = resolve(ATGRPOConfig(**yaml.safe_load(block.code)))
+    for policy, own in config.mapping("policy_settings").items():
+        assert own.keys() <= set(OWN)
+        own_settings(config, policy)
 
 
 def test_the_examples_of_a_task_file_load(tmp_path: Path) -> None:

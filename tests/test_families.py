@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from pettingllms.errors import ConfigError
+from pettingllms.policies.bases import context_of
 from pettingllms.policies.loading import load_policies
-from pettingllms.policies.policy_set import context_of
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request
@@ -108,7 +108,9 @@ def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
         [[reply]] = policies.sample([Request(name, prompt, 5)], 1, max_new_tokens=24)
         ids = torch.tensor([[*prompt, *reply.token_ids]])
         with torch.no_grad():
-            logits = policies._weights.module(name)(input_ids=ids, use_cache=False).logits[0]
+            logits = (
+                policies.bases[0].weights.module(name)(input_ids=ids, use_cache=False).logits[0]
+            )
         table = logits.float().log_softmax(-1)[len(prompt) - 1 : -1]
         plain = table.gather(-1, torch.tensor(reply.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(reply.logprobs), plain, atol=2e-3, rtol=0)

@@ -117,7 +117,7 @@ def test_flash_attention_computes_what_ours_does(folder: Path) -> None:
     samples = [Sample(one.prompt_ids, one.token_ids, one.logprobs, 1.0) for one in replies]
     both = []
     for policies in (ours, theirs):
-        [batch] = policies.microbatches(samples, 1 << 20)
+        [batch] = policies.microbatches("writer", samples, 1 << 20)
         with torch.no_grad():
             both.append(policies.logprobs("writer", batch)[0] * batch.mask_BT)
     assert (both[0] - both[1]).abs().max() < BF16
@@ -164,7 +164,7 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
     for _ in range(2):  # the optimizer's moments are there from the first step on
         torch.cuda.reset_peak_memory_stats()
         for name, optimizer in zip(ROLES, optimizers, strict=True):
-            [batch] = policies.microbatches(samples, TOKENS)
+            [batch] = policies.microbatches(name, samples, TOKENS)
             policies.logprobs(name, batch, entropy=True)[0].sum().backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

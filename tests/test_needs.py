@@ -1,51 +1,70 @@
-"""An estimator is refused on an environment that lacks what it needs, with those that would fit."""
+"""A part of a method is refused on an environment that lacks what it needs, with those that would fit."""
 
 from __future__ import annotations
 
+import re
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pettingllms.envs import ENVIRONMENTS, load_env
 from pettingllms.errors import ConfigError
+from pettingllms.registry import Registry
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.estimators.needs import NEEDS
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from tests import tic_tac_toe_env
 
 LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "early_rewards": ({"outcome": "late", "reward_parts": 2}, r"pays at the end of an episode"),
     "recurring_states": ({"states_recur": False}, r"states of .* are not met again"),
     "reward_parts": ({"reward_parts": 1}, r"have one part"),
+    "judged_replies": ({"judged_replies": False}, r"does not say of every reply"),
+    "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
+    "calls": ({"caller": ""}, r"is for an agent that calls others"),
 }
+PARTS: tuple[tuple[str, Registry], ...] = (
+    ("estimator", ESTIMATORS),
+    ("reward_transform", REWARD_TRANSFORMS),
+)
+
+
+ALL = {"reward_parts": 2, "judged_replies": True, "caller": "x", "cross_runs": ("a", "b")}
+"""What an environment says that lacks nothing."""
 
 
 def game(**facts):
     class Lacking(tic_tac_toe_env.env):
-        metadata = {**tic_tac_toe_env.env.metadata, "reward_parts": 2, **facts}  # noqa: RUF012
+        metadata = {**tic_tac_toe_env.env.metadata, **ALL, **facts}  # noqa: RUF012
 
     return Lacking
 
 
 @pytest.mark.parametrize("need", list(NEEDS))
-def test_estimators_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
+def test_parts_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(need):
     facts, said = LACKS[need]
-    refused, named = set(), ""
-    for name in ESTIMATORS.own:
-        plan_run(ATGRPOConfig(estimator=name), env=game())
-        try:
-            plan_run(ATGRPOConfig(estimator=name), env=game(**facts))
-        except ConfigError as error:
-            refused.add(name)
-            named = str(error)
-    assert refused == {n for n in ESTIMATORS.own if need in ESTIMATORS.load(n).needs}
-    assert refused
-    with pytest.raises(ConfigError, match=said):
-        plan_run(ATGRPOConfig(estimator=min(refused)), env=game(**facts))
-    fitting = named.rpartition("use one of ")[2].split(", ")
-    assert set(fitting) == set(ESTIMATORS.own) - refused
+    count = 0
+    for setting, registry in PARTS:
+        refused, named = set(), ""
+        for name in registry.own:
+            config = replace(ATGRPOConfig(estimator="agent"), **{setting: name})
+            plan_run(config, env=game())
+            try:
+                plan_run(config, env=game(**facts))
+            except ConfigError as error:
+                refused.add(name)
+                named = str(error)
+                assert re.search(said, named)
+        assert refused == {n for n in registry.own if need in registry.load(n).needs}
+        if refused:
+            fitting = named.rpartition("use one of ")[2].split(", ")
+            assert set(fitting) == set(registry.own) - refused
+        count += len(refused)
+    assert count
 
 
 def test_gigpo_is_refused_where_states_hardly_recur_and_taken_on_boards():

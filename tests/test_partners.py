@@ -206,7 +206,7 @@ def test_a_prompt_beyond_the_context_of_the_model_here_is_no_matter_to_a_partner
             shape=RolloutShape(),
             settings={"max_new_tokens": 4},
             seed=(0,),
-            longest=1,
+            longest={"writer": 1, "reader": 1},
         )
         [episode] = engine.run([Task("t:0", 0)])
     assert episode.overlong is None

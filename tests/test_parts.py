@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import random
 
 import pytest
 
 from benchmarks import parts
 from benchmarks.priming import RECIPES, SOURCES, draw, prime
+from pettingllms.assembly import make_env
+from pettingllms.cli import evaluate, train
 from pettingllms.envs import make
+from pettingllms.errors import UnknownNameError
+from pettingllms.evaluation.folder import digest
+from pettingllms.models import PARTS
+from pettingllms.policies.sources import check_model
 from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Request
 
 
@@ -35,10 +43,40 @@ def test_shuffled_words_belong_to_the_prompt_of_another_task():
 def test_every_story_names_roles_and_sizes_that_the_environment_has(env):
     story = parts.STORIES[env]
     for other in ({}, *story.others.values(), story.pass_at):
-        game = make(env, split="test", **{**story.arguments, **other})
+        game = make(env, split="test", **{**parts.arguments(env), **other})
         assert tuple(agent.removesuffix("_0") for agent in game.possible_agents) == story.roles
     assert story.speaker in story.roles
     assert {name.split("/")[0] for name in story.scores} == set(story.roles)
+
+
+def test_the_shipped_base_of_parts_is_the_one_that_was_measured():
+    assert digest(PARTS) == json.loads(parts.RESULTS.read_text())["model"]
+
+
+@pytest.mark.parametrize("model", ["embedded:parts", str(PARTS)])
+def test_the_base_of_parts_gets_the_tasks_and_settings_that_an_environment_declares_for_it(model):
+    config = resolve(ATGRPOConfig(env="plan_path", model=model))
+    assert (config.learning_rate, config.max_completion_length) == (4e-3, 12)
+    game = make_env(config, "train")
+    assert game.unwrapped.max_turns == parts.arguments("plan_path")["max_turns"]
+    # Where an environment declares nothing for it, the settings of the other embedded model hold.
+    other = resolve(ATGRPOConfig(env="sudoku", model=model))
+    assert other.learning_rate == resolve(ATGRPOConfig(env="sudoku")).learning_rate
+
+
+def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):
+    run = tmp_path / "run"
+    words = "--env plan_path --model embedded:parts --max-steps 2 --eval-steps 0"
+    words += f" --tasks-per-step 2 --num-generations 2 --output-dir {run}"
+    train.main(words.split())
+    assert "model: embedded:parts" in (run / "config.yaml").read_text()
+    evaluate.main(["--adapters", str(run), "--tasks", "2", "--out", str(tmp_path / "eval")])
+    assert "embedded:parts" in (tmp_path / "eval" / "results.json").read_text()
+
+
+def test_a_misspelt_embedded_model_is_suggested():
+    with pytest.raises(UnknownNameError, match="embedded:parts"):
+        check_model("embedded:part")
 
 
 def test_a_base_of_parts_is_never_written_over_the_embedded_one(capsys):

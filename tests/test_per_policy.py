@@ -53,7 +53,7 @@ def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
 @pytest.mark.parametrize(
     ("own", "message"),
     [
-        ({"testr": {"beta": 0.1}}, "not trained; did you mean 'tester'"),
+        ({"testr": {"beta": 0.1}}, "no policy of the team.s own; did you mean 'tester'"),
         ({"tester": {"num_generations": 4}}, "num_generations cannot differ between policies"),
         ({"tester": {"learning_rate": -1.0}}, "of tester: learning_rate must be at least 0"),
         ({"tester": {"learning_rat": 1.0}}, "learning_rat cannot differ .* learning_rate,"),

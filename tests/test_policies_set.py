@@ -81,7 +81,7 @@ def test_sampled_log_probabilities_equal_recomputed_ones(policies, temperature):
         stir(policies, policy, seed=len(policy))
     replies = sample(policies, temperature=temperature)
     for policy in policies.names:
-        for batch in policies.microbatches(samples_of(replies, policies, policy), 200):
+        for batch in policies.microbatches(policy, samples_of(replies, policies, policy), 200):
             logprobs, _ = policies.logprobs(policy, batch, temperature=temperature)
             torch.testing.assert_close(logprobs, batch.old_logprobs_BT, atol=2e-5, rtol=0)
 
@@ -90,9 +90,9 @@ def test_policies_differ_once_they_have_learned(policies):
     stir(policies, "a")
     stir(policies, "tester", seed=1)
     replies = sample(policies)
-    batch = policies.microbatches(samples_of(replies, policies, "a"), 10_000)[0]
+    batch = policies.microbatches("a", samples_of(replies, policies, "a"), 10_000)[0]
     own, other = (policies.logprobs(policy, batch)[0] for policy in ("a", "tester"))
-    base = policies.reference_logprobs(batch)
+    base = policies.reference_logprobs("a", batch)
     assert (own - other).abs().max() > 0.01
     assert (own - base).abs().max() > 0.01
 
@@ -108,8 +108,8 @@ def test_an_update_moves_its_own_policy_and_nothing_else(policies):
     for policy in ("a", "tester", "a"):
         other = {"a": "tester", "tester": "a"}[policy]
         before = {name: policies.state(name) for name in policies.names}
-        batch = policies.microbatches(samples_of(replies, policies, policy), 10_000)[0]
-        reference = policies.reference_logprobs(batch)
+        batch = policies.microbatches(policy, samples_of(replies, policies, policy), 10_000)[0]
+        reference = policies.reference_logprobs(policy, batch)
         loss = (policies.logprobs(policy, batch)[0] - reference).sum()
         optimizers[policy].zero_grad()
         loss.backward()
@@ -120,7 +120,9 @@ def test_an_update_moves_its_own_policy_and_nothing_else(policies):
         assert all(
             not torch.equal(before[policy][key], after[policy][key]) for key in after[policy]
         )
-        torch.testing.assert_close(policies.reference_logprobs(batch), reference, rtol=0, atol=0)
+        torch.testing.assert_close(
+            policies.reference_logprobs(policy, batch), reference, rtol=0, atol=0
+        )
 
 
 def test_parameters_are_listed_once_and_belong_to_one_policy(policies):
@@ -146,7 +148,7 @@ def test_a_sampler_with_old_weights_refuses(model_dir, foreach):
     policies = some_policies(model_dir)
     step = torch.optim.AdamW(policies.parameters("a"), lr=1e-3, foreach=foreach).step
     sample(policies)
-    batch = policies.microbatches(samples_of(sample(policies), policies, "a"), 1000)[0]
+    batch = policies.microbatches("a", samples_of(sample(policies), policies, "a"), 1000)[0]
     policies.logprobs("a", batch)[0].sum().backward()
     sample(policies)  # gradients alone change nothing
     step()
@@ -181,9 +183,9 @@ def test_fresh_adapters_answer_as_the_base_and_do_not_depend_on_their_order(mode
         max_new_tokens=5,
     )
     batch = one.microbatches(
-        [Sample(r.prompt_ids, r.token_ids, r.logprobs, 1.0) for r in replies], 99
+        "a", [Sample(r.prompt_ids, r.token_ids, r.logprobs, 1.0) for r in replies], 99
     )[0]
-    assert torch.equal(one.logprobs("a", batch)[0], one.reference_logprobs(batch))
+    assert torch.equal(one.logprobs("a", batch)[0], one.reference_logprobs("a", batch))
 
 
 def test_making_policies_leaves_the_global_generator_alone(model_dir):
@@ -207,7 +209,7 @@ def test_plain_peft_loads_a_saved_adapter_bit_for_bit(model_dir, tmp_path):
     ids = torch.tensor([[1, 2, 3, 4, 5]])
     with torch.no_grad():
         expected = theirs(ids).logits
-        assert torch.equal(policies._weights.module("a")(ids).logits, expected)
+        assert torch.equal(policies.bases[0].weights.module("a")(ids).logits, expected)
     config = json.loads((tmp_path / "adapters" / "a" / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == str(model_dir)
     assert config["target_modules"] == sorted(config["target_modules"])
@@ -262,7 +264,7 @@ def test_the_base_never_changes(model_dir):
         stir(policies, "a", scale=1.0, seed=seed)
     held = {
         name.replace(".base_layer", ""): tensor
-        for name, tensor in policies._weights.module("a").state_dict().items()
+        for name, tensor in policies.bases[0].weights.module("a").state_dict().items()
         if ".lora_" not in name
     }
     assert expected.keys() <= held.keys()
@@ -314,7 +316,7 @@ def test_a_moved_base_is_still_the_same_base(model_dir, tmp_path):
 
 def test_an_adapter_written_by_peft_is_checked_by_name(model_dir, tmp_path):
     policies = some_policies(model_dir)
-    policies._weights._peft.save_pretrained(tmp_path)
+    policies.bases[0].weights._peft.save_pretrained(tmp_path)
     policies.load("a", tmp_path / "policy_a")
     config = json.loads((tmp_path / "policy_a" / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "someone/else"
@@ -377,9 +379,9 @@ def test_unknown_roles_and_policies_are_refused_with_the_closest_name(model_dir)
 
 def test_full_models_keep_no_reference_unless_asked(model_dir):
     policies = some_policies(model_dir, full=True)
-    batch = policies.microbatches([Sample((1, 2), (3,), (0.0,), 1.0)], 10)[0]
+    batch = policies.microbatches("a", [Sample((1, 2), (3,), (0.0,), 1.0)], 10)[0]
     with pytest.raises(ConfigError, match="reference=True"):
-        policies.reference_logprobs(batch)
+        policies.reference_logprobs("a", batch)
 
 
 def test_full_models_train_in_float32_and_sample_in_the_lower_precision(model_dir):
@@ -387,7 +389,7 @@ def test_full_models_train_in_float32_and_sample_in_the_lower_precision(model_di
     assert {p.dtype for p in policies.parameters("a")} == {torch.float32}
     stir(policies, "a", scale=0.01)
     replies = sample(policies)
-    batch = policies.microbatches(samples_of(replies, policies, "a"), 1000)[0]
+    batch = policies.microbatches("a", samples_of(replies, policies, "a"), 1000)[0]
     logprobs, _ = policies.logprobs("a", batch)
     torch.testing.assert_close(logprobs, batch.old_logprobs_BT, atol=0.3, rtol=0)
     logprobs.sum().backward()
@@ -398,7 +400,7 @@ def test_adapters_stay_in_float32_on_a_lower_precision_base(model_dir):
     policies = some_policies(model_dir, dtype="bfloat16")
     assert {p.dtype for p in policies.parameters("a")} == {torch.float32}
     stir(policies, "a", scale=0.01)
-    batch = policies.microbatches(samples_of(sample(policies), policies, "a"), 1000)[0]
+    batch = policies.microbatches("a", samples_of(sample(policies), policies, "a"), 1000)[0]
     logprobs, _ = policies.logprobs("a", batch)
     torch.testing.assert_close(logprobs, batch.old_logprobs_BT, atol=0.3, rtol=0)
 
@@ -408,7 +410,7 @@ def test_gradient_checkpointing_trains_and_samples(model_dir):
     grads = []
     for policies in (plain, saving):
         stir(policies, "a")
-        batch = policies.microbatches(samples_of(sample(policies), policies, "a"), 1000)[0]
+        batch = policies.microbatches("a", samples_of(sample(policies), policies, "a"), 1000)[0]
         policies.logprobs("a", batch)[0].sum().backward()
         grads.append([p.grad for p in policies.parameters("a")])
         sample(policies)
@@ -423,7 +425,7 @@ def test_an_untied_model_with_its_own_settings_works_as_well(tmp_path):
     text = policies.chat.tokenizer.decode(policies.prompt_ids("coder", "hey"))
     assert "hey!<|end|>" in text
     stir(policies, "a")
-    batch = policies.microbatches(samples_of(sample(policies), policies, "a"), 1000)[0]
+    batch = policies.microbatches("a", samples_of(sample(policies), policies, "a"), 1000)[0]
     torch.testing.assert_close(
         policies.logprobs("a", batch)[0], batch.old_logprobs_BT, atol=2e-5, rtol=0
     )
@@ -432,7 +434,7 @@ def test_an_untied_model_with_its_own_settings_works_as_well(tmp_path):
 def test_an_engine_of_another_package_samples_until_it_is_closed(model_dir):
     settings = SamplerSettings("tests.own_engine:open_engine")
     policies = some_policies(model_dir, lora_r=2, sampler=settings)
-    engine = policies._engine
+    engine = policies.bases[0].engine
     assert engine.versions == policies.versions == {"a": 0, "tester": 0}
     stir(policies, "a")
     assert engine.versions == policies.versions == {"a": 1, "tester": 0}

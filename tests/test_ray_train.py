@@ -36,10 +36,14 @@ def hit(kind: str, number: signal.Signals) -> None:
         (1, {"env": "coding"}),
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
+        (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
         (1, {"env": "coding", "stream_gradients": True}),
         (3, {"env": "math", "policies": "shared", "stream_gradients": True, "beta": 0.01}),
     ],
-    ids=["one-worker", "shared-grpo", "stateful-frozen-role", "streamed", "streamed-shared"],
+    ids=[
+        *("one-worker", "shared-grpo", "stateful-frozen-role"),
+        *("two-bases", "streamed", "streamed-shared"),
+    ],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)

@@ -52,6 +52,12 @@ REPLIES = {
         "<verify>yes</verify>",
         "<answer>owl7</answer>",
     ),
+    "nested search": (
+        "<task>the old boss of owl7</task>",
+        "<search>owl7 old boss</search>",
+        "<result>crab2</result>",
+        "<answer>crab2</answer>",
+    ),
     "plan_path": ("#### [R, D]", "[U, U, L]", "left, perhaps? [LEFT]", "#### D D", "[]", "[b2]"),
 }
 
@@ -64,7 +70,8 @@ TEXT_WARNINGS = (
 COUNTED = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
 DECIDED = {ENVIRONMENTS.own["search"]}
 """Environments that decide who acts."""
-FACTORIES = {**COUNTED, "delegating": "tests.delegating_env:env"}
+CALLING = {"nested search": "tests.calling_envs:search"}
+FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}
 environments = pytest.mark.parametrize("name", ENVIRONMENTS.own)
 factories = pytest.mark.parametrize("path", FACTORIES.values(), ids=FACTORIES)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -142,11 +144,12 @@ def test_a_pause_that_the_server_asks_for_is_kept_and_an_endless_one_refused(stu
     assert len(stub.bodies) == 1
 
 
-def test_a_drop_at_a_time_is_too_late(stub):
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_drop_at_a_time_is_too_late(stub, status):
     def drip(handler: Handler, number: int) -> bool:
         if number > 1:
             return False
-        handler.reply(b"", length=10_000)
+        handler.reply(b"", status, length=10_000)
         while not handler.server.let_go.wait(0.05):
             handler.wfile.write(b" ")
             handler.wfile.flush()
@@ -155,6 +158,27 @@ def test_a_drop_at_a_time_is_too_late(stub):
     stub.misbehave = drip
     [one] = sample(partners(stub, timeout=0.4), asked(1))
     assert one.text == "5:10"
+
+
+def test_an_error_that_unfolds_or_has_no_end_is_not_read_whole(stub):
+    small = zlib.compress(b" " * (1 << 26))
+
+    def unfold(handler: Handler, number: int) -> bool:
+        if number == 1:
+            handler.reply(small, 500, Content_Encoding="deflate")
+        elif number == 2:
+            handler.reply(b" " * ((1 << 24) + 1), 500)
+        return number < 3
+
+    stub.misbehave = unfold
+    tracemalloc.start()
+    try:
+        [one] = sample(partners(stub), asked(1))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert one.text == "5:10"
+    assert most < 1 << 26
 
 
 def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub):

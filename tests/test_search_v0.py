@@ -24,6 +24,8 @@ REPLIES = (
     "<verify>no</verify>",
     "<search>owl7 old boss</search>",
     "<answer>owl7</answer>",
+    "<task>find the old boss of owl7</task>",
+    "<result>owl7</result>",
 )
 
 
@@ -104,6 +106,8 @@ def oracle(env):
         "searcher_0": search,
         "answerer_0": "<verify>no</verify>" if missing else answer,
         "solver_0": search if missing else answer,
+        "planner_0": f"<task>{query}</task>" if missing else answer,
+        "worker_0": search if missing else "<result>all of it</result>",
     }[agent]
 
 
@@ -147,7 +151,7 @@ def test_the_replies_decide_who_acts():
 @pytest.mark.parametrize("turns", [1, 2, 5])
 def test_the_budget_of_searches_is_the_same_in_every_topology(topology, turns):
     env = search_v0.env(topology=topology, max_turns=turns)
-    never = {"verifier_0": REPLIES[1], "answerer_0": REPLIES[1], "solver_0": REPLIES[2]}
+    never = {"verifier_0": REPLIES[1], "answerer_0": REPLIES[1], "planner_0": REPLIES[4]}
     played(env, lambda env: never.get(env.agent_selection, REPLIES[2]))
     assert env._state.used == turns - 1
     assert all(env.truncations.values())
@@ -363,3 +367,87 @@ def test_questions_without_passages_need_a_corpus(tmp_path):
     (tmp_path / "q.jsonl").write_text('{"question": "who?", "answer": "crab"}')
     with pytest.raises(ConfigError, match="bring no passages; give corpus"):
         search_v0.env(dataset=tmp_path / "q.jsonl")
+
+
+# A planner that calls a worker.
+
+
+def nested(*replies, max_turns=4, seed=0, **options):
+    env = search_v0.env(topology="nested", max_turns=max_turns, **options)
+    env.reset(seed=seed)
+    order = []
+    for reply in replies:
+        order.append(env.agent_selection)
+        env.step(reply)
+    return env, order
+
+
+def test_a_planner_calls_a_worker_as_often_as_it_likes():
+    answer = "<answer>x1</answer>"
+    assert nested(answer)[1] == ["planner_0"]
+    task, search, result = REPLIES[4], REPLIES[2], REPLIES[5]
+    env, order = nested(task, search, search, result, answer)
+    assert order == ["planner_0", "worker_0", "worker_0", "worker_0", "planner_0"]
+    assert all(env.terminations.values())
+    _, order = nested(task, search, result, task, search, result, answer)
+    assert order == ["planner_0", "worker_0", "worker_0"] * 2 + ["planner_0"]
+
+
+@pytest.mark.parametrize("prompt", ["full", "compact"])
+def test_a_workers_context_is_its_own_and_a_planner_sees_results_alone(prompt):
+    env = search_v0.env(topology="nested", prompt=prompt)
+    env.reset(seed=0)
+    question, held = env._state.question, env._state.question.gold[0]
+    query = held.rsplit(" ", 1)[0]
+
+    def say(kind, said):
+        env.step(f"<{kind}>{said}</{kind}>" if prompt == "full" else f"{kind} {said}")
+
+    say("task", "look up something")
+    shown = env.observe("worker_0")["text"]
+    assert "look up something" in shown
+    assert question.text not in shown
+    say("search", query)
+    assert held in env.observe("worker_0")["text"]
+    say("result", "it is known")
+    shown = env.observe("planner_0")["text"]
+    assert "look up something" in shown
+    assert "it is known" in shown
+    assert held not in shown
+    say("task", "another thing")
+    shown = env.observe("worker_0")["text"]
+    assert held not in shown
+    assert "something" not in shown
+
+
+def test_a_call_is_worth_the_needed_passages_that_it_was_the_first_to_find():
+    env = search_v0.env(topology="nested", hops=(2, 2), max_turns=6)
+    env.reset(seed=0)
+    first, second = (held.rsplit(" ", 1)[0] for held in env._state.question.gold)
+    worth = []
+    for query in (first, first, second):
+        for reply in (REPLIES[4], f"<search>{query}</search>", REPLIES[5]):
+            agent = env.agent_selection
+            env.step(reply)
+        worth.append(env.infos[agent]["expert"])
+    assert worth == [0.5, 0.0, 0.5]
+
+
+def test_an_unreadable_worker_reports_nothing_and_an_unreadable_planner_loses_a_turn():
+    env, order = nested(REPLIES[4], "hm", "hm", "hm")
+    assert order == ["planner_0", "worker_0", "planner_0", "planner_0"]
+    assert env.infos["worker_0"]["expert"] == 0.0
+    assert "none" in env.observe("planner_0")["text"]
+    env.step("hm")
+    assert all(env.truncations.values())
+
+
+def test_a_call_leaves_the_worker_a_turn_to_report_in():
+    task, search = REPLIES[4], REPLIES[2]
+    env, order = nested(task, search, search, search, search, task)
+    # The fourth search is refused and counts as an empty report; then no call is possible.
+    assert order == ["planner_0", *["worker_0"] * 4, "planner_0"]
+    assert "a report is due" in env.infos["worker_0"]["parse_error"]
+    assert "no turns left" in env.infos["planner_0"]["parse_error"]
+    assert env.agent_selection == "planner_0"
+    assert not any(env.truncations.values())

@@ -42,8 +42,8 @@ def url(inner):
     with running(inner, INNER) as behind:
         endpoint = VllmEndpoint(behind, INNER)
         players = players_of(str(EMBEDDED), ROLES, endpoint)
-        assert players.context == inner.reader.players.context
-        assert players.chat.end_ids == inner.reader.players.chat.end_ids
+        assert set(players.contexts.values()) == set(inner.reader.players.contexts.values())
+        assert players.chat.end_ids == inner.policies.chat.end_ids
         with running(
             VllmServer(players, endpoint, 100, make("coding", prompt="compact")), OUTER
         ) as front:

@@ -172,7 +172,7 @@ def test_the_command_says_what_cannot_be_shared(run, tmp_path, capsys):
     for folder, says in {
         tmp_path / "none": "no run",
         unfinished: "has not finished",
-        full: "the policies of this run are full models",
+        full: "policies of this run are full models",
     }.items():
         assert share_command.main([str(folder), "--to", str(tmp_path / "out")]) == 2
         error = capsys.readouterr().err

@@ -100,7 +100,7 @@ def some_samples(policies, temperature=1.0):
         for prompt, replies in lengths.items()
         for length in replies
     ]
-    (batch,) = policies.microbatches(plain, 1 << 20)
+    (batch,) = policies.microbatches("coder", plain, 1 << 20)
     now_BT = policies.logprobs("coder", batch, temperature=temperature)[0].detach()
     then_BT = now_BT + torch.randn(now_BT.shape, generator=generator)
     rows = dict(zip(batch.index, then_BT, strict=True))
@@ -119,14 +119,14 @@ def our_loss(policies, samples, config, tokens_per_batch=40):
     """Loss, gradients and metrics of all micro-batches together."""
     meter, total = LossMeter("coder"), 0.0
     own = samples if isinstance(samples, PolicyBatch) else PolicyBatch.of(samples)
-    batches = policies.microbatches(own.samples, tokens_per_batch)
+    batches = policies.microbatches("coder", own.samples, tokens_per_batch)
     assert len(batches) > 1
     for parameter in policies.parameters("coder"):
         parameter.grad = None
     for batch in batches:
         heat, reference = config.temperature, None
         if config.beta:
-            reference = policies.reference_logprobs(batch, temperature=heat)
+            reference = policies.reference_logprobs("coder", batch, temperature=heat)
         logp, entropy = policies.logprobs(
             "coder", batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
         )
@@ -317,7 +317,7 @@ def test_groups_without_variance_and_cut_completions_count_as_in_trl(
 
 def test_the_batch_reaches_every_bound(full):
     samples = some_samples(full)
-    (batch,) = full.microbatches(samples, 1 << 20)
+    (batch,) = full.microbatches("coder", samples, 1 << 20)
     ratio = torch.exp(full.logprobs("coder", batch)[0] - batch.old_logprobs_BT)
     advantage = batch.advantages_BT
     for bound in (

@@ -98,7 +98,7 @@ def test_fresh_adapters_sample_as_the_base_does(policies):
 
 
 def test_only_the_present_version_stays_on_disk_and_in_the_engine(policies):
-    engine = policies._engine
+    engine = policies.bases[0].engine
     for number in range(3):
         stir(policies, "tester", seed=30 + number)
     folders = sorted(path.name.partition("-")[0] for path in engine._adapters._path.iterdir())
@@ -173,7 +173,7 @@ def test_the_engine_leaves_the_process_as_it_was(model_dir, policies):
     after = torch.get_rng_state(), torch.set_num_threads
     assert torch.equal(before[0], after[0])
     assert before[1] is after[1]
-    path = other._engine._adapters._path
+    path = other.bases[0].engine._adapters._path
     assert path.is_dir()
     other.close()
     assert not path.exists()

@@ -88,7 +88,7 @@ def test_sampled_episodes_come_from_the_adapters_that_are_evaluated(model, adapt
             for one in (group.chosen.completion for group in groups)
         ]
         assert len(samples) >= 10
-        [batch] = policies.microbatches(samples, 1 << 20)
+        [batch] = policies.microbatches(role, samples, 1 << 20)
         with torch.no_grad():
             logp_BT, _ = policies.logprobs(role, batch, temperature=0.8)
         gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT

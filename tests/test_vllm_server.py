@@ -42,7 +42,7 @@ def policies(model_dir, run_folder):
     for number, name in enumerate(found.names):
         stir(found, name, seed=number)
     yield found
-    process = found._engine._process
+    process = found.bases[0].engine._process
     found.close()
     assert not alive(process.pid)
     assert [path.name for path in run_folder.iterdir()] == ["vllm.log"]
@@ -126,11 +126,11 @@ def test_greedy_replies_over_http_are_all_the_same(policies):
 
 
 def test_it_listens_here_alone_and_asks_for_its_key_everywhere(policies):
-    endpoint = policies._engine._process.endpoint
+    endpoint = policies.bases[0].engine._process.endpoint
     assert endpoint.url.startswith("http://127.0.0.1:")
     assert len(endpoint.key) > 20
     assert endpoint.key not in repr(endpoint)
-    words = Path(f"/proc/{policies._engine._process.pid}/cmdline").read_text()
+    words = Path(f"/proc/{policies.bases[0].engine._process.pid}/cmdline").read_text()
     assert endpoint.url.rpartition(":")[2] in words
     assert endpoint.key not in words
     for key in (None, "wrong"):
@@ -145,11 +145,11 @@ def test_it_listens_here_alone_and_asks_for_its_key_everywhere(policies):
 def test_an_unknown_adapter_and_the_bare_model_are_not_answered(policies, name):
     content = {"model": name, "prompt": [5, 6], "max_tokens": 1}
     with pytest.raises(ServerError, match="404"):
-        policies._engine._process.endpoint.post("/v1/completions", content, 60)
+        policies.bases[0].engine._process.endpoint.post("/v1/completions", content, 60)
 
 
 def test_an_adapter_that_the_server_lost_is_published_again(policies, caplog):
-    engine, pid = policies._engine, policies._engine._process.pid
+    engine, pid = policies.bases[0].engine, policies.bases[0].engine._process.pid
     content = {"lora_name": engine._held["coder"].name}
     engine._process.endpoint.post("/v1/unload_lora_adapter", content, 60)
     assert agree(policies)
@@ -158,7 +158,7 @@ def test_an_adapter_that_the_server_lost_is_published_again(policies, caplog):
 
 
 def test_a_server_killed_in_the_middle_of_a_batch_is_started_again(policies, caplog):
-    engine, first = policies._engine, policies._engine._process.pid
+    engine, first = policies.bases[0].engine, policies.bases[0].engine._process.pid
     complete = engine._complete
 
     def killed(*arguments):
@@ -185,7 +185,7 @@ def test_its_log_is_in_the_folder_and_an_error_shows_its_end(policies, run_folde
     monkeypatch.setattr(VllmProcess, "start", lambda self: None)
     monkeypatch.setattr(VllmProcess, "stop", lambda self: None)
     monkeypatch.setattr(vllm_server, "CONTROL_SECONDS", 0.001)
-    monkeypatch.setattr(policies._engine, "_timeout", 0.001)
+    monkeypatch.setattr(policies.bases[0].engine, "_timeout", 0.001)
     with pytest.raises(
         SamplerUnavailable, match=r"failed 3 times: no answer within .*vllm\.log"
     ) as e:
@@ -216,7 +216,7 @@ def test_a_foreign_server_samples_and_is_left_as_it_was(model_dir, foreign):
     stir(others, "coder", seed=1)
     assert agree(others, n=4)
     listed = {model["id"] for model in endpoint.get("/v1/models", 30)["data"]}
-    assert {held.name for held in others._engine._held.values()} < listed
+    assert {held.name for held in others.bases[0].engine._held.values()} < listed
     others.close()
     assert len(endpoint.get("/v1/models", 30)["data"]) == 1
 
@@ -228,7 +228,7 @@ def test_a_foreign_server_that_hangs_is_an_error_and_one_that_wakes_goes_on(
     monkeypatch.setattr(vllm_server, "CONTROL_SECONDS", 30.0)
     others = with_foreign(model_dir, endpoint.url, endpoint.key)
     monkeypatch.setattr(vllm_server, "CONTROL_SECONDS", 1.0)
-    others._engine._timeout = 1.0
+    others.bases[0].engine._timeout = 1.0
     os.killpg(process.pid, signal.SIGSTOP)
     try:
         with pytest.raises(SamplerUnavailable, match=r"no answer within 1 s .* nothing of this"):
@@ -236,7 +236,7 @@ def test_a_foreign_server_that_hangs_is_an_error_and_one_that_wakes_goes_on(
     finally:
         os.killpg(process.pid, signal.SIGCONT)
     monkeypatch.setattr(vllm_server, "CONTROL_SECONDS", 60.0)
-    others._engine._timeout = 60.0
+    others.bases[0].engine._timeout = 60.0
     assert agree(others)
     others.close()
 

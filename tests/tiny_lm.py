@@ -7,7 +7,13 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 SPECIAL = ("<pad>", "<|start|>", "<|end|>")
 TEMPLATE = (
@@ -17,9 +23,15 @@ TEMPLATE = (
 )
 
 
-def tiny_tokenizer() -> PreTrainedTokenizerFast:
-    """One token a byte, plus padding and the two ends of a turn: 259 ids."""
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+OTHER_TEMPLATE = (
+    "{% for message in messages %}<|start|>[{{ message['role'] }}] {{ message['content'] }}<|end|>"
+    "{% endfor %}{% if add_generation_prompt %}<|start|>[model] {% endif %}"
+)
+
+
+def tiny_tokenizer(backwards: bool = False) -> PreTrainedTokenizerFast:
+    """One token a byte, plus padding and the two ends of a turn: 259 ids; or counted backwards."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet(), reverse=backwards)
     vocab = {token: index for index, token in enumerate((*SPECIAL, *alphabet))}
     raw = Tokenizer(models.BPE(vocab=vocab, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,7 +42,7 @@ def tiny_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=SPECIAL[2],
         additional_special_tokens=[SPECIAL[1]],
     )
-    tokenizer.chat_template = TEMPLATE
+    tokenizer.chat_template = OTHER_TEMPLATE if backwards else TEMPLATE
     return tokenizer
 
 
@@ -70,4 +82,30 @@ def save_tiny(directory: Path, seed: int = 0, config: Qwen3Config | None = None)
     """Writes model and tokenizer the way a user's model folder looks."""
     tiny_model(seed, config).save_pretrained(directory)
     tiny_tokenizer().save_pretrained(directory)
+    return directory
+
+
+def save_tiny_llama(directory: Path, seed: int = 0) -> Path:
+    """A Llama in a folder, whose tokenizer and template are not those of `save_tiny`."""
+    config = LlamaConfig(
+        vocab_size=264,
+        hidden_size=24,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=640,
+        pad_token_id=0,
+        bos_token_id=None,
+        eos_token_id=2,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                if parameter.ndim > 1:
+                    parameter.mul_(4.0)
+    model.save_pretrained(directory)
+    tiny_tokenizer(backwards=True).save_pretrained(directory)
     return directory

@@ -62,7 +62,7 @@ def differences(policies, requests, replies, temperature=1.0, of=None):
             for reply in answers
             if request.policy == policy
         ]
-        [batch] = policies.microbatches(samples, 1 << 20)
+        [batch] = policies.microbatches(policy, samples, 1 << 20)
         with torch.no_grad():
             logp_BT, _ = policies.logprobs(of or policy, batch, temperature=temperature)
         gap_BT = (logp_BT - batch.old_logprobs_BT).abs() * batch.mask_BT

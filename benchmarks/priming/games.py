@@ -1,8 +1,8 @@
-"""Make bases that know a game's rules and nothing else: `python -m benchmarks.priming.games [GAME ...]`.
+"""Make bases that know a game's rules and nothing else: `python -m benchmarks.priming.games [GAME]`.
 
 Trains a tokenizer and a model of the embedded model's architecture for each of two games, on demonstrations of
 Kuhn poker or Tic-Tac-Toe from TextArena: what a player is shown, in the compact prompt, and a reply, which repeats the player's
-situation (`K check bet [call]`, `X 1 O 3 4 5 6 7 8 [4]`) before a legal move that is drawn uniformly from all of
+situation (`check bet K [call]`, `X 1 O 3 4 5 6 7 8 [4]`) before a legal move that is drawn uniformly from all of
 them. So the base reads its situation, writes moves that can be read, and plays at random; what a move is worth is left to
 self-play. The embedded tokenizer cuts these prompts into more than twice as many
 tokens: 99 and 229 on average, against 42 and 109 with a tokenizer of their own.
@@ -29,6 +29,8 @@ from pettingllms.envs.textarena_v0 import env
 logger = logging.getLogger(__name__)
 
 OUT = Path(__file__).parents[1] / "out" / "games"
+MOVE = r" ?\[\w+\]|"
+"""A move is one token, so that it is predicted from the last word before it, the player's card."""
 STEPS = {"KuhnPoker-v1": 150, "TicTacToe-v0": 500}
 PHASE = Phase("random play", steps=0, habit=None, muon_lr=0.02, adamw_lr=3e-3)
 POOL = {"KuhnPoker-v1": 200, "TicTacToe-v0": 12_000}
@@ -47,7 +49,9 @@ def situation(text: str) -> str:
     if card is None:
         rows = re.findall(r"^ (\S) \| (\S) \| (\S) $", text, re.MULTILINE)
         return " ".join(cell for row in rows for cell in row)
-    return " ".join([card[1], *re.findall(r"submitted move: '\[(\w+)\]'", text)])
+    # The card comes last, so that the move is predicted from it at once: with the card first, self-play
+    # played all cards alike for as long as it was watched.
+    return " ".join([*re.findall(r"submitted move: '\[(\w+)\]'", text), card[1]])
 
 
 def reply(text: str, move: str) -> str:
@@ -83,7 +87,7 @@ def prime(name: str, seed: int) -> None:
         text = rng.choice(demos).prompt
         return Demo(text, reply(text, rng.choice(legal_moves(text))))
 
-    tokenizer = build_tokenizer(seed, draw, units=[])
+    tokenizer = build_tokenizer(seed, draw, units=[], whole=MOVE)
     model = build_model(len(tokenizer), seed)
     logger.info("%s: %d tokens, %d parameters", name, len(tokenizer), model.num_parameters())
     run_phase(model, tokenizer, PHASE._replace(steps=STEPS[name]), seed, draw)
@@ -94,12 +98,12 @@ def prime(name: str, seed: int) -> None:
 def main(argv: list[str] | None = None) -> None:
     """Primes a base for each game."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.games", description=__doc__)
-    parser.add_argument("game", nargs="*", choices=list(STEPS), help="default: both")
+    parser.add_argument("game", nargs="?", choices=list(STEPS), help="default: both")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args(argv)
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
-    for name in options.game or STEPS:
+    for name in [options.game] if options.game else STEPS:
         prime(name, options.seed)
 
 

@@ -66,9 +66,15 @@ Draw = Callable[[random.Random, float | None], demos.Demo]
 
 
 def build_tokenizer(
-    seed: int, draw: Draw = demos.draw, units: Sequence[str] | None = None
+    seed: int,
+    draw: Draw = demos.draw,
+    units: Sequence[str] | None = None,
+    whole: str = "",
 ) -> PreTrainedTokenizerFast:
-    """A byte-level BPE over demonstrations, in which small numbers are single tokens."""
+    """A byte-level BPE over demonstrations, in which small numbers are single tokens.
+
+    `whole` is a pattern of what is one unit beside `UNITS`, ending with `|`.
+    """
     rng = random.Random(seed)
 
     def corpus() -> Iterator[str]:
@@ -82,7 +88,7 @@ def build_tokenizer(
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Split(Regex(UNITS), behavior="isolated"),
+            pre_tokenizers.Split(Regex(whole + UNITS), behavior="isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )

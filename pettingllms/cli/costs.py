@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,16 +99,14 @@ class Memory:
     update: Mapping[str, float]
 
     @property
-    def peak(self) -> float:
-        """Bytes at the fullest moment."""
-        return sum(self.weights.values()) + max(
-            sum(self.sampling.values()), sum(self.update.values())
-        )
+    def passing(self) -> float:
+        """Bytes that come and go, at the fullest moment."""
+        return max(sum(self.sampling.values()), sum(self.update.values()))
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A run as the estimates see it."""
+    """A run as the estimates see it, or what one of several base models does in it."""
 
     config: ResolvedConfig
     shape: ModelShape
@@ -121,6 +119,10 @@ class Workload:
     """None: a CPU."""
     rollout: RolloutShape
     """What is sampled of a task."""
+    names: tuple[str, ...] = ()
+    """The policies."""
+    bases: int = 1
+    """Base models that share the device."""
 
     @property
     def width(self) -> int:
@@ -132,7 +134,8 @@ class Workload:
     @property
     def vllm_share(self) -> float:
         """Share of the GPU that vLLM takes."""
-        return float(self.config.mapping("vllm").get("gpu_memory_utilization", VLLM_SHARE))
+        usual = VLLM_SHARE / self.bases
+        return float(self.config.mapping("vllm").get("gpu_memory_utilization", usual))
 
     @property
     def row_bytes(self) -> int:
@@ -223,34 +226,52 @@ def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointin
     return int(tokens * width * shape.layers * layer)
 
 
-def fits(work: Workload) -> bool:
-    """Whether the fullest moment fits into the GPU, and the model into vLLM; a CPU is not asked."""
-    if work.gpu is None:
+def peak(works: Sequence[Workload]) -> float:
+    """Bytes at the fullest moment: the weights of all base models, and what one of them computes."""
+    found = [memory(work) for work in works]
+    return sum(sum(each.weights.values()) for each in found) + max(each.passing for each in found)
+
+
+def fits(works: Sequence[Workload]) -> bool:
+    """Whether the fullest moment fits into the GPU, and each model into vLLM; a CPU is not asked."""
+    gpu = works[0].gpu
+    if gpu is None:
         return True
-    whole = memory(work).peak <= USABLE * work.gpu.gib * GIB
-    return whole and (work.config.sampler != "vllm" or vllm_rows(work, work.gpu) >= 1)
+    in_vllm = [work for work in works if work.config.sampler == "vllm"]
+    whole = peak(works) <= USABLE * gpu.gib * GIB
+    return whole and all(vllm_rows(work, gpu) >= 1 for work in in_vllm)
 
 
-def cure(work: Workload) -> tuple[list[str], Workload] | None:
+def cure(works: Sequence[Workload]) -> tuple[list[str], Sequence[Workload]] | None:
     """Options that make a run fit, the mildest first, and the run with them; None if none do."""
     taken: dict[str, tuple[str, dict[str, Any]]] = {}
-    for name, value, changes in _smaller(work.config):
+    for name, value, changes in _smaller(works[0].config):
         taken[name] = (value, changes)
-        if fits(_with(work, taken)):
+        if fits(_with(works, taken)):
             break
     else:
         return None
     # An option may have helped nothing, such as a smaller update where sampling needs more.
     for name in [*taken]:
         rest = {other: each for other, each in taken.items() if other != name}
-        if fits(_with(work, rest)):
+        if fits(_with(works, rest)):
             taken = rest
-    return [f"{name} {value}".strip() for name, (value, _) in taken.items()], _with(work, taken)
+    return [f"{name} {value}".strip() for name, (value, _) in taken.items()], _with(works, taken)
 
 
-def _with(work: Workload, options: Mapping[str, tuple[str, dict[str, Any]]]) -> Workload:
-    changes = {name: value for _, own in options.values() for name, value in own.items()}
-    return dataclasses.replace(work, config=dataclasses.replace(work.config, **changes))
+def _with(
+    works: Sequence[Workload], options: Mapping[str, tuple[str, dict[str, Any]]]
+) -> list[Workload]:
+    """The same under options of the team; what a policy has for itself stays."""
+    given = {name: value for _, changes in options.values() for name, value in changes.items()}
+    found: list[Workload] = []
+    for work in works:
+        own = work.config.mapping("policy_settings").get(next(iter(work.names), ""), {})
+        kept = {*own, *(["load_in_4bit"] if own.get("full") else [])}
+        changes = {name: value for name, value in given.items() if name not in kept}
+        config = dataclasses.replace(work.config, **changes)
+        found.append(dataclasses.replace(work, config=config))
+    return found
 
 
 def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]]:

@@ -6,6 +6,7 @@
     pettingllms-data check data/gsm8k --split train --against math500
     pettingllms-data check my.jsonl --as apps
     pettingllms-data check apps --split train --write apps_train.jsonl
+    pettingllms-data pairs runs/latest --out pairs
 
 A data set is a name of `list`, a hub id (`org/name`, with `@revision` and `:folder` where needed),
 or a file or folder of JSONL, JSON, parquet, CSV or TSV files, compressed with gzip or not. Options
@@ -106,6 +107,19 @@ def _parser() -> CommandParser:
         "the Hugging Face hub, where the name then finds it without a network",
     )
     fetch.set_defaults(action=_fetch)
+    pairs = commands.add_parser(
+        "pairs",
+        help="write what a run's full trees say is better, in the formats of TRL's trainers",
+        description="Values of a run's full trees (--shape full) flow upwards from success at the leaves; "
+        "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
+        "completion: SFTTrainer), as in MALT.",
+    )
+    pairs.add_argument("run", type=Path, help="folder of a run")
+    pairs.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    pairs.add_argument(
+        "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
+    )
+    pairs.set_defaults(action=_pairs)
     return parser
 
 
@@ -282,6 +296,14 @@ def _fetch(options: argparse.Namespace) -> int:
     where = f"./{options.out}" if shadowed else options.out or options.name
     print(f"{len(files)} files; check them with: pettingllms-data check {where}")
     print(f"use it as: --dataset {where}{'' if options.out else ' (in the cache)'}")
+    return 0
+
+
+def _pairs(options: argparse.Namespace) -> int:
+    from pettingllms.rollout.pairs import write_pairs
+
+    for policy, (pairs, good) in write_pairs(options.run, options.out, most=options.most).items():
+        print(f"{options.out / policy}: {pairs} pairs, {good} completions")
     return 0
 
 

@@ -6,13 +6,14 @@ made to count its roles. The arithmetic is in `pettingllms.cli.costs`.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pettingllms.assembly import make_env
+from pettingllms.assembly import check_bases, make_env
 from pettingllms.cli.costs import (
     ASSUMED,
     GIB,
@@ -25,20 +26,22 @@ from pettingllms.cli.costs import (
     cure,
     fits,
     memory,
+    peak,
     rows_at_once,
     sampling_seconds,
     update_seconds,
 )
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
-from pettingllms.models import EMBEDDED
-from pettingllms.policies.policy_set import own_names
-from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.models import model_path
+from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.fitting import check_method
+from pettingllms.trainers.per_policy import by_base, own_settings
+from pettingllms.types import role_of
 
 HERE = "here"
 """In place of a GPU's name: this machine's."""
@@ -59,41 +62,58 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     roles, agents = seats_of(env)
     roles_to_policies = parse_policies(resolved.policies, roles, agents)
     trained = trained_policies(resolved.train_roles, roles_to_policies)
-    shape = shape_of(resolved)
-    turns = getattr(env.unwrapped, "max_turns", None)
-    policies, n = len(own_names(roles_to_policies)), len(trained)
     check_method(resolved, env, roles_to_policies, {})
+    check_bases(resolved, roles_to_policies)
+    policies = own_names(roles_to_policies)
+    groups = by_base(resolved, policies)
+    turns = getattr(env.unwrapped, "max_turns", None)
     estimator = estimator_of(resolved)
-    work = Workload(
-        resolved,
-        shape,
-        policies,
-        n,
-        len(env.possible_agents),
-        turns or 1,
-        estimator.tree,
-        gpu_of(resolved, gpu),
-        estimator.shape(),
-    )
+    gpus = [gpu_of(own, gpu) for own, _ in groups]
+    works = [
+        Workload(
+            own,
+            shape_of(*(own_settings(resolved, name) for name in names)),
+            len(names),
+            len(set(names) & set(trained)),
+            _agents(agents, roles_to_policies, names) if len(groups) > 1 else len(agents),
+            turns or 1,
+            estimator.tree,
+            next((each for each in gpus if each is not None), None),
+            estimator.shape(),
+            names,
+            len(groups),
+        )
+        for own, names in groups
+    ]
+    count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
     return "\n".join(
         [
             config_text(resolved).rstrip(),
             "",
-            f"# {policies} policies for {len(roles)} roles ({', '.join(roles)}), {n} trained",
-            *_memory(work),
-            *_work(work, limited=turns is not None),
-            *_time(work, limited=turns is not None),
+            f"# {count}, {len(trained)} trained",
+            *_memory(works),
+            *_work(works, limited=turns is not None),
+            *_time(works, limited=turns is not None),
         ]
     )
 
 
-def shape_of(config: ATGRPOConfig) -> ModelShape:
+def _agents(agents: Sequence[str], players: Mapping[str, str], policies: Sequence[str]) -> int:
+    """How many of the agents these policies play."""
+    return sum((players.get(agent) or players[role_of(agent)]) in policies for agent in agents)
+
+
+def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
     """Sizes of the model that the settings name, from its configuration alone.
+
+    Args:
+        config: the settings.
+        others: of further policies on the same model; the size of an adapter is then their mean.
 
     Raises:
         ConfigError: it has none that transformers can read.
     """
-    name = str(EMBEDDED) if config.model is None else config.model
+    name = model_path(config.model)
     check_model(name, config.revision)
     revision = {} if config.revision is None else {"revision": config.revision}
     try:
@@ -105,9 +125,10 @@ def shape_of(config: ATGRPOConfig) -> ModelShape:
     text: Any = model_config.get_text_config()
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    adapters = [_adapter_size(model, each) for each in (config, *others)]
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
-        adapter=_adapter_size(model, config),
+        adapter=sum(adapters) // len(adapters),
         layers=text.num_hidden_layers,
         hidden=text.hidden_size,
         inner=getattr(text, "intermediate_size", None) or 4 * text.hidden_size,
@@ -138,56 +159,69 @@ def _linear(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
     ]
 
 
-def _memory(work: Workload) -> list[str]:
-    found = memory(work)
-    parts = [*found.weights.items(), *found.sampling.items(), *found.update.items()]
-    lines = ["", "# Memory, estimated", *(f"#   {size(value):>9}  {what}" for what, value in parts)]
-    lines.append(f"#   {size(found.peak):>9}  at the fullest moment")
-    gpu = work.gpu
+def _memory(works: Sequence[Workload]) -> list[str]:
+    lines, parts = ["", "# Memory, estimated"], list[tuple[str, float]]()
+    for work in works:
+        found = memory(work)
+        own = [*found.weights.items(), *found.sampling.items(), *found.update.items()]
+        lines += [f"#   {line}" for line in [_base(work)] * (len(works) > 1)]
+        lines += [f"#   {size(value):>9}  {what}" for what, value in own]
+        parts += own
+    lines.append(f"#   {size(peak(works)):>9}  at the fullest moment")
+    gpu = works[0].gpu
     if gpu is None:
         return lines
-    if fits(work):
-        return [
-            *lines,
-            f"# Fits into {gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)",
-        ]
+    holds = f"{gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)"
+    if fits(works):
+        return [*lines, f"# Fits into {holds}"]
     what, value = max(parts, key=lambda part: part[1])
-    lines.append(
-        f"# Does not fit into {gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted); the "
-        f"largest part: {what}, {size(value)}"
-    )
-    if (cured := cure(work)) is None:
+    lines.append(f"# Does not fit into {holds}; the largest part: {what}, {size(value)}")
+    if (cured := cure(works)) is None:
         return [*lines, "# No option makes it fit: take a smaller model or a larger GPU"]
     options, smaller = cured
-    return [*lines, f"# It fits with {' '.join(options)}: {size(memory(smaller).peak)}"]
+    return [*lines, f"# It fits with {' '.join(options)}: {size(peak(smaller))}"]
 
 
-def _work(work: Workload, limited: bool) -> list[str]:
-    config, shape = work.config, work.shape
-    each = f"a step ({work.turns} turns at the most)" if limited else "a turn"
+def _base(work: Workload) -> str:
+    """A line for one of several base models."""
+    name = "embedded model" if work.config.embedded else work.config.model
+    return f"{name}: {', '.join(work.names)}"
+
+
+def _work(works: Sequence[Workload], limited: bool) -> list[str]:
+    config, tree = works[0].config, works[0].tree
+    turns = works[0].turns
+    each = f"a step ({turns} turns at the most)" if limited else "a turn"
     # Two operations a parameter and token forward, four more backward.
-    flops = 2 * shape.parameters * work.tokens * (1 + 3)
+    flops = sum(2 * work.shape.parameters * work.tokens * (1 + 3) for work in works)
     budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
+    steps = f"# Steps: {config.max_steps}{budget}"
+    models = [
+        f"model: {work.shape.parameters:,} parameters, adapter: {work.shape.adapter:,}"
+        for work in works
+    ]
     return [
         "",
         f"# Work {each}, at the most",
-        f"#   {work.completions:>9,}  completions ({config.num_generations} "
-        + ("to each prompt)" if work.tree else "episodes of each task)"),
-        f"#   {work.tokens:>9,}  sampled tokens",
+        f"#   {sum(work.completions for work in works):>9,}  completions ({config.num_generations} "
+        + ("to each prompt)" if tree else "episodes of each task)"),
+        f"#   {sum(work.tokens for work in works):>9,}  sampled tokens",
         f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
-        f"# Steps: {config.max_steps}{budget}; model: {shape.parameters:,} parameters, "
-        f"adapter: {shape.adapter:,}",
+        "; ".join([steps, *models]),
     ]
 
 
-def _time(work: Workload, limited: bool) -> list[str]:
+def _time(works: Sequence[Workload], limited: bool) -> list[str]:
+    work = works[0]
     gpu = work.gpu
     if gpu is None:
         return []
     if not gpu.tflops:
         known = ", ".join(GPUS)
         return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {known}"]
-    sampling, update = sampling_seconds(work, gpu), update_seconds(work, gpu)
+    # Roles take turns, so that the bases do, too.
+    sampling = sum(sampling_seconds(each, gpu) for each in works)
+    update = sum(update_seconds(each, gpu) for each in works)
     rows, steps = rows_at_once(work), work.config.max_steps
     layer = ASSUMED.vllm_layer_s if work.config.sampler != "transformers" else ASSUMED.layer_s
     return [

@@ -239,16 +239,22 @@ def dry_run(options: EvalConfig) -> str:
 
     from pettingllms.cli.estimate import shape_of
     from pettingllms.evaluation.run import plan_of
+    from pettingllms.policies.roles import own_names
     from pettingllms.samplers.base import is_partner
+    from pettingllms.trainers.per_policy import by_base
 
     plan = plan_of(options)
     turns = getattr(plan.env.unwrapped, "max_turns", None)
     episodes = plan.episodes * len(plan.teams)
     completions = episodes * len(plan.env.possible_agents) * (turns or 1)
     tokens = completions * plan.sampling.max_new_tokens
-    roles = len(plan.roles_to_policies)
-    paid = sum(map(is_partner, plan.roles_to_policies.values()))
-    flops = 0 if paid == roles else 2 * shape_of(plan.config).parameters * tokens
+    players = list(plan.roles_to_policies.values())
+    roles, paid = len(players), sum(map(is_partner, players))
+    # Parameters of the models here, once for each role that one plays.
+    computed = sum(
+        shape_of(own).parameters * sum(player in names for player in players)
+        for own, names in by_base(plan.config, own_names(plan.roles_to_policies))
+    )
     each = "at most" if turns else "for each turn, at most"
     return "\n".join(
         [
@@ -258,7 +264,7 @@ def dry_run(options: EvalConfig) -> str:
             f"# {episodes:>12,}  episodes",
             f"# {completions:>12,}  completions {each}",
             f"# {tokens:>12,}  sampled tokens {each}",
-            f"# {flops * (roles - paid) / roles / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
+            f"# {2 * computed * tokens / roles / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
             *[f"# {paid} of {roles} roles are played at {plan.config.api_base}, and paid there"]
             * bool(paid),
         ]

@@ -115,19 +115,24 @@ def _run(run: Path, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
     from pettingllms.assembly import adapters_in, located, make_env
     from pettingllms.evaluation import seats_of
-    from pettingllms.policies.roles import parse_policies
+    from pettingllms.policies.roles import own_names, parse_policies
     from pettingllms.runs import read_config
     from pettingllms.samplers.base import is_partner
     from pettingllms.samplers.vllm_args import installed
     from pettingllms.trainers.config import resolve
+    from pettingllms.trainers.per_policy import common_settings
 
     settings = read_config(run)
     given = {"device": "auto", "dtype": "auto", **options.over}
     vllm = given.pop("vllm", None)
     settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
     config = resolve(located(settings))
+    env = make_env(config, "test")
+    roles_to_policies = parse_policies(config.policies, *seats_of(env))
+    roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
+    common = common_settings(config, own_names(roles_to_policies))
     with_vllm = options.backend == "vllm" or (
-        options.backend == "auto" and installed() and not config.full
+        options.backend == "auto" and installed() and common is not None
     )
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
@@ -135,13 +140,10 @@ def _run(run: Path, options: ServeOptions) -> int:
     try:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
         with _listening(options.host, options.port) as listening:
-            env = make_env(config, "test")
-            roles_to_policies = parse_policies(config.policies, *seats_of(env))
-            roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
             answer = _front(options, listening)
             if with_vllm:
                 process = vllm_process(config, roles_to_policies, options, run / LOG)
-                _serve_vllm(process, config, roles_to_policies, env, answer)
+                _serve_vllm(process, common or config, roles_to_policies, env, answer)
             else:
                 _serve_here(config, roles_to_policies, env, answer, options.max_waiting)
     except KeyboardInterrupt:
@@ -217,7 +219,7 @@ def vllm_process(
     """
     import torch
 
-    from pettingllms.models import EMBEDDED
+    from pettingllms.policies.roles import own_names
     from pettingllms.policies.weights import read_config as read_adapter
     from pettingllms.samplers.vllm_args import (
         check_options,
@@ -227,11 +229,15 @@ def vllm_process(
         require_vllm,
     )
     from pettingllms.samplers.vllm_process import VllmProcess
+    from pettingllms.trainers.per_policy import base_model, common_settings
 
-    if config.full:
+    common = common_settings(config, own_names(roles_to_policies))
+    if common is None:
         raise ConfigError(
-            "this run has full models, of which a vLLM server holds one; use --backend transformers"
+            "a vLLM server holds one model and its adapters, and this run has full models, or "
+            "policies with models or templates of their own; use --backend transformers"
         )
+    config = common
     require_vllm()
     on_cpu = not torch.cuda.is_available()
     given = check_options(json_object("vllm", options.over.get("vllm")))
@@ -251,8 +257,7 @@ def vllm_process(
     words += ["--lora-modules", *modules]
     if config.chat_template_kwargs is not None:
         words += ["--default-chat-template-kwargs", config.chat_template_kwargs]
-    model = str(EMBEDDED) if config.model is None else config.model
-    return VllmProcess(model, words, log, updates=False)
+    return VllmProcess(base_model(config), words, log, updates=False)
 
 
 def _serve_vllm(
@@ -262,8 +267,8 @@ def _serve_vllm(
     env: AnyEnv,
     answer: Answer,
 ) -> None:
-    from pettingllms.models import EMBEDDED
     from pettingllms.serving.proxy import VllmServer, players_of
+    from pettingllms.trainers.per_policy import base_model
 
     print(f"starting vLLM; it logs to {process.log}", flush=True)
     stopping = threading.Event()
@@ -276,9 +281,8 @@ def _serve_vllm(
     try:
         process.start()
         threading.Thread(target=watch, daemon=True).start()
-        model = str(EMBEDDED) if config.model is None else config.model
         template = config.mapping("chat_template_kwargs")
-        served = players_of(model, roles_to_policies, process.endpoint, template)
+        served = players_of(base_model(config), roles_to_policies, process.endpoint, template)
         answer(VllmServer(served, process.endpoint, config.max_completion_length, env))
     except KeyboardInterrupt:
         if process.running:

@@ -52,8 +52,8 @@ class RunSpec:
     shape: RolloutShape
     source: EnvSource | None
     """The environment, or what makes it, in place of the one that the settings name."""
-    base: str
-    """Digest of the base model."""
+    bases: Mapping[str, str]
+    """Policy -> digest of its base model."""
     threads: int
     """Of PyTorch, in every process: their number changes how sums are rounded."""
 
@@ -288,10 +288,11 @@ def _plain(tensor: torch.Tensor) -> torch.Tensor:
 
 def _policies(spec: RunSpec, roles: Mapping[str, str]) -> PolicySet:
     policies = build_policies(spec.config, roles)
-    if policies.base_digest != spec.base:
-        raise ConfigError(
-            f"the base model {policies.base!r} on {ray.util.get_node_ip_address()} is not the one "
-            f"of the driver (digest {policies.base_digest}, there {spec.base}); bring the same files "
-            "to every node"
-        )
+    for policy, digest in policies.digests.items():
+        if digest != spec.bases[policy]:
+            raise ConfigError(
+                f"the base model {policies.base_of(policy).name!r} of {policy} on "
+                f"{ray.util.get_node_ip_address()} is not the one of the driver (digest {digest}, "
+                f"there {spec.bases[policy]}); bring the same files to every node"
+            )
     return policies

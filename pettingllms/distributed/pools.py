@@ -13,7 +13,7 @@ of a learner have such a share each, and add each other's gradients.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError, did_you_mean
@@ -74,19 +74,19 @@ def _share(name: str, given: Any) -> Share:
     return share._replace(ranks=int(share.ranks))
 
 
-def check_ranks(pools: Mapping[str, Share], *, full: bool, streamed: bool) -> None:
+def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
     """Refuses learners of several ranks whose gradients cannot be added exactly.
 
     Args:
         pools: as from `pools_of`.
-        full: whether policies are full models.
+        full: policies that are full models.
         streamed: whether gradients are added shard by shard.
 
     Raises:
         ConfigError: names the policy, and the cure.
     """
     for name, share in pools.items():
-        if share.ranks > 1 and full:
+        if share.ranks > 1 and name in full:
             raise ConfigError(
                 f"pools: {name} has {share.ranks} ranks, each with a whole model, and full models are "
                 "not divided between ranks yet; train adapters, or leave ranks out"

@@ -59,13 +59,14 @@ class RayATGRPO(ATGRPO):
             self.updates,
             self.estimator.shape(),
             source,
-            policies.base_digest,
+            policies.digests,
             torch.get_num_threads(),
         )
         timeout = config.worker_timeout
         given = sent(spec)
         pools = pools_of(config, self.trained)
-        check_ranks(pools, full=config.full, streamed=bool(self.sums))
+        full = [name for name, own in self.settings.items() if own.full]
+        check_ranks(pools, full=full, streamed=bool(self.sums))
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
         worker: Any = ray.remote(**pools[WORKERS].options)(RolloutWorker)
         makers: dict[str, Any] = {

@@ -53,6 +53,15 @@ class Verdict(NamedTuple):
         return self.right / (self.right + self.wrong) if self.right else 0.0
 
 
+class Matrix(NamedTuple):
+    """Which programs pass which tests, each pair run once."""
+
+    passes: Mapping[int, tuple[bool, ...]]
+    """Place of a coder's reply -> whether its program passes each test. None for unreadable replies."""
+    tests: Mapping[int, tuple[int, ...]]
+    """Place of a tester's reply -> its tests, as places in a row of `passes`. None for unreadable replies."""
+
+
 def judged(
     tests: Sequence[Test], results: Mapping[str, RunResult], question: str, function: str | None
 ) -> Verdict:

@@ -79,6 +79,8 @@ embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
 the settings say otherwise.
 
+`cross(programs, tests)` runs replies of coders on replies of testers, for methods in which they judge each other.
+
 `reset(options={"question": text})` plays a problem without hidden tests and reference, for which nothing is paid;
 `answer()` is the team's program.
 
@@ -101,8 +103,8 @@ from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_judge import Verdict, judged, score
+from pettingllms.envs.base import Outcome, without_thought
+from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -166,6 +168,9 @@ class raw_env(TeamEnv):
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    # The base of parts was shown programs of one and two steps.
+    embedded_parts: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "steps": (3, 3)}
+    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 80, "eval_steps": 10}
     reset_options = ("question",)
 
     def __init__(
@@ -180,6 +185,8 @@ class raw_env(TeamEnv):
         chains.check_steps(steps)
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
+        if self._team:
+            self.metadata = {**self.metadata, "cross_runs": ("coder", "tester")}
         super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
         self.num_tasks = None if self.tasks is None else len(self.tasks)
@@ -368,6 +375,45 @@ class raw_env(TeamEnv):
         # Not of the clock, which says how busy the machine is: a right test would count as wrong.
         whole = self._limits(LIMITS, task.limits)
         return replace(whole, cpu_s=share * whole.cpu_s)
+
+    def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Matrix:
+        """Runs every program on every test of the episode's task; the episode stays as it is.
+
+        Different programs are run once, and so are different inputs; a program that does not end within
+        `REFERENCE_SHARE` of its CPU limit fails.
+
+        Args:
+            programs: replies of a coder.
+            tests: replies of a tester.
+
+        Raises:
+            SandboxUnavailable: the sandbox failed, which says nothing about a program.
+        """
+        task = self._state.task
+        written = [parse_program(without_thought(text) or "") for text in programs]
+        asked = [parse_tests(without_thought(text) or "", task.function) for text in tests]
+        columns = dict.fromkeys(t for one in asked if not isinstance(one, ParseError) for t in one)
+        numbers = {test: number for number, test in enumerate(columns)}
+        distinct = list(dict.fromkeys(p for p in written if not isinstance(p, ParseError)))
+        inputs = list(dict.fromkeys(test.input for test in columns))
+        rows: dict[str, tuple[bool, ...]] = dict.fromkeys(distinct, ())
+        if distinct and inputs:
+            limits = self._limits_of(task, REFERENCE_SHARE)
+            # One tester's input must not bear on another's, so that none ends the list.
+            run = SharedRuns(self.sandbox, limits, end_at_limit=False)
+            for program, results in zip(
+                distinct, coding.run_inputs(task, distinct, inputs, run), strict=True
+            ):
+                ran = dict(zip(inputs, results, strict=True))
+                rows[program] = tuple(passes(t, ran[t.input], task.function) for t in columns)
+        return Matrix(
+            {n: rows[p] for n, p in enumerate(written) if not isinstance(p, ParseError)},
+            {
+                n: tuple(numbers[test] for test in dict.fromkeys(one))
+                for n, one in enumerate(asked)
+                if not isinstance(one, ParseError)
+            },
+        )
 
     def _runner(self, task: CodingTask) -> Run:
         """Returns what runs programs on cases within the task's limits."""

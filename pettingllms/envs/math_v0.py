@@ -142,6 +142,7 @@ class raw_env(TeamEnv):
         "is_parallelizable": False,
         "render_fps": 1,
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
+        "judged_replies": True,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     # The embedded model reasons in a long working-out, which larger steps destroy.

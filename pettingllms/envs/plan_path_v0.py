@@ -88,6 +88,21 @@ class raw_env(BoardEnv):
         "width": 6,
         "moves": (6, 36),
     }
+    # Open boards and one move at a time: the planner has to find out whom to listen to.
+    embedded_parts: ClassVar[Mapping[str, Any]] = {
+        "prompt": "compact",
+        "height": 6,
+        "width": 6,
+        "walls": 0.08,
+        "moves": (3, 5),
+        "max_turns": 8,
+    }
+    embedded_parts_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 4e-3,
+        "tasks_per_step": 8,
+        "max_completion_length": 12,
+        "eval_steps": 10,
+    }
     word: ClassVar[str] = "path"
     rules: str = (
         "Find a path from the agent (@) to the goal (G) on the grid. # is a wall, . is free. "

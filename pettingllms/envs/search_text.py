@@ -25,7 +25,11 @@ _ROLE_TAGS = {
     "searcher": ("search",),
     "answerer": ("answer", "verify"),
     "solver": ("search", "answer"),
+    "planner": ("task", "answer"),
+    "worker": ("search", "result"),
 }
+_NAMES = {"search": "query", "task": "task", "result": "result"}
+"""What a reply of a kind says, for messages."""
 _ASCII_LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 _WORD = re.compile(r"\w")
 
@@ -41,9 +45,19 @@ class SearchReply(NamedTuple):
     """A parsed reply."""
 
     kind: str
-    """`verify`, `search` or `answer`."""
+    """`verify`, `search`, `answer`, `task` or `result`."""
     said: str
-    """`yes` or `no`, a query, or an answer."""
+    """`yes` or `no`, a query, an answer, a task for the worker, or what it found."""
+
+
+class Call(NamedTuple):
+    """A task that a planner gave its worker."""
+
+    task: str
+    start: int
+    """Searches of the episode before it."""
+    result: str | None = None
+    """What the worker said of it in the end; None while it is at work."""
 
 
 def parse_reply(role: str, text: str, *, compact: bool) -> SearchReply | ParseError:
@@ -57,10 +71,11 @@ def parse_reply(role: str, text: str, *, compact: bool) -> SearchReply | ParseEr
 
 def _bare(role: str, text: str) -> SearchReply | ParseError:
     said = text.strip().rpartition("\n")[2].strip()
-    if role == "solver":
+    if role in ("solver", "planner", "worker"):
         kind, _, rest = said.partition(" ")
         if kind not in _ROLE_TAGS[role]:
-            return ParseError("neither `search` and a query nor `answer` and an answer")
+            one, other = _ROLE_TAGS[role]
+            return ParseError(f"neither `{one}` nor `{other}` and what belongs to it")
         return SearchReply(kind, rest.strip())
     # Nothing that can be found is called no: an answerer who says it asks for more.
     kind = "verify" if role == "answerer" and said == "no" else _ROLE_TAGS[role][0]
@@ -86,12 +101,13 @@ def _checked(reply: SearchReply) -> SearchReply | ParseError:
         if said not in ("yes", "no"):
             return ParseError(f"{reply.said[:40]!r} is neither yes nor no")
         return SearchReply("verify", said)
-    if reply.kind == "search":
+    if reply.kind in _NAMES:
+        name = _NAMES[reply.kind]
         if len(reply.said) > MAX_QUERY_CHARS:
-            return ParseError(f"the query is longer than {MAX_QUERY_CHARS} characters")
+            return ParseError(f"the {name} is longer than {MAX_QUERY_CHARS} characters")
         if not _WORD.search(reply.said):
-            return ParseError("the query has no word")
-        return SearchReply("search", " ".join(reply.said.split()))
+            return ParseError(f"the {name} has no word")
+        return SearchReply(reply.kind, " ".join(reply.said.split()))
     if len(reply.said) > MAX_ANSWER_CHARS:
         return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
     if not normal(reply.said):
@@ -100,7 +116,12 @@ def _checked(reply: SearchReply) -> SearchReply | ParseError:
 
 
 def compact_prompt(
-    role: str, question: str, searches: Sequence[Lookup], *, may_pass: bool = False
+    role: str,
+    question: str,
+    searches: Sequence[Lookup],
+    *,
+    calls: Sequence[Call] = (),
+    may_pass: bool = False,
 ) -> str:
     """Prompt in few tokens, for the embedded model: role, question, and the passages found.
 
@@ -108,11 +129,13 @@ def compact_prompt(
 
     Args:
         role: of the reader.
-        question: the question.
-        searches: all searches so far.
+        question: the question; a worker's is its task.
+        searches: those that the reader knows of.
+        calls: those that have ended, for a planner.
         may_pass: whether an answerer may say `no` and leave the answer for later.
     """
-    found = [passage.text for search in searches for passage in search.found]
+    found = [line for call in calls for line in (call.task, call.result or "")]
+    found += [passage.text for search in searches for passage in search.found]
     return "\n ".join([role, question, *found, *(["no"] if may_pass else [])])
 
 
@@ -131,6 +154,10 @@ Think first if you like, then end your reply with the shortest exact answer, a n
 query. In each reply you either search or answer; your first answer is final.
 Think first if you like, then end your reply with one query, <search>your query</search>, or with the shortest exact answer, \
 a name, a number or a few words: <answer>your answer</answer>.""",
+    "planner": """You answer a question with the help of a worker, who can search a collection of texts, knows neither the question nor what you have learned so far, and forgets each task when it is done. In each reply you either give the worker one task that can be understood by itself, or answer; your first answer is final.
+Think first if you like, then end your reply with one task, <task>your task</task>, or with the shortest exact answer, a name, a number or a few words: <answer>your answer</answer>.""",
+    "worker": """You carry out one task by searching a collection of texts. Texts are found by the words that they share with your query. In each reply you either search, or end the task by reporting what you found to the one who gave it.
+Think first if you like, then end your reply with one query, <search>your query</search>, or with a report in few words: <result>your report</result>.""",
 }
 _MAY_PASS = (
     "If anything is missing, end it with <verify>no</verify> instead, and another search follows."
@@ -138,22 +165,37 @@ _MAY_PASS = (
 
 
 def full_prompt(
-    role: str, question: str, searches: Sequence[Lookup], *, left: int, may_pass: bool = False
+    role: str,
+    question: str,
+    searches: Sequence[Lookup],
+    *,
+    left: int,
+    calls: Sequence[Call] = (),
+    may_pass: bool = False,
 ) -> str:
     """Prompt of rules, question and passages, for real language models.
 
     Args:
         role: of the reader.
-        question: the question.
-        searches: all searches so far.
+        question: the question; a worker's is its task.
+        searches: those that the reader knows of.
         left: searches that the episode may still make.
+        calls: those that have ended, for a planner.
         may_pass: whether an answerer may ask for another search.
     """
-    parts = [_RULES[role], *([_MAY_PASS] if may_pass else []), f"Question: {question}"]
+    label = "Task" if role == "worker" else "Question"
+    parts = [_RULES[role], *([_MAY_PASS] if may_pass else []), f"{label}: {question}"]
+    if role == "planner":
+        told = [f"Task: {call.task}\nResult: {call.result or 'none'}" for call in calls]
+        return "\n\n".join([*parts, *(told or ["The worker has not been asked."]), _left(left)])
     parts += _shown(searches) or ["Nothing has been searched yet."]
     if role != "answerer" or may_pass:
-        parts.append(f"Searches left: {left}.")
+        parts.append(_left(left))
     return "\n\n".join(parts)
+
+
+def _left(count: int) -> str:
+    return f"Searches left: {count}."
 
 
 def _shown(searches: Sequence[Lookup]) -> list[str]:

@@ -7,8 +7,8 @@ A question takes two or three look-ups, and what the first one finds is in no ot
 | | |
 |---|---|
 | Creation | `search_v0.env()`, `pettingzoo.make("aec", "pettingllms/search-v0")` |
-| Agents | `verifier_0`, `searcher_0`, `answerer_0`; other topologies have some of them, or `solver_0` |
-| Action | `FreeText`: a reply with `<verify>yes</verify>`, `<search>...</search>` or `<answer>...</answer>` |
+| Agents | `verifier_0`, `searcher_0`, `answerer_0`; other topologies have some of them, `solver_0`, or `planner_0` and `worker_0` |
+| Action | `FreeText`: a reply with `<verify>yes</verify>`, `<search>...</search>`, `<answer>...</answer>`, `<task>...</task>` or `<result>...</result>` |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
 | Turns | 4 by default, then truncation; one less is the number of searches, in every topology |
 
@@ -19,18 +19,22 @@ Who acts next depends on the replies:
 | `"router"` (default) | verifier: `yes` leads to the answerer, `no` to the searcher, after whom the verifier is next; in its last turn an answer is due whatever it says |
 | `"chain"` | searcher, answerer, searcher, ...: the answerer answers, or says `<verify>no</verify>` for another search |
 | `"single"` | `solver_0` searches or answers in each reply |
+| `"nested"` | planner: a task leads to the worker, an answer ends; worker: searches, and is next again, or reports a result, after which the planner is next |
 
-All agents see the question, the queries and what they found, and nobody sees another's thinking. The first answer that
+In the nested topology the planner calls the worker as often as it likes, also never. The worker sees its task and what it has found for it,
+not the question nor earlier calls; the planner sees tasks and results, not texts. A call takes at least a search and a report: where the worker's turns do not
+allow both, an answer is due, and in its last turn it has to report. In all others,
+agents see the question, the queries and what they found. Nobody sees another's thinking. The first answer that
 can be read is final and ends the episode; it is a success if it matches an accepted answer exactly, up to case,
 punctuation and articles. A reply that cannot be read says why in `infos[agent]["parse_error"]` and uses up the
-turn; the verifier's counts as `yes`. Any text is a query: it is split into words and never parsed
+turn; the verifier's counts as `yes`, the worker's as a report of nothing. Any text is a query: it is split into words and never parsed
 (`pettingllms.data.retrieval`). Flow and outcome reward are those of Dr. MAS (arXiv 2602.08847).
 
 # Rewards
 
 `reward = alpha * team + local`, both in `infos`.
 
-| scheme | verifier | searcher | answerer |
+| scheme | verifier | searcher, worker's search | answerer, planner |
 |---|---|---|---|
 | `"dense"` (default) | local: -0.5 where its word is wrong | team: share of the needed passages that it is the first to find | team: 1 for an exact match |
 | `"sparse"` | 0 | 0 | the same |
@@ -42,7 +46,7 @@ Every positive reward is a part of a sum that an episode holds at most once, 1 f
 words are only ever penalized: a longer episode, a repeated query, or an answer that holds half of a passage earns nothing.
 
 `infos[agent]`: `difficulty` (`2 hops`), `recall` (share of the needed passages found so far), `searches`,
-`anchor` (equal where the question and the set of found passages are equal); of an answer `exact`, `f1` and `contains`.
+`anchor` (equal where the question and the set of found passages are equal); of a report `expert`, the share of the needed passages that its call was the first to find; of an answer `exact`, `f1` and `contains`.
 
 # Arguments
 
@@ -63,7 +67,7 @@ team's answer.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack, get_args
@@ -75,6 +79,7 @@ from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import (
+    Call,
     Lookup,
     SearchReply,
     compact_prompt,
@@ -86,11 +91,12 @@ from pettingllms.errors import ConfigError
 from pettingllms.grading.short_answers import contains, exact_match, f1
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
-Topology = Literal["router", "chain", "single"]
+Topology = Literal["router", "chain", "single", "nested"]
 ROLES: Mapping[str, tuple[str, ...]] = {
     "router": ("verifier", "searcher", "answerer"),
     "chain": ("searcher", "answerer"),
     "single": ("solver",),
+    "nested": ("planner", "worker"),
 }
 UNREADABLE = 0.01
 """Cost, in local reward, of a reply that cannot be read."""
@@ -119,6 +125,10 @@ class SearchState:
     turns: int = 0
     """Turns that are over, of the role that opens them."""
     recall: float = 0.0
+    calls: tuple[Call, ...] = ()
+    """Of a worker; the last one may be at work."""
+    acted: int = 0
+    """Replies of the worker."""
     answer: str | None = None
     success: bool = False
 
@@ -132,7 +142,8 @@ class raw_env(TeamEnv):
             alone), or a corpus's hub id, file or folder; None for "pooled", or the generated facts.
         cache: folder of indexes; None for ~/.cache/pettingllms/search.
         hops: fewest and most look-ups of a generated question.
-        topology: who acts when: "router", "chain", or "single" for one `solver_0`.
+        topology: who acts when: "router", "chain", "single" for one `solver_0`, or "nested" for a
+            planner that calls a worker.
         top: most passages that a search returns.
         rewards: "dense", or "sparse" for the outcome alone.
         kwargs: as in `TeamEnv`.
@@ -168,6 +179,8 @@ class raw_env(TeamEnv):
         arguments.one_of("topology", topology, get_args(Topology))
         super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
         self.topology = topology
+        if topology == "nested":
+            self.metadata = {**self.metadata, "caller": "planner_0"}
         if not 1 <= top <= MOST_TOP:
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")
         self.top = top
@@ -194,11 +207,25 @@ class raw_env(TeamEnv):
     def _text(self, state: SearchState, agent: str) -> str:
         role, may_pass = agent.removesuffix("_0"), self._may_pass(state)
         may_pass = may_pass and role == "answerer"
-        asked, found = state.question.text, state.searches
-        if self.prompt == "compact":
-            return compact_prompt(role, asked, found, may_pass=may_pass)
+        asked, found, calls = state.question.text, state.searches, state.calls
         left = self.budget - state.used
-        return full_prompt(role, asked, found, left=left, may_pass=may_pass)
+        if self.topology == "nested":
+            calls, found = tuple(call for call in calls if call.result is not None), ()
+            left = left if self._may_call(state) else 0
+        if role == "worker":
+            # `_text` may be asked of any agent at any time, also of a worker without a task.
+            now = state.calls[-1] if state.calls else Call("", 0)
+            asked, found, calls = now.task, state.searches[now.start :], ()
+            left = self.budget - state.acted
+        if self.prompt == "compact":
+            return compact_prompt(role, asked, found, calls=calls, may_pass=may_pass)
+        return full_prompt(role, asked, found, left=left, calls=calls, may_pass=may_pass)
+
+    def _hears(self, agent: str) -> Collection[str]:
+        return () if self.topology == "nested" else super()._hears(agent)
+
+    def _may_call(self, state: SearchState) -> bool:
+        return state.acted + 2 <= self.max_turns and state.turns + 1 < self.max_turns
 
     def _may_pass(self, state: SearchState) -> bool:
         return self.topology == "chain" and state.used < self.budget
@@ -219,9 +246,18 @@ class raw_env(TeamEnv):
                 return self._unreadable(state, role, "no search is left; an answer is due")
             return self._routed(state, role, reply.said)
         if reply.kind == "search":
-            if state.used >= self.budget:
-                return self._unreadable(state, role, "no search is left; an answer is due")
+            if max(state.used, state.acted) >= self.budget:
+                due = "a report" if role == "worker" else "an answer"
+                return self._unreadable(state, role, f"no search is left; {due} is due")
             return self._searched(state, role, reply.said)
+        if reply.kind == "task":
+            if not self._may_call(state):
+                return self._unreadable(state, role, "the worker has no turns left; answer")
+            calls = (*state.calls, Call(reply.said, len(state.searches)))
+            turns = state.turns + 1
+            return self._outcome(replace(state, due="worker", calls=calls, turns=turns))
+        if reply.kind == "result":
+            return self._reported(state, reply.said)
         accepted = state.question.answers
         exact = exact_match(reply.said, accepted)
         info = {"exact": float(exact), "f1": f1(reply.said, accepted)}
@@ -233,16 +269,19 @@ class raw_env(TeamEnv):
         if role == "verifier":
             counted = self._routed(state, role, "yes")
             return replace(counted, local=counted.local - UNREADABLE, parse_error=why)
+        if role == "worker":
+            empty = self._reported(state, "")
+            return replace(empty, local=empty.local - UNREADABLE, parse_error=why)
         wasted = role == "searcher"
         after = replace(state, used=state.used + wasted, turns=state.turns + 1)
         after = replace(after, due=self._opener(after, role))
         return self._outcome(after, local=-UNREADABLE, parse_error=why)
 
     def _opener(self, state: SearchState, role: str) -> str:
-        """The role after a searcher or answerer."""
+        """The role after a searcher or answerer; a solver, planner or worker goes on itself."""
         if self.topology == "router":
             return "verifier"
-        if self.topology == "single":
+        if self.topology in ("single", "nested"):
             return role
         searches = role == "answerer" and state.used < self.budget
         return "searcher" if searches else "answerer"
@@ -261,12 +300,26 @@ class raw_env(TeamEnv):
         found = tuple(p for p in self._found(state, query) if p not in before)
         searches = (*state.searches, Lookup(query, found))
         recall = _recall(state.question, searches)
+        worker = role == "worker"  # whose searches are no turns of the planner
         after = replace(
-            state, searches=searches, recall=recall, used=state.used + 1, turns=state.turns + 1
+            state,
+            searches=searches,
+            recall=recall,
+            used=state.used + 1,
+            turns=state.turns + (not worker),
+            acted=state.acted + worker,
         )
         after = replace(after, due=self._opener(after, role))
         dense = self.rewards_scheme == "dense"
         return self._outcome(after, team=recall - state.recall if dense else 0.0)
+
+    def _reported(self, state: SearchState, result: str) -> Outcome:
+        """What a worker's report leads to; an empty one is that of a reply that cannot be read."""
+        *earlier, now = state.calls
+        calls = (*earlier, now._replace(result=result))
+        after = replace(state, due="planner", calls=calls, acted=state.acted + 1)
+        expert = state.recall - _recall(state.question, state.searches[: now.start])
+        return self._outcome(after, info={"expert": expert})
 
     def _found(self, state: SearchState, query: str) -> list[Passage]:
         return self.library.index(state.question).find(query, self.top)
@@ -303,6 +356,8 @@ class raw_env(TeamEnv):
         for search in state.searches:
             lines.append(f"search: {search.query}")
             lines += [f"  {passage.title}: {passage.text}" for passage in search.found]
+        for call in state.calls:
+            lines += [f"task: {call.task}", f"  result: {call.result or '-'}"]
         lines.append(f"answer: {state.answer or '-'}")
         return "\n".join([*lines, f"reference: {' or '.join(state.question.answers) or '-'}"])
 
@@ -319,7 +374,8 @@ def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
 def _anchor(state: SearchState) -> str:
     """Digest of the question and the set of passages found: equal where the situation is."""
     keys = sorted(passage.key for search in state.searches for passage in search.found)
-    text = "\0".join([state.due, state.question.text, *keys])
+    told = [f"{call.task}\1{call.result}" for call in state.calls]
+    text = "\0".join([state.due, state.question.text, *keys, *told])
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 

@@ -26,7 +26,7 @@ from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.room import check_room, longest_prompt
+from pettingllms.rollout.room import check_room, longest_prompts
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler, is_partner
@@ -136,7 +136,7 @@ def roll_out(
         },
         seed=(sampling.seed, "evaluation"),
         policies=seats_to_policies,
-        longest=longest_prompt(policies, sampling.max_new_tokens),
+        longest=longest_prompts(policies, sampling.max_new_tokens),
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])

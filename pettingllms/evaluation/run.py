@@ -19,6 +19,7 @@ from pettingllms.assembly import (
     EnvSource,
     build_policies,
     check_adapters,
+    check_bases,
     check_partners,
     isolation_of,
     located,
@@ -47,9 +48,8 @@ from pettingllms.evaluation.rollouts import (
     seats_of,
 )
 from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
-from pettingllms.models import EMBEDDED
-from pettingllms.policies.policy_set import own_names
-from pettingllms.policies.roles import BASE, is_own, only_partners, parse_policies
+from pettingllms.models import model_path, shipped
+from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
     check_model,
     is_adapter,
@@ -66,6 +66,8 @@ from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.trainers.per_policy import check_policy_settings
+from pettingllms.trainers.presets import embedded_arguments
 from pettingllms.types import Task
 
 AT_ONCE_ELSEWHERE = 512
@@ -101,7 +103,6 @@ class EvalPlan:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
         data = None if config.dataset is None else Path(config.dataset)
-        prompts = getattr(self.env.unwrapped, "embedded", {}) if embedded else {}
         return {
             "env": config.env,
             "env_args": config.mapping("env_args"),
@@ -111,9 +112,9 @@ class EvalPlan:
             "tasks": len(self.tasks),
             "alpha": config.alpha,
             "sandbox": config.sandbox,
-            "embedded_args": dict(prompts),
-            "model": "embedded" if embedded else config.model,
-            "model_digest": digest(EMBEDDED) if embedded else None,
+            "embedded_args": embedded_arguments(config, self.env.unwrapped),
+            "model": shipped(config.model) if embedded else config.model,
+            "model_digest": digest(Path(model_path(config.model))) if embedded else None,
             "revision": config.revision,
             "load_in_4bit": config.load_in_4bit,
             "full": config.full,
@@ -129,13 +130,15 @@ class EvalPlan:
             },
             "teams": {team.title: dict(team.swap or {}) for team in self.teams},
             **dataclasses.asdict(self.sampling),
-            **self._partners(),
+            **self._others(),
         }
 
-    def _partners(self) -> dict[str, Any]:
-        """What models behind an API are asked beside the rest; nothing where none plays."""
+    def _others(self) -> dict[str, Any]:
+        """What only some teams have: models behind an API, policies with settings of their own."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
-        return {"api_args": self.config.mapping("api_args")} if asked else {}
+        found = {"api_args": self.config.mapping("api_args")} if asked else {}
+        own = self.config.mapping("policy_settings")
+        return found | ({"policy_settings": own} if own else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
         """Loads the policies with their adapters, or as the base model; to be closed.
@@ -152,7 +155,7 @@ class EvalPlan:
         policies = build_policies(config, self.roles_to_policies, partners=partners)
         longest = config.mapping("vllm").get("max_model_len")
         if longest is not None:
-            policies.context = min(policies.context, longest)
+            policies.contexts = {n: min(c, longest) for n, c in policies.contexts.items()}
         return policies
 
 
@@ -253,10 +256,15 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_partners(config, roles_to_policies, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
+    if "policy_settings" in options.over:
+        policies = own_names(roles_to_policies)
+        check_policy_settings(config, policies, policies)
+    check_bases(config, roles_to_policies)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
+        own = config.mapping("policy_settings")  # such a policy may be on a base of its own
         roles_to_policies = {
-            role: BASE if is_own(name) and name not in adapters else name
+            role: BASE if is_own(name) and name not in adapters and name not in own else name
             for role, name in roles_to_policies.items()
         }
     teams = lineups_of(

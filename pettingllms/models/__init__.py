@@ -1,11 +1,29 @@
-"""The embedded tiny base model: the default of `--model`, so that a first run needs no download.
+"""The base models that come with this package, so that a first run needs no download.
 
-The repository makes it with `python -m benchmarks.priming.prime`, which is not part of the package.
+The repository makes them with `python -m benchmarks.priming.prime`, which is not part of the package.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 EMBEDDED = Path(__file__).parent / "tiny"
-"""Folder of weights, tokenizer and chat template, as transformers saves them."""
+"""The default of `--model`: weights, tokenizer and chat template, as transformers saves them."""
+PARTS = Path(__file__).parent / "parts"
+"""A base that was shown parts of tasks only, and no bad replies: `--model embedded:parts`."""
+SHIPPED: Mapping[str, Path] = {"embedded": EMBEDDED, "embedded:parts": PARTS}
+
+
+def shipped(model: str | None) -> str | None:
+    """The key in `SHIPPED` of a model given by name or folder; None for any other model."""
+    if model is None or model in SHIPPED:
+        return model or "embedded"
+    path = Path(model).resolve()
+    return next((name for name, folder in SHIPPED.items() if folder.resolve() == path), None)
+
+
+def model_path(model: str | None) -> str:
+    """What transformers loads for a value of `--model`."""
+    name = shipped(model)
+    return str(model) if name is None else str(SHIPPED[name])

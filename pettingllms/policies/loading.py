@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from peft import LoraConfig
@@ -13,10 +13,11 @@ from transformers import PreTrainedModel
 from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec, load_base, quantized
+from pettingllms.policies.bases import Base
 from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.policy_set import PolicySet, own_names
+from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.prefix_trial import check_cache
-from pettingllms.policies.roles import BASE
+from pettingllms.policies.roles import BASE, own_names
 from pettingllms.policies.weights import (
     MERGE_LIMIT_BYTES,
     FullWeights,
@@ -67,28 +68,98 @@ def load_policies(
         ConfigError, UnknownNameError: a model, adapter, sampler or value that cannot be used.
         SamplerUnavailable: the engine does not start.
     """
+    names = own_names(roles_to_policies)
+    saved = saved_folders(adapters, names)
+    lora = lora_config(lora_r, lora_alpha, lora_target_modules)
+    template = dict(chat_template_kwargs or {})
+    specs = {
+        name: PolicySpec(lora, template, saved.get(name), gradient_checkpointing) for name in names
+    }
+    base = open_base(
+        ModelSpec.of(model),
+        specs,
+        full=full,
+        reference=reference,
+        dtype=dtype,
+        device=device,
+        seed=seed,
+        merge=merge,
+        sampler=sampler,
+    )
+    return policies_on([base], roles_to_policies, saved)
+
+
+class PolicySpec(NamedTuple):
+    """A policy that is loaded onto a base."""
+
+    lora: LoraConfig
+    """Its adapter, where it is one and none was saved."""
+    template: Mapping[str, Any]
+    """Arguments of its chat template."""
+    saved: Path | None = None
+    """The folder of its weights."""
+    checkpointing: bool = False
+    """Whether its update computes activations again in the backward pass."""
+
+
+def open_base(
+    spec: ModelSpec,
+    policies: Mapping[str, PolicySpec],
+    *,
+    full: bool = False,
+    reference: bool = False,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    seed: int = 0,
+    merge: bool | None = None,
+    sampler: SamplerSettings | None = None,
+) -> Base:
+    """Loads a model, makes the policies on it, and opens the engine that samples them.
+
+    Args:
+        spec: the model.
+        policies: policy -> what is its own; saved weights are not read, see `policies_on`.
+        full: whether they are full models in place of adapters.
+        reference: with `full`, keep the base, too.
+        dtype: of the computation.
+        device: where it is put.
+        seed: of the adapters' first weights, together with each policy's name.
+        merge: sample from merged copies of adapted weights.
+        sampler: the engine that samples.
+
+    None stands for what `load_policies` says, and its errors are raised.
+    """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
-    compute, place = (spec := ModelSpec.of(model)).dtype_and_device(dtype, device)
-    saved = _saved(adapters, names := own_names(roles_to_policies))
+    compute, place = spec.dtype_and_device(dtype, device)
+    checkpointing = [name for name, own in policies.items() if own.checkpointing]
     kept = torch.float32 if full else compute
-    tokenizer, base = load_base(spec, kept, place, gradient_checkpointing)
+    tokenizer, base = load_base(spec, kept, place, bool(checkpointing))
     here = sampler.name == "transformers"  # other engines copy the adapters
     if here and not enabled(base):
         check_cache(base)
-    chat = Chat(tokenizer, end_of_turn_ids(base, tokenizer), chat_template_kwargs)
+    ends = end_of_turn_ids(base, tokenizer)
+    chats = {name: Chat(tokenizer, ends, own.template) for name, own in policies.items()}
+    names = tuple(policies)
     weights: Weights
     rank: int | None = None
     if full:
         weights = FullWeights(base, spec.name, names, reference=reference, sampling_dtype=compute)
     else:
-        lora = _lora_config(lora_r, lora_alpha, lora_target_modules)
-        weights, rank = _adapters(base, spec, names, saved, lora, seed, here and merge)
-    served = ServedPolicies(weights, names, chat.end_ids, chat.pad_id, rank, compute)
-    policies = PolicySet(weights, roles_to_policies, chat, open_engine(served, sampler))
-    return _with_saved(policies, saved)
+        weights, rank = _adapters(base, spec, policies, seed, here and merge)
+    pad_id = chats[names[0]].pad_id
+    served = ServedPolicies(weights, names, ends, pad_id, rank, compute)
+    return Base(weights, chats, open_engine(served, sampler), checkpointing)
 
 
-def _with_saved(policies: PolicySet, saved: Mapping[str, Path]) -> PolicySet:
+def policies_on(
+    bases: Sequence[Base], roles_to_policies: Mapping[str, str], saved: Mapping[str, Path]
+) -> PolicySet:
+    """The policies on these bases, with the weights in the folders of `saved`.
+
+    Raises:
+        ConfigError: weights that cannot be used.
+    """
+    policies = PolicySet(bases, roles_to_policies)
     for name, folder in saved.items():
         policies.load(name, folder)
     return policies
@@ -97,14 +168,15 @@ def _with_saved(policies: PolicySet, saved: Mapping[str, Path]) -> PolicySet:
 def _adapters(
     base: PreTrainedModel,
     spec: ModelSpec,
-    names: Sequence[str],
-    saved: Mapping[str, Path],
-    fresh: LoraConfig,
+    policies: Mapping[str, PolicySpec],
     seed: int,
     merge: bool | None,
 ) -> tuple[LoraWeights, int]:
     """An adapter for each policy, shaped like the saved one where there is one; the largest rank."""
-    configs = {name: read_config(saved[name]) if name in saved else fresh for name in names}
+    configs = {
+        name: own.lora if own.saved is None else read_config(own.saved)
+        for name, own in policies.items()
+    }
     if merge is None:
         small = base.get_memory_footprint() <= MERGE_LIMIT_BYTES
         merge = small and base.dtype == torch.float32 and not quantized(base)
@@ -118,7 +190,12 @@ def _adapters(
     return weights, max(config.r for config in configs.values())
 
 
-def _lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConfig:
+def lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConfig:
+    """PEFT's configuration of a plain adapter.
+
+    Raises:
+        ConfigError: no rank, or no targets.
+    """
     if rank < 1:
         raise ConfigError(f"lora_r must be at least 1, got {rank}")
     if not targets:
@@ -132,7 +209,9 @@ def _lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraCon
     )
 
 
-def _saved(adapters: Path | Mapping[str, Path] | None, names: Sequence[str]) -> dict[str, Path]:
+def saved_folders(
+    adapters: Path | Mapping[str, Path] | None, names: Sequence[str]
+) -> dict[str, Path]:
     """The folder of every policy but `base`; nothing if `adapters` is None.
 
     Raises:

@@ -254,3 +254,17 @@ def _flat_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         use_cache=False,
     ).last_hidden_state
     return states[:, left - 1 : -1][batch.mask_BT]
+
+
+def last_states(
+    model: PreTrainedModel, rows: Sequence[tuple[int, ...]], device: torch.device
+) -> torch.Tensor:
+    """The decoder's last hidden state after each list of tokens: float32 `_RX` on the CPU, `_R` rows."""
+    ids_RT = pad([torch.tensor(row) for row in rows], padding_value=0).to(device)
+    ends_R = torch.tensor([len(row) - 1 for row in rows], device=device)
+    mask_RT = torch.arange(ids_RT.shape[1], device=device)[None] <= ends_R[:, None]
+    states_RTX = model.base_model(
+        input_ids=ids_RT, attention_mask=mask_RT.long(), use_cache=False
+    ).last_hidden_state
+    chosen_RX: torch.Tensor = states_RTX[torch.arange(len(rows), device=device), ends_R]
+    return chosen_RX.float().cpu()

@@ -1,7 +1,8 @@
 """All policies of a run: which role each plays, their sampling, log-probabilities and files.
 
-A policy is one LoRA adapter on a shared base or a full model; code outside this package does not
-depend on which.
+A policy is one LoRA adapter on a base that others may share, or a full model; each request and each
+update goes to the base of its policy (`pettingllms.policies.bases`). Code outside this package does
+not depend on which these are.
 """
 
 from __future__ import annotations
@@ -15,16 +16,16 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import (
     ConfigError,
-    SamplerUnavailable,
     StaleSamplerError,
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.models.shared_prompts import enabled
+from pettingllms.policies.bases import Base
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.packing import Batch, batch_logprobs, microbatches
+from pettingllms.policies.packing import Batch
+from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners
-from pettingllms.samplers.base import InferenceEngine, SamplingParams, Weights, is_partner
+from pettingllms.samplers.base import SampledTokens, SamplingParams, is_partner
 from pettingllms.types import Completion, Request, Sample, role_of
 
 
@@ -32,56 +33,59 @@ class PolicySet:
     """The policies of a run.
 
     Args:
-        weights: the policies' tensors.
+        bases: hold the policies, each of them one.
         roles_to_policies: role, or agent, -> policy.
-        chat: tokenizer and template.
-        engine: samples, from weights that `publish` hands to it.
     """
 
-    def __init__(
-        self,
-        weights: Weights,
-        roles_to_policies: Mapping[str, str],
-        chat: Chat,
-        engine: InferenceEngine,
-    ) -> None:
+    def __init__(self, bases: Sequence[Base], roles_to_policies: Mapping[str, str]) -> None:
+        self.bases = tuple(bases)
         self.roles_to_policies = dict(roles_to_policies)
         self.names = own_names(roles_to_policies)
         """The policies that have weights here, `base` among them."""
         self.versions = dict.fromkeys(self.names, 0)
-        self.chat = chat
-        self._weights = weights
-        self._engine: InferenceEngine | None = engine
         self.partners: ApiPartners | None = None
         """Asks for the roles that models behind an API play, which have no weights here."""
-        model = weights.module(self.names[0])
-        self._packing, self._checkpointing = enabled(model), model.is_gradient_checkpointing
-        self.context = context_of(model, chat.tokenizer.model_max_length)
-        """Most tokens of a prompt and its completion together."""
-        self._parameters = {name: list(weights.tensors(name).values()) for name in self.names}
+        self._base_of = {name: base for base in bases for name in base.chats}
+        self.contexts = {name: self._base_of[name].contexts[name] for name in self.names}
+        """Policy -> most tokens of a prompt and its completion together."""
         self._published = {name: self._counter(name) for name in self.names}
         for name in self.names:
             self.publish(name, version=0)
 
     @property
     def base(self) -> str:
-        """Name or path of the base model, as it was given."""
-        return self._weights.base
+        """Name or path of the base model, as it was given; of several, the first policy's."""
+        return self.bases[0].name
 
     @property
-    def base_digest(self) -> str:
-        """Tells this base model from others; see `pettingllms.policies.weights.base_digest`."""
-        return self._weights.digest
+    def digests(self) -> dict[str, str]:
+        """Policy -> the digest of its base model."""
+        return {name: self._base_of[name].digest for name in self.names}
+
+    @property
+    def described(self) -> dict[str, str]:
+        """Policy -> whether it is an adapter, the name of its base model, and the digest of that."""
+        return {name: self._base_of[name].described for name in self.names}
+
+    @property
+    def chat(self) -> Chat:
+        """Tokenizer and template of the first policy: those of all that share its base."""
+        return self.chat_for(self.names[0])
+
+    @property
+    def context(self) -> int:
+        """Most tokens of a prompt and its completion together, whichever policy reads it."""
+        return min(self.contexts.values())
 
     @property
     def device(self) -> torch.device:
         """The device of the models."""
-        return self._parameters[self.names[0]][0].device
+        return self.bases[0].device
 
     @property
     def continuous(self) -> bool:
         """Whether the engine batches requests as they come."""
-        return self._engine is not None and self._engine.continuous
+        return all(each.engine is not None and each.engine.continuous for each in self.bases)
 
     def policy_for(self, role: str) -> str:
         """The policy that plays a role, or an agent: its own, or else that of its role.
@@ -97,18 +101,30 @@ class PolicySet:
         return found
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """Renders an observation of a role or agent into prompt tokens; all share the template.
+        """Renders an observation into prompt tokens, with the template of the policy that plays it.
 
         A partner's prompt is bytes, see `ApiPartners`.
         """
-        if self.partners is not None and is_partner(self.policy_for(role)):
+        policy = self.policy_for(role)
+        if self.partners is not None and is_partner(policy):
             return self.partners.prompt_ids(role, text)
-        self.policy_for(role)
-        return self.chat.prompt_ids(text)
+        return self.chat_for(policy).prompt_ids(text)
+
+    def base_of(self, policy: str) -> Base:
+        """The base model that a policy is on.
+
+        Raises:
+            UnknownNameError: no such policy.
+        """
+        return self._base_of[self._known(policy)]
+
+    def chat_for(self, policy: str) -> Chat:
+        """The policy's tokenizer and template."""
+        return self.base_of(policy).chats[policy]
 
     def parameters(self, policy: str) -> list[nn.Parameter]:
         """The tensors that this policy trains, and no others; always the same list."""
-        return self._parameters[self._known(policy)]
+        return self.base_of(policy).parameters[policy]
 
     def sampling_model(self, policy: str) -> PreTrainedModel:
         """The model that samples this policy, in evaluation mode; ask again before each use.
@@ -116,9 +132,7 @@ class PolicySet:
         For a sampler beside the engine, in this process. Policies may share one model, which
         this call gives the policy's adapter.
         """
-        model = self._weights.sampling_module(self._known(policy))
-        _set_training(model, False)
-        return model
+        return self.base_of(policy).sampling_model(policy)
 
     def sample(
         self,
@@ -158,30 +172,35 @@ class PolicySet:
             self._check_fresh(policy)
         if not all(request.prompt_ids for request in requests):
             raise ConfigError("a prompt without tokens cannot be completed")
-        if self._engine is None:
-            raise SamplerUnavailable("these policies have been closed; load them again to sample")
-        sampled = self._engine.sample(requests, n, params)
-        return [
-            [
-                Completion(
-                    prompt_ids=request.prompt_ids,
-                    token_ids=one.token_ids,
-                    logprobs=one.logprobs,
-                    text=self.chat.reply(self.chat.decode(one.token_ids)),
-                    truncated=one.truncated,
-                    version=self.versions[request.policy],
-                )
-                for one in candidates
-            ]
-            for request, candidates in zip(requests, sampled, strict=True)
-        ]
+        found: list[list[Completion]] = [[] for _ in requests]
+        for base in self.bases:
+            mine = [place for place, each in enumerate(requests) if each.policy in base.chats]
+            if not mine:
+                continue
+            sampled = base.sample([requests[place] for place in mine], n, params)
+            for place, candidates in zip(mine, sampled, strict=True):
+                found[place] = [self._completion(requests[place], one) for one in candidates]
+        return found
 
-    def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
-        """Cuts one policy's samples into micro-batches on the model's device.
+    def _completion(self, request: Request, sampled: SampledTokens) -> Completion:
+        chat = self.chat_for(request.policy)
+        return Completion(
+            prompt_ids=request.prompt_ids,
+            token_ids=sampled.token_ids,
+            logprobs=sampled.logprobs,
+            text=chat.reply(chat.decode(sampled.token_ids)),
+            truncated=sampled.truncated,
+            version=self.versions[request.policy],
+        )
+
+    def microbatches(
+        self, policy: str, samples: Sequence[Sample], tokens_per_batch: int
+    ) -> list[Batch]:
+        """Cuts the policy's samples into micro-batches on its model's device.
 
         Prompts are computed once for all their completions if the model allows it.
         """
-        return microbatches(samples, tokens_per_batch, packed=self._packing, device=self.device)
+        return self.base_of(policy).microbatches(samples, tokens_per_batch)
 
     def logprobs(
         self,
@@ -197,33 +216,48 @@ class PolicySet:
         Makes this policy's tensors the only trainable ones: call `backward` before another
         policy's turn. See `batch_logprobs` for the arguments.
         """
-        module = self._weights.module(self._known(policy))
-        # Activations are recomputed in training mode only; otherwise the mode has no effect,
-        # because dropout is off.
-        _set_training(module, self._checkpointing)
-        with self._precision():
-            return batch_logprobs(
-                module, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
-            )
+        return self.base_of(policy).logprobs(
+            policy, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
+        )
 
     @torch.no_grad()
-    def reference_logprobs(self, batch: Batch, *, temperature: float = 1.0) -> torch.Tensor:
-        """Log-probabilities `_BT` of the batch under the base model."""
-        with self._weights.reference() as module, self._precision():
-            _set_training(module, False)
-            return batch_logprobs(module, batch, temperature=temperature)[0]
+    def reference_logprobs(
+        self, policy: str, batch: Batch, *, temperature: float = 1.0
+    ) -> torch.Tensor:
+        """Log-probabilities `_BT` of the batch under the policy's base model."""
+        return self.base_of(policy).reference_logprobs(batch, temperature=temperature)
+
+    @torch.no_grad()
+    def features(
+        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Last hidden state of the base model at the last token of each prompt, float32 on the CPU.
+
+        Args:
+            prompts: token ids; equal ones are computed once.
+            tokens_per_batch: padded tokens of one forward pass.
+
+        Raises:
+            ConfigError: full policies without a frozen base, or policies on several models.
+        """
+        if len(self.bases) > 1:
+            raise ConfigError(
+                f"features are read from one base model, and the policies are on {len(self.bases)}"
+            )
+        return self.bases[0].features(prompts, tokens_per_batch)
 
     def publish(self, policy: str, *, version: int | None = None) -> int:
         """Hands the policy's weights to the engine; returns their version, one more if None."""
         self._published[policy] = self._counter(self._known(policy))
         self.versions[policy] = self.versions[policy] + 1 if version is None else version
-        if self._engine is not None:
-            self._engine.publish(policy, self.versions[policy])
+        engine = self._base_of[policy].engine
+        if engine is not None:
+            engine.publish(policy, self.versions[policy])
         return self.versions[policy]
 
     def state(self, policy: str) -> dict[str, torch.Tensor]:
         """A copy of the policy's tensors on the CPU."""
-        tensors = self._weights.tensors(self._known(policy))
+        tensors = self.base_of(policy).weights.tensors(policy)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
     @torch.no_grad()
@@ -240,7 +274,7 @@ class PolicySet:
         Raises:
             ConfigError: names or shapes differ; nothing has been changed.
         """
-        tensors = self._weights.tensors(self._known(policy))
+        tensors = self.base_of(policy).weights.tensors(policy)
         odd = sorted(
             name
             for name in tensors.keys() | state.keys()
@@ -257,7 +291,7 @@ class PolicySet:
 
     def save(self, policy: str, directory: Path) -> None:
         """Writes the policy into `directory`, atomically, as PEFT or transformers would."""
-        self._weights.save(self._known(policy), directory)
+        self.base_of(policy).weights.save(policy, directory)
 
     def load(self, policy: str, directory: Path) -> None:
         """Replaces the policy's weights with those in `directory` and publishes them.
@@ -265,19 +299,14 @@ class PolicySet:
         Raises:
             ConfigError: nothing usable there, or weights of another base or shape.
         """
-        self.load_state(policy, self._weights.read(directory))
+        self.load_state(policy, self.base_of(policy).weights.read(directory))
 
     def close(self) -> None:
-        """Closes the engine; the policies can still be read and written, but not sampled from."""
-        if self._engine is not None:
-            self._engine.close()
-            self._engine = None
+        """Closes the engines; the policies can still be read and written, but not sampled from."""
+        for base in self.bases:
+            base.close()
         if self.partners is not None:
             self.partners.close()
-
-    def _precision(self) -> torch.autocast:
-        dtype = self._weights.autocast
-        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     def _known(self, policy: str) -> str:
         if policy not in self.versions:
@@ -292,7 +321,7 @@ class PolicySet:
         PyTorch does not count what its fused optimizers (`fused=True`) write; after those, a
         forgotten `publish` goes unnoticed.
         """
-        return sum(parameter._version for parameter in self._parameters[policy])
+        return sum(parameter._version for parameter in self._base_of[policy].parameters[policy])
 
     def _check_fresh(self, policy: str) -> None:
         if self._counter(self._known(policy)) != self._published[policy]:
@@ -300,40 +329,12 @@ class PolicySet:
                 f"the weights of policy {policy!r} changed after version "
                 f"{self.versions[policy]} was published; call publish({policy!r}) before sampling"
             )
-        if self._engine is not None and self._engine.versions[policy] != self.versions[policy]:
+        engine = self._base_of[policy].engine
+        if engine is not None and engine.versions[policy] != self.versions[policy]:
             raise StaleSamplerError(
-                f"the engine holds version {self._engine.versions[policy]} of policy {policy!r}, "
+                f"the engine holds version {engine.versions[policy]} of policy {policy!r}, "
                 f"the trainer {self.versions[policy]}; call publish({policy!r}) before sampling"
             )
-
-
-def own_names(roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
-    """The policies that have weights here, each once, in the order of the roles."""
-    names = dict.fromkeys(roles_to_policies.values())
-    return tuple(name for name in names if not is_partner(name))
-
-
-def context_of(model: PreTrainedModel, default: int) -> int:
-    """The most tokens that a model is computed for.
-
-    Models with "longrope" or "dynamic" positions turn all of them in another way once a text is
-    longer than they were first trained for. The log-probabilities of a completion would then
-    depend on what else is in its batch, so their texts end there.
-    """
-    text = model.config.get_text_config(decoder=True)
-    longest = int(getattr(text, "max_position_embeddings", None) or default)
-    rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in ("longrope", "dynamic"):
-        first = rope.get("original_max_position_embeddings") or getattr(
-            text, "original_max_position_embeddings", None
-        )
-        return min(longest, int(first or longest))
-    return longest
-
-
-def _set_training(model: PreTrainedModel, training: bool) -> None:
-    if model.training != training:
-        model.train(training)
 
 
 def _sampling_params(

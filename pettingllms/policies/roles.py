@@ -123,6 +123,12 @@ def is_own(policy: str) -> bool:
     return policy != BASE and not is_partner(policy)
 
 
+def own_names(roles_to_policies: Mapping[str, str]) -> tuple[str, ...]:
+    """The policies that have weights here, each once, in the order of the roles."""
+    names = dict.fromkeys(roles_to_policies.values())
+    return tuple(name for name in names if not is_partner(name))
+
+
 def check_policy_name(name: str) -> None:
     """Refuses a name that cannot name both an adapter in PEFT and a folder.
 

@@ -24,6 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.models import SHIPPED, model_path, shipped
 from pettingllms.policies.roles import BASE, is_own
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
@@ -40,7 +41,9 @@ def check_model(model: str, revision: str | None = None) -> None:
         ConfigError: a run, an adapter or another folder without a model, a file, or a name that is
             neither in the hub's cache nor on the hub.
     """
-    path = Path(model)
+    if model.startswith("embedded") and not Path(model).exists() and shipped(model) is None:
+        raise UnknownNameError(f"model {model!r} is unknown; {did_you_mean(model, SHIPPED)}")
+    path = Path(model_path(model))
     if revision is not None and path.is_dir():
         raise ConfigError(f"revision is for models on the hub; {model} is a folder")
     if (path / "config.json").is_file():

@@ -59,6 +59,7 @@ class LoraWeights:
             bases are worth merging.
     """
 
+    full = False
     autocast: torch.dtype | None = None
 
     def __init__(
@@ -207,6 +208,8 @@ class FullWeights:
         reference: keep the base itself, frozen, for `reference`.
         sampling_dtype: dtype to sample in; a copy is kept if it differs from the trained one.
     """
+
+    full = True
 
     def __init__(
         self,

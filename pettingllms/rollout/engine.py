@@ -19,13 +19,13 @@ import random
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.samplers.base import Sampler, is_partner
+from pettingllms.samplers.base import Sampler
 from pettingllms.types import Candidate, Completion, Group, Request, Task
 
 
@@ -44,8 +44,9 @@ class RolloutEngine:
             that the sampler gives it.
         wide: policies whose decisions `shape` plans; None for all. Others get one completion.
         cohort: episodes of a batch with a sampler that is not continuous; None for all.
-        longest: most tokens of a prompt; an episode whose next prompt has more ends there, and its
-            record says so (`Trajectory.overlong`). None: no bound.
+        longest: policy -> most tokens of a prompt; an episode whose next prompt has more ends there,
+            and its record says so (`Trajectory.overlong`). One that is missing has no bound: a model
+            behind an API has a context of its own, which its server knows.
         timed: opened around "sample", and around "score" while nothing else is left to do.
     """
 
@@ -58,7 +59,7 @@ class RolloutEngine:
     policies: Mapping[str, str] | None = None
     wide: Collection[str] | None = None
     cohort: int | None = None
-    longest: int | None = None
+    longest: Mapping[str, int] = field(default_factory=dict)
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def run(
@@ -119,9 +120,8 @@ class RolloutEngine:
             prompt = episode.prompt()
             policy, seed = self._policy_for(episode), episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
-            # A model behind an API has a context of its own, which its server knows.
-            if self.longest is not None and not is_partner(policy) and len(ids) > self.longest:
-                episode.end_overlong(len(ids), self.longest)
+            if len(ids) > (longest := self.longest.get(policy, len(ids))):
+                episode.end_overlong(len(ids), longest)
                 continue
             live.append((cohort, episode))
             prompts.append(prompt)

@@ -6,28 +6,28 @@ there. The episode ends where it would happen, keeps what it has earned, and is 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 
 
-def longest_prompt(sampler: Sampler, max_new_tokens: int) -> int | None:
-    """The most tokens that a prompt may have; None where the sampler knows no context.
+def longest_prompts(sampler: Sampler, max_new_tokens: int) -> dict[str, int]:
+    """Policy -> the most tokens that its prompts may have; without those that have no known bound.
 
     Raises:
-        ConfigError: there is no room for any prompt.
+        ConfigError: there is no room for any prompt of a policy.
     """
-    context: int | None = getattr(sampler, "context", None)
-    if context is None:
-        return None
-    if context <= max_new_tokens:
-        raise ConfigError(
-            f"completions of {max_new_tokens} tokens leave no room for a prompt in the model's "
-            f"context of {context}; lower --max-completion-length to {context // 2} or less"
-        )
-    return context - max_new_tokens
+    contexts: Mapping[str, int] = getattr(sampler, "contexts", {})
+    for policy, context in contexts.items():
+        if context <= max_new_tokens:
+            whose = f", which plays {policy}" if len(set(contexts.values())) > 1 else ""
+            raise ConfigError(
+                f"completions of {max_new_tokens} tokens leave no room for a prompt in the model's "
+                f"context of {context}{whose}; lower --max-completion-length to {context // 2} or less"
+            )
+    return {policy: context - max_new_tokens for policy, context in contexts.items()}
 
 
 def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:

@@ -108,8 +108,8 @@ class Checkpoint(NamedTuple):
     state: TrainerState
     lengths: Mapping[str, int]
     settings: Mapping[str, Any]
-    base: str
-    """Digest of the base model."""
+    bases: Mapping[str, str]
+    """Policy -> digest of its base model."""
 
 
 def capture(trainer: ATGRPO) -> TrainerState:
@@ -165,7 +165,7 @@ def save(folder: RunFolder, trainer: ATGRPO) -> Path:
     if not isinstance(_attempt(target), Checkpoint):
         with folder.writing(f"checkpoints/{target.name}"):
             checkpoint = Checkpoint(
-                state, lengths, _settings(trainer.config), trainer.policies.base_digest
+                state, lengths, _settings(trainer.config), trainer.policies.digests
             )
             write_directory(target, lambda fresh: _fill(fresh, checkpoint))
             sync(parent)
@@ -225,12 +225,14 @@ def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> N
             "run, or start a new one with --config and --adapters of this one. Of a run that has "
             f"begun you can change {', '.join(sorted(CHANGEABLE))}"
         )
-    if checkpoint.base != trainer.policies.base_digest:
-        raise RunFolderError(
-            f"the base model {trainer.policies.base!r} is not the one that the run in "
-            f"{folder.path} was trained on (digest {checkpoint.base}, now "
-            f"{trainer.policies.base_digest}); restore it, or start a new run"
-        )
+    for policy, digest in trainer.policies.digests.items():
+        if checkpoint.bases.get(policy) != digest:
+            base = trainer.policies.base_of(policy).name
+            raise RunFolderError(
+                f"the base model {base!r} of {policy} is not the one that the run in {folder.path} "
+                f"was trained on (digest {checkpoint.bases.get(policy)}, now {digest}); restore it, "
+                "or start a new run"
+            )
     if changed:
         logger.warning("%s was changed, and is followed from here on: %s", path, shown)
 
@@ -265,7 +267,7 @@ def _fill(directory: Path, checkpoint: Checkpoint) -> None:
         "trained": list(state.optimizers),
         "lengths": checkpoint.lengths,
         "settings": checkpoint.settings,
-        "base": checkpoint.base,
+        "bases": checkpoint.bases,
     }
     seal(directory, facts)
     for path in directory.iterdir():
@@ -337,4 +339,6 @@ def _read(directory: Path) -> Checkpoint:
         if plugins.exists()
         else {},
     )
-    return Checkpoint(state, facts["lengths"], facts["settings"], facts["base"])
+    # Until a team could have several, there was one for all.
+    bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])
+    return Checkpoint(state, facts["lengths"], facts["settings"], bases)

@@ -175,12 +175,19 @@ class RunFolder(Folder):
                 self.path.rmdir()
         super().close()
 
-    def describe(self, config: ATGRPOConfig, *, isolation: str | None = None) -> None:
+    def describe(
+        self,
+        config: ATGRPOConfig,
+        *,
+        isolation: str | None = None,
+        bases: Mapping[str, str] | None = None,
+    ) -> None:
         """Writes config.yaml and adds a start to run.json.
 
         Args:
             config: resolved settings.
             isolation: what confines the agents' programs; None where they write none.
+            bases: policy -> its base model.
         """
         start = {
             "format": FORMAT,
@@ -189,6 +196,7 @@ class RunFolder(Folder):
             "platform": platform.platform(),
             "cpus": os.cpu_count(),
             "isolation": isolation,
+            "policies": dict(bases or {}),
             "versions": versions(),
         }
         path = self.path / STARTS

@@ -151,12 +151,15 @@ class ApiCall:
             raise ConfigError(
                 "policies api:MODEL need the openai client: pip install 'pettingllms[api]'"
             ) from error
+        from pettingllms.samplers.bounded_http import bounded_client
+
         self._settings = settings
         self._client = openai.OpenAI(
             base_url=settings.base,
             api_key=settings.key or NO_KEY,
             timeout=settings.timeout,
             max_retries=0,  # `ApiPartners` repeats requests, and knows what they cost
+            http_client=bounded_client(settings.timeout, MOST_BYTES),
         )
 
     def __call__(self, model: str, prompt: str, seed: int, params: SamplingParams) -> Answer:
@@ -189,8 +192,8 @@ class ApiCall:
         self._client.close()
 
     def _post(self, body: dict[str, Any]) -> bytes:
-        """The body of the answer, bounded in size and time."""
-        until, data = time.monotonic() + self._settings.timeout, bytearray()
+        """The body of the answer, bounded in size."""
+        data = bytearray()
         create = self._client.chat.completions.with_streaming_response.create
         asked = {name: body.pop(name) for name in ("model", "messages")}
         with create(**asked, extra_body=body) as answer:
@@ -198,8 +201,6 @@ class ApiCall:
                 data += chunk
                 if len(data) > MOST_BYTES:
                     raise Trouble(f"the answer has more than {MOST_BYTES} bytes", sent=True)
-                if time.monotonic() > until:  # the client's own limit is for each read
-                    raise self._late()
         return bytes(data)
 
     def _read(self, data: bytes) -> Answer:

@@ -103,6 +103,8 @@ class Weights(Protocol):
     """Name or path of the base model, as it was given."""
     digest: str
     """Of the base model, which tells it from others."""
+    full: bool
+    """Whether each policy is a whole model."""
     autocast: torch.dtype | None
     """What the update is computed in, if the weights are kept in another dtype."""
 
@@ -162,6 +164,8 @@ class SamplerSettings:
     another machine has to see it under the same path."""
     tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH
     """Bound on the positions in the cache of the transformers engine."""
+    bases: int = 1
+    """Base models that share the device, each with an engine of its own."""
 
 
 class InferenceEngine(Protocol):

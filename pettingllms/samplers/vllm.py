@@ -51,7 +51,7 @@ def open_engine(served: ServedPolicies, settings: SamplerSettings) -> VllmEngine
         ConfigError: vLLM is missing or cannot run these policies under these settings.
     """
     engines = 1 if served.lora_rank is not None else len(served.names)
-    options = engine_options(served, settings, engines=engines)
+    options = engine_options(served, settings, engines=engines * settings.bases)
     return VllmEngine(
         served.weights, served.names, served.end_ids, options=options, folder=settings.folder
     )

@@ -63,10 +63,10 @@ class _Interface:
 
     def __init__(self, server: TeamServer) -> None:
         self._server, self._reader = server, server.reader
-        self._tokenizer = self._reader.players.chat.tokenizer
-        created, context = int(time.time()), self._reader.players.context
+        reader, created = self._reader, int(time.time())
         self._cards = {
-            name: card(name, self._reader.prompts, created, context) for name in self._reader.models
+            name: card(name, reader.prompts, created, reader.context(name))
+            for name in reader.models
         }
 
     async def models(self, _: HttpRequest) -> Response:
@@ -93,24 +93,45 @@ class _Interface:
         finally:
             answer.leave()
 
-    async def tokenizer_info(self, _: HttpRequest) -> Response:
+    async def tokenizer_info(self, request: HttpRequest) -> Response:
         names = ("bos_token", "eos_token", "pad_token", "chat_template")
-        return JSONResponse({name: getattr(self._tokenizer, name, None) for name in names})
+        tokenizer = self._reader.chat(self._counting(request.query_params)).tokenizer
+        return JSONResponse({name: getattr(tokenizer, name, None) for name in names})
 
     async def tokenize(self, request: HttpRequest) -> Response:
-        text = (await body_of(request)).get("prompt")
+        body = await body_of(request)
+        role, text = self._counting(body), body.get("prompt")
         if not isinstance(text, str):
             raise ConfigError("prompt must be text")
-        ids = self._tokenizer.encode(plain(text), add_special_tokens=False)
-        context = self._reader.players.context
+        ids = self._reader.chat(role).tokenizer.encode(plain(text), add_special_tokens=False)
+        context = self._reader.context(role)
         return JSONResponse({"tokens": ids, "count": len(ids), "max_model_len": context})
 
     async def detokenize(self, request: HttpRequest) -> Response:
-        ids, size = (await body_of(request)).get("tokens"), len(self._tokenizer)
+        body = await body_of(request)
+        tokenizer = self._reader.chat(self._counting(body)).tokenizer
+        ids, size = body.get("tokens"), len(tokenizer)
         if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < size for i in ids):
             raise ConfigError(f"tokens must be a list of ids from 0 to {size - 1}")
-        text = self._tokenizer.decode(ids, clean_up_tokenization_spaces=False)
+        text = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         return JSONResponse({"prompt": text})
+
+    def _counting(self, asked: Mapping[str, Any]) -> str:
+        """The role whose tokenizer counts: any where all have the same, else the one that is named.
+
+        Raises:
+            ConfigError: none is named.
+            UnknownNameError: there is none of that name.
+        """
+        reader = self._reader
+        tokenizers = {id(reader.chat(role).tokenizer) for role in reader.roles}
+        if len(tokenizers) == 1:
+            return reader.roles[0]
+        if asked.get("model") is None:
+            raise ConfigError(
+                f"the roles have tokenizers of their own; name one as model: {', '.join(reader.roles)}"
+            )
+        return reader.role(asked)
 
     async def health(self, _: HttpRequest) -> Response:
         return PlainTextResponse("")

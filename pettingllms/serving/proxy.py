@@ -47,7 +47,12 @@ class VllmPlayers:
 
     chat: Chat
     roles_to_policies: dict[str, str]
-    context: int
+    contexts: dict[str, int]
+
+    def chat_for(self, policy: str) -> Chat:
+        """That of the one model."""
+        del policy
+        return self.chat
 
     def policy_for(self, role: str) -> str:
         """The role itself: each has an adapter of its own name."""
@@ -83,7 +88,7 @@ def players_of(
     chat = Chat(tokenizer, sorted(end for end in ends if end is not None), template)
     served = endpoint.get("/v1/models", CONTROL_SECONDS)["data"]
     context = min(int(each["max_model_len"]) for each in served if each.get("max_model_len"))
-    return VllmPlayers(chat, {role: role for role in roles}, context)
+    return VllmPlayers(chat, {role: role for role in roles}, dict.fromkeys(roles, context))
 
 
 class VllmServer:
@@ -126,7 +131,7 @@ class VllmServer:
     def _speak(
         self, role: str, request: Request, params: SamplingParams, heard: Callable[[str], None]
     ) -> Completion:
-        chat = self.reader.players.chat
+        chat = self.reader.chat(role)
         content = completion_body(role, request.prompt_ids, 1, params, request.seed, chat.end_ids)
         text, ids, logprobs = TextStream(chat.decode), list[int](), list[float]()
         finished = False

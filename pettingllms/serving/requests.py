@@ -98,9 +98,12 @@ class TeamRequest:
 class Players(Protocol):
     """The roles of a team, as a `PolicySet` has them."""
 
-    chat: Chat
     roles_to_policies: dict[str, str]
-    context: int
+    contexts: dict[str, int]
+    """Policy -> most tokens of a prompt and its completion together."""
+
+    def chat_for(self, policy: str) -> Chat:
+        """The policy's tokenizer and template."""
 
     def policy_for(self, role: str) -> str:
         """The policy that plays a role."""
@@ -113,7 +116,7 @@ class RequestReader:
     """Reads the bodies of requests for roles of one team.
 
     Args:
-        players: the roles, their tokenizer and context.
+        players: the roles, their tokenizers and contexts.
         prompts: role -> its prompt for a question, for those that have one.
         max_tokens: length of a completion if the request does not set it.
     """
@@ -137,6 +140,16 @@ class RequestReader:
     def for_team(self, body: Mapping[str, Any]) -> bool:
         """Whether a body asks for the whole team; a role of that name goes before it."""
         return body.get("model") == TEAM and TEAM not in self.roles
+
+    def chat(self, role: str) -> Chat:
+        """The tokenizer and template of a role."""
+        return self.players.chat_for(self.players.policy_for(role))
+
+    def context(self, role: str) -> int:
+        """Most tokens of a role's prompt and its completion; of the team, those of any role."""
+        if role not in self.roles:
+            return min(map(self.context, self.roles))
+        return self.players.contexts[self.players.policy_for(role)]
 
     def role(self, body: Mapping[str, Any]) -> str:
         """The role that a body asks.
@@ -176,7 +189,7 @@ class RequestReader:
             form,
             prompts,
             n,
-            self._params(body, max(map(len, prompts)), fewest=0 if echo else 1),
+            self._params(body, max(map(len, prompts)), self.context(role), fewest=0 if echo else 1),
             seed_of(body),
             stop=_stop(body.get("stop")),
             likeliest=_likeliest(body, form),
@@ -217,20 +230,23 @@ class RequestReader:
         question = turns[0]["content"]
         if not question.strip():
             raise ConfigError("the question is empty")
-        longest = max(
-            len(self.players.prompt_ids(role, prompt.of(question)))
+        lengths = {
+            role: len(self.players.prompt_ids(role, prompt.of(question)))
             for role, prompt in self.prompts.items()
-        )
+        }
+        least = min(lengths, key=lambda role: self.context(role) - lengths[role])
         return TeamRequest(
             question,
-            self._params(body, longest, fewest=1),
+            self._params(body, lengths[least], self.context(least), fewest=1),
             seed_of(body),
             stream=flag(body, "stream"),
             usage=_usage(body),
         )
 
-    def _params(self, body: Mapping[str, Any], prompt: int, *, fewest: int) -> SamplingParams:
-        room = self.players.context - prompt
+    def _params(
+        self, body: Mapping[str, Any], prompt: int, context: int, *, fewest: int
+    ) -> SamplingParams:
+        room = context - prompt
         limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
         if limit is None:
             limit = number(body, "max_tokens", None, fewest, 1 << 30, int)
@@ -239,7 +255,7 @@ class RequestReader:
         if limit > room:
             raise ConfigError(
                 f"{prompt} tokens of prompt and {limit} of completion exceed the context of "
-                f"{self.players.context}; shorten the prompt or lower max_tokens"
+                f"{context}; shorten the prompt or lower max_tokens"
             )
         temperature = number(body, "temperature", 1.0, 0.0, 10.0, float)
         return SamplingParams(
@@ -258,17 +274,17 @@ class RequestReader:
             if flag(body, "role_prompt", default=True):
                 turns = asked(turns, self.prompts.get(role))
             try:
-                return (self.players.chat.conversation_ids(turns),)
+                return (self.chat(role).conversation_ids(turns),)
             except TemplateError as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
                 ) from error
         given = body[PROMPT]
         several = isinstance(given, list) and given and not isinstance(given[0], int)
-        return tuple(self._raw(prompt) for prompt in (given if several else [given]))
+        return tuple(self._raw(role, prompt) for prompt in (given if several else [given]))
 
-    def _raw(self, prompt: Any) -> tuple[int, ...]:
-        tokenizer = self.players.chat.tokenizer
+    def _raw(self, role: str, prompt: Any) -> tuple[int, ...]:
+        tokenizer = self.chat(role).tokenizer
         if isinstance(prompt, str):
             prompt = tokenizer.encode(plain(prompt), add_special_tokens=False)
         size = len(tokenizer)

@@ -20,7 +20,7 @@ from pettingllms.serving.http import EventStream, unless_gone
 from pettingllms.serving.requests import RequestReader
 from pettingllms.serving.team import TeamPlayer
 from pettingllms.serving.wire import Writer
-from pettingllms.serving.worker import Worker
+from pettingllms.serving.worker import Ends, Worker
 from pettingllms.types import Completion, Request
 
 MOST_WAITING = 256
@@ -51,15 +51,14 @@ class RoleServer:
         *,
         most_waiting: int = MOST_WAITING,
     ) -> None:
-        prompt_cache(policies.sampling_model(policies.names[0]))  # not at the first request
+        for name in policies.names:
+            prompt_cache(policies.sampling_model(name))  # not at the first request
         self.policies = policies
         prompts = {} if env is None else role_prompts(env)
         self.reader = RequestReader(policies, prompts, max_tokens)
         self.worker = Worker(
             policies.sampling_model,
-            policies.names,
-            policies.chat.end_ids,
-            policies.chat.pad_id,
+            {name: Ends.of(policies.chat_for(name)) for name in policies.names},
             most_waiting=most_waiting,
         )
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
@@ -80,7 +79,7 @@ class RoleServer:
         heard: Callable[[str], None],
     ) -> Completion:
         del role
-        chat = self.policies.chat
+        chat = self.policies.chat_for(request.policy)
         return completed(request, params, chat, self.worker.submit, self.worker.leave, heard)
 
     # ------------------------------------------------------------------------------ answers
@@ -90,13 +89,15 @@ class RoleServer:
         loop = asyncio.get_running_loop()
         wanted = await loop.run_in_executor(self._readers, self.reader.read, body, form)
         inbox = Inbox(pieces=wanted.stream)
+        policy = self.policies.policy_for(wanted.role)
+        chat = self.policies.chat_for(policy)
         job = Completing(
-            self.policies.policy_for(wanted.role),
+            policy,
             wanted.prompts,
             wanted.n,
             wanted.params,
             wanted.seed,
-            self.policies.chat,
+            chat,
             inbox,
             stop=wanted.stop,
             likeliest=wanted.likeliest or 0,
@@ -104,7 +105,7 @@ class RoleServer:
             and (wanted.likeliest is not None or not wanted.params.max_new_tokens),
             pieces=wanted.stream,
         )
-        writer = Writer(wanted, self.policies.chat)
+        writer = Writer(wanted, chat)
         self.worker.submit(job)
         if wanted.stream:
             events = _events(job, inbox, writer)

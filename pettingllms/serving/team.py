@@ -87,7 +87,7 @@ class TeamPlayer:
         asked = 0
         while not episode.over:
             ids = self._players.prompt_ids(episode.role, episode.prompt())
-            room = self._players.context - len(ids)
+            room = self._players.contexts[self._players.policy_for(episode.role)] - len(ids)
             if room < 1:
                 break
             asked += len(ids)
@@ -124,7 +124,7 @@ class TeamPlayer:
         policy = self._players.policy_for(role)
         request = Request(policy, ids, episode.seed(wanted.seed))
         spoken = self._speak(role, request, params, heard)
-        completion = replace(spoken, text=self._players.chat.reply(spoken.text))
+        completion = replace(spoken, text=self._players.chat_for(policy).reply(spoken.text))
         [branch] = score(episode, [completion])
         result = branch.result
         candidate = Candidate(

@@ -13,11 +13,12 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, Self
 
 from transformers import PreTrainedModel
 
 from pettingllms.errors import PettingLLMsError
+from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.samplers.continuous import ContinuousBatch, Row, Token
 
@@ -62,14 +63,26 @@ class Job(Protocol):
 Key = tuple[Job, int]
 
 
+class Ends(NamedTuple):
+    """Tokens of a policy that are none of a text."""
+
+    ids: tuple[int, ...]
+    """End a completion."""
+    pad_id: int
+    """Any token; it is masked."""
+
+    @classmethod
+    def of(cls, chat: Chat) -> Self:
+        """Those of its tokenizer."""
+        return cls(chat.end_ids, chat.pad_id)
+
+
 class Worker:
     """Samples for jobs in a thread of its own, until it is closed.
 
     Args:
         model: policy -> the model that samples it, in evaluation mode.
-        policies: all names of policies.
-        end_ids: tokens that end a completion.
-        pad_id: any token; it is masked.
+        ends: policy -> the tokens that end its completions.
         most_waiting: jobs that may wait for their first token.
         tokens_per_batch: bound on the positions in the caches at one time, of all policies together.
     """
@@ -77,15 +90,13 @@ class Worker:
     def __init__(
         self,
         model: Callable[[str], PreTrainedModel],
-        policies: Sequence[str],
-        end_ids: Sequence[int],
-        pad_id: int,
+        ends: Mapping[str, Ends],
         *,
         most_waiting: int,
         tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH,
     ) -> None:
-        self._model, self._end_ids, self._pad_id = model, tuple(end_ids), pad_id
-        self._batches = {policy: self._batch(policy) for policy in policies}
+        self._model, self._ends = model, ends
+        self._batches = {policy: self._batch(policy) for policy in ends}
         self._most_waiting, self._tokens = most_waiting, tokens_per_batch
         # Shared with other threads, under the lock of `_changed`.
         self._changed = threading.Condition()
@@ -272,7 +283,8 @@ class Worker:
             self._batches = {policy: self._batch(policy) for policy in self._batches}
 
     def _batch(self, policy: str) -> ContinuousBatch:
-        return ContinuousBatch(partial(self._model, policy), self._end_ids, self._pad_id)
+        ends = self._ends[policy]
+        return ContinuousBatch(partial(self._model, policy), ends.ids, ends.pad_id)
 
     def _jobs(self) -> list[Job]:
         """The jobs that have rows in the batch."""

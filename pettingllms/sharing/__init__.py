@@ -24,7 +24,7 @@ from pettingllms.rollout.files import SUMMARY
 from pettingllms.runs import read_config as read_settings
 from pettingllms.sharing.card import CURVES, SharedRun, card_of
 from pettingllms.sharing.hub import check_target, upload
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 CARD = "README.md"
 
@@ -64,7 +64,7 @@ def read_run(run: Path) -> SharedRun:
         RunFolderError: no run, or one that has not finished.
         ConfigError: its policies are full models.
     """
-    config = read_settings(run)
+    config = resolve(read_settings(run))
     check_shareable(config)
     path = run / SUMMARY
     if not path.is_file():
@@ -88,9 +88,10 @@ def check_shareable(config: ATGRPOConfig) -> None:
     Raises:
         ConfigError: the policies of the run are no adapters.
     """
-    if config.full:
+    own = config.mapping("policy_settings").values()
+    if config.full or any(each.get("full") for each in own):
         raise ConfigError(
-            "adapters are shared, and the policies of this run are full models; upload the folder "
+            "adapters are shared, and policies of this run are full models; upload the folder "
             "of each with `hf upload NAME FOLDER`"
         )
 
@@ -104,7 +105,7 @@ def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
 
     def fill(fresh: Path) -> None:
         for adapter in shared.adapters:
-            _copy_adapter(adapter, fresh / adapter.name, shared.base)
+            _copy_adapter(adapter, fresh / adapter.name, shared.base_of(adapter.name))
         curves = shared.run / CURVES
         if curves.is_file():
             shutil.copyfile(curves, fresh / CURVES)

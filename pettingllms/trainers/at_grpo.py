@@ -77,6 +77,8 @@ class ATGRPO:
         self.estimator = estimator_of(config, estimator, env)
         self.reward_transform = plugin_of(RewardTransform, config, reward_transform)
         self.cast = plugin_of(Cast, config, cast)
+        for part in (self.estimator, self.reward_transform):
+            part.attach(env, policies)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
         self.step = self.tokens = 0
         self.intact = True
@@ -229,8 +231,10 @@ class ATGRPO:
     def _backward(self, policy: str, own: PolicyBatch, meter: LossMeter) -> None:
         """Accumulates the gradients of all micro-batches."""
         config, heat, policies = self.settings[policy], self.config.temperature, self.policies
-        for batch in policies.microbatches(own.samples, config.tokens_per_batch):
-            base_BT = policies.reference_logprobs(batch, temperature=heat) if config.beta else None
+        for batch in policies.microbatches(policy, own.samples, config.tokens_per_batch):
+            base_BT = None
+            if config.beta:
+                base_BT = policies.reference_logprobs(policy, batch, temperature=heat)
             logp_BT, entropy_BT = policies.logprobs(
                 policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
             )

@@ -20,7 +20,7 @@ class PolicyBatch:
     samples: tuple[Sample, ...]
     """What the update computes."""
     replies: int
-    """What a mean over completions is divided by."""
+    """What a mean over completions is divided by: completions, or with `loss_norm` roots episodes."""
     tokens: int
     """What a mean over tokens is divided by."""
     groups: int = 0
@@ -74,13 +74,17 @@ def policy_batches(
 
     A completion left out because it was cut at the limit has no tokens in the means over tokens; in
     means over completions it counts with "count", as in TRL, and not with "drop".
+
+    With `loss_norm` roots a mean over completions is divided by the step's episodes instead: one
+    with more calls weighs more, and one without any counts for the workers as well.
     """
     keep = config.silent_groups == "count"
+    roots = len({(g.key.task, g.key.episode) for g in groups if keep or not _quiet(g)})
     found = {}
     for policy in policies:
         own = own_settings(config, policy)
         needed = keep and (own.beta != 0 or own.entropy_coef != 0)
-        found[policy] = _batch(config, policy, groups, keep, needed)
+        found[policy] = _batch(config, policy, groups, keep, needed, roots)
     return found
 
 
@@ -93,7 +97,12 @@ def step_batches(
 
 
 def _batch(
-    config: ResolvedConfig, policy: str, groups: Sequence[Group], keep: bool, needed: bool
+    config: ResolvedConfig,
+    policy: str,
+    groups: Sequence[Group],
+    keep: bool,
+    needed: bool,
+    roots: int,
 ) -> PolicyBatch:
     samples: list[Sample] = []
     replies = tokens = silent = cut = 0
@@ -101,7 +110,7 @@ def _batch(
     turns = config.turns
     own = [g for g in groups if g.policy == policy and (turns is None or g.key.turn in turns)]
     for group in own:
-        quiet = not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
+        quiet = _quiet(group)
         silent += quiet
         if quiet and not keep:
             continue
@@ -112,7 +121,13 @@ def _batch(
         tokens += sum(len(candidate.completion.token_ids) for candidate in counted)
         if needed or not quiet:
             samples += _merged(group.prompt_ids, counted)
+    if config.loss_norm == "roots":
+        replies = roots
     return PolicyBatch(tuple(samples), replies, tokens, len(own), silent, cut)
+
+
+def _quiet(group: Group) -> bool:
+    return not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
 
 
 def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Iterable[Sample]:

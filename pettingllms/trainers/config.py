@@ -14,11 +14,10 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from pettingllms.errors import ConfigError
-from pettingllms.models import EMBEDDED as EMBEDDED_MODEL
+from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.samplers.api_call import ApiSettings
@@ -30,7 +29,7 @@ from pettingllms.trainers import partner_settings, scale_settings
 from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
-from pettingllms.trainers.presets import LARGE, preset
+from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
@@ -90,7 +89,7 @@ class ATGRPOConfig:
     model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
-        "tiny model",
+        "tiny model; embedded:parts is another, for coding and plan_path",
         shared="run",
     )
     revision: str | None = policies_setting(
@@ -130,8 +129,9 @@ class ATGRPOConfig:
     )
     policy_settings: str | None = policies_setting(
         None,
-        "Settings of the update that single policies have for themselves, as JSON: "
-        '\'{"tester": {"learning_rate": 5e-5}}\'',
+        "Settings that single policies have for themselves, as JSON: a base model, all weights or an "
+        'adapter, the update; \'{"judge": {"model": "Qwen/Qwen3-8B", "full": true}}\'',
+        shared="run",
         json=True,
     )
     full: bool = policies_setting(
@@ -214,8 +214,8 @@ class ATGRPOConfig:
     )
     estimator: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, gdpo, look_ahead (trees); grpo, decision, agent, turn, "
-        "agent_turn, gigpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+        "Which completions are compared: at_grpo, gdpo, cure, look_ahead (trees); grpo, decision, agent, turn, "
+        "agent_turn, gigpo, gae, m_grpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
     )
     estimator_args: str | None = _algorithm(
         None,
@@ -229,8 +229,8 @@ class ATGRPOConfig:
     )
     reward_transform: str = _algorithm(
         "as_paid",
-        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round); or your "
-        "own, my_package.my_module:MyTransform",
+        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round), maporl, m_grpo, "
+        "matpo, flow, cure; or your own, my_package.my_module:MyTransform",
     )
     reward_transform_args: str | None = _algorithm(
         None, "Arguments of the reward transform as JSON, or one by one", json=True
@@ -245,20 +245,15 @@ class ATGRPOConfig:
     )
     reward_funcs: str | None = _algorithm(
         None,
-        "Functions that add to the local reward of a completion, as TRL's: "
-        "my_package.my_module:brevity, comma-separated",
+        "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
     )
     num_generations: int | None = _algorithm(
-        None,
-        "K: completions of one prompt (tree), or episodes of one task",
-        at_least=1,
+        None, "K: completions of one prompt (tree), or episodes of one task", at_least=1
     )
     tasks_per_step: int | None = _algorithm(None, "Tasks of one step", at_least=1)
     max_steps: int | None = _algorithm(None, "Steps of training", at_least=1)
     max_tokens: int | None = _algorithm(
-        None,
-        "Generated tokens after which training ends; the learning rate then follows them",
-        at_least=1,
+        None, "Generated tokens after which training ends; the rate then follows them", at_least=1
     )
     train_turns: str | None = _algorithm(
         None,
@@ -282,6 +277,11 @@ class ATGRPOConfig:
         "dapo",
         "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",
         choices=("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo"),
+    )
+    loss_norm: str = _algorithm(
+        "replies",
+        "What a mean over completions is divided by: replies, or roots (the step's episodes: MATPO)",
+        choices=("replies", "roots"),
     )
     importance_sampling_level: str = _algorithm(
         "token",
@@ -419,13 +419,13 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package.
+        """Whether the model is one that comes with this package.
 
         Not where models behind an API play all roles, and none is loaded here.
         """
         if self.model is None and only_partners(self.policies):
             return False
-        return self.model is None or Path(self.model).resolve() == EMBEDDED_MODEL.resolve()
+        return shipped(self.model) is not None
 
     def mapping(self, name: str) -> dict[str, Any]:
         """The JSON object of the field `name`; empty where it is not set.
@@ -473,7 +473,4 @@ def resolve(config: ATGRPOConfig, env: Any = None) -> ResolvedConfig:
     """
     if config.sampler == AUTO:
         config = dataclasses.replace(config, sampler=default_sampler(config))
-    missing = [name for name in LARGE if getattr(config, name) is None]
-    defaults = preset(config, env) if missing else {}
-    filled = dataclasses.replace(config, **{name: defaults[name] for name in missing})
-    return cast("ResolvedConfig", filled)
+    return cast("ResolvedConfig", dataclasses.replace(config, **open_values(config, env)))

@@ -6,14 +6,16 @@ from collections.abc import Mapping
 from typing import Any
 
 from pettingllms.errors import ConfigError
-from pettingllms.policies.roles import trained_policies
+from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.needs import check_needs
 from pettingllms.trainers.per_policy import check_policy_settings
 from pettingllms.trainers.play import check_shards
 from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.rewards.base import RewardTransform
 
 Parts = Mapping[str, Any]
@@ -28,16 +30,24 @@ def check_method(
     Raises:
         ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
             estimator cannot compare or that the environment is too long for, an environment that
-            lacks what the estimator needs, a cast for other teams, turns that no episode has,
+            lacks what the estimator or the reward transform needs, a cast for other teams, turns that no episode has,
             workers without shards, settings that a policy cannot have for itself.
     """
     check_shards(config)
     _check_turns(config, env)
-    estimator_of(config, parts.get("estimator"), env).shape().check(env)
-    plugin_of(RewardTransform, config, parts.get("reward_transform"))
+    estimator = estimator_of(config, parts.get("estimator"), env)
+    estimator.shape().check(env)
+    if estimator.frozen_base and config.full and not config.beta:
+        raise ConfigError(
+            f"estimator {config.estimator} reads the base model as it was before training, which full "
+            "policies do not keep; leave out --full, or give --beta above 0"
+        )
+    transform = plugin_of(RewardTransform, config, parts.get("reward_transform"))
+    named = RewardTransform.setting, config.reward_transform
+    check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
-    check_policy_settings(config, trained)
+    check_policy_settings(config, own_names(players), trained)
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:

@@ -84,6 +84,12 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="agent",
             cast="alternate",
         ),
+        "marft_gae": _method(
+            "MARFT with the paper's critic: advantages run along the chain of the team's decisions",
+            "arXiv 2504.16129",
+            estimator="gae",
+            cast="alternate",
+        ),
         "cory": _method(
             "A pioneer and an observer are paid the sum of both and change places every five steps; "
             "for two trained policies, such as two reasoners in math",
@@ -91,6 +97,47 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="agent",
             reward_transform="shared",
             cast="swap",
+        ),
+        "maporl": _method(
+            "A debate pays an answer for its own score and for those of later rounds; for teams of "
+            "several reasoners in math",
+            "arXiv 2502.18439",
+            estimator="agent_turn",
+            estimator_args='{"by": "reward"}',
+            reward_transform="maporl",
+        ),
+        "m_grpo": _method(
+            "Callers are compared with callers and calls with calls, of which every episode counts as "
+            "many; for a planner with workers",
+            "arXiv 2511.13288",
+            estimator="m_grpo",
+            reward_transform="m_grpo",
+        ),
+        "matpo": _method(
+            "Workers learn with the advantage of the planner's episode that called them, and a loss is "
+            "divided by episodes; for a planner with workers of one policy, --policies shared",
+            "github.com/mzf666/MATPO",
+            estimator="grpo",
+            reward_transform="matpo",
+            loss_type="grpo",
+            loss_norm="roots",
+        ),
+        "mhgpo": _method(
+            "The outcome flows back from who used a reply to who wrote it; episodes fork at one "
+            "agent's decision, another's from task to task",
+            "arXiv 2506.02718",
+            estimator="agent",
+            estimator_args='{"by": "reward"}',
+            shape="round_robin",
+            reward_transform="flow",
+        ),
+        "cure": _method(
+            "Programs and tests judge each other: a test earns by telling the right programs of the "
+            "step from the wrong ones; for a coder with a tester",
+            "arXiv 2506.03136",
+            estimator="cure",
+            reward_transform="cure",
+            branch="sample",
         ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",

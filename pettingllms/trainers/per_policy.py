@@ -1,19 +1,27 @@
 """Settings of one policy, where `policy_settings` gives it others than the team's.
 
-policy_settings:
-tester: {learning_rate: 5.0e-5, beta: 0.01}
+    policy_settings:
+      judge: {model: Qwen/Qwen3-8B, full: true, learning_rate: 2.0e-6}
+      tester: {lora_r: 32, beta: 0.01}
+
+Policies whose settings name the same model, loaded in the same way, share it in memory.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.models import model_path
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 
-OWN = (
+OF_THE_BASE = ("model", "revision", "full", "dtype", "attn_implementation", "load_in_4bit")
+"""Settings of a model in memory: policies that differ in one have a model each."""
+OF_THE_POLICY = ("chat_template_kwargs", "lora_r", "lora_alpha", "lora_target_modules")
+"""Settings of a policy's weights and prompts that those on the same model may differ in."""
+OF_THE_UPDATE = (
     "learning_rate",
     "lr_scheduler_type",
     "warmup_steps",
@@ -22,6 +30,7 @@ OWN = (
     "adam_beta2",
     "max_grad_norm",
     "tokens_per_batch",
+    "gradient_checkpointing",
     "loss_type",
     "importance_sampling_level",
     "epsilon",
@@ -30,7 +39,9 @@ OWN = (
     "beta",
     "entropy_coef",
 )
-"""Settings that may differ between policies: those of the update, which each policy has for itself."""
+"""Settings of the update, which each trained policy has for itself."""
+OWN = (*OF_THE_BASE, *OF_THE_POLICY, *OF_THE_UPDATE)
+"""Settings that may differ between policies."""
 
 
 def own_settings(config: ResolvedConfig, policy: str) -> ResolvedConfig:
@@ -42,32 +53,75 @@ def own_settings(config: ResolvedConfig, policy: str) -> ResolvedConfig:
     own: Mapping[str, Any] = config.mapping("policy_settings").get(policy, {})
     if not own:
         return config
-    # Both follow from others unless they are given.
-    follows = {} if "epsilon_high" in own else {"epsilon_high": None}
-    if not {"epsilon", "loss_type"} & own.keys():
-        follows = {}
+    # These follow from others unless they are given.
+    follows: dict[str, Any] = {}
+    if {"epsilon", "loss_type"} & own.keys():
+        follows["epsilon_high"] = None
+    if "model" in own:
+        follows["revision"] = None  # the team's is one of another model
     try:
         return dataclasses.replace(config, **{**follows, **own})
     except ConfigError as error:
         raise ConfigError(f"policy_settings of {policy}: {error}") from error
 
 
-def check_policy_settings(config: ResolvedConfig, trained: Collection[str]) -> None:
+def by_base(
+    config: ResolvedConfig, policies: Sequence[str]
+) -> list[tuple[ResolvedConfig, tuple[str, ...]]]:
+    """The policies of each base model, with the settings of the first of them.
+
+    Raises:
+        ConfigError: settings of a policy that cannot be used.
+    """
+    groups: dict[tuple[Any, ...], list[str]] = {}
+    settings = {policy: own_settings(config, policy) for policy in policies}
+    for policy, own in settings.items():
+        rest = (getattr(own, name) for name in OF_THE_BASE if name != "model")
+        groups.setdefault((base_model(own), *rest), []).append(policy)
+    return [(settings[names[0]], tuple(names)) for names in groups.values()]
+
+
+def base_model(config: ATGRPOConfig) -> str:
+    """Name or folder of the model that the settings name."""
+    return model_path(config.model)
+
+
+def common_settings(config: ResolvedConfig, policies: Sequence[str]) -> ResolvedConfig | None:
+    """The settings of all policies, where they are adapters of one model with one template.
+
+    None where they are not, so that no server of one model can hold them.
+    """
+    groups = by_base(config, policies)
+    templates = {own_settings(config, policy).chat_template_kwargs for policy in policies}
+    if len(groups) > 1 or len(templates) > 1 or groups[0][0].full:
+        return None
+    return groups[0][0]
+
+
+def any_full(config: ResolvedConfig, policies: Sequence[str]) -> bool:
+    """Whether any of the policies is a full model."""
+    return any(own_settings(config, policy).full for policy in policies)
+
+
+def check_policy_settings(
+    config: ResolvedConfig, policies: Sequence[str], trained: Collection[str]
+) -> None:
     """Refuses what cannot be a policy's own.
 
     Args:
         config: resolved settings.
-        trained: the policies that the run trains.
+        policies: those that have weights here.
+        trained: those that the run trains.
 
     Raises:
-        ConfigError: a policy that is not trained, a setting that is the whole team's, or a value
-            that cannot be used.
+        ConfigError: a policy that plays no role, a setting that is the whole team's or of an update
+            that does not happen, or a value that cannot be used.
     """
     for policy, own in config.mapping("policy_settings").items():
-        if policy not in trained:
+        if policy not in policies:
             raise ConfigError(
-                f"policy_settings names {policy!r}, which is not trained; "
-                f"{did_you_mean(policy, trained)}"
+                f"policy_settings names {policy!r}, which is no policy of the team's own; "
+                f"{did_you_mean(policy, policies)}"
             )
         if not isinstance(own, Mapping):
             raise ConfigError(f"policy_settings of {policy} must be an object, got {own!r}")
@@ -76,5 +130,10 @@ def check_policy_settings(config: ResolvedConfig, trained: Collection[str]) -> N
                 raise ConfigError(
                     f"policy_settings of {policy}: {name} cannot differ between policies; "
                     f"{', '.join(OWN)} can"
+                )
+            if name in OF_THE_UPDATE and policy not in trained:
+                raise ConfigError(
+                    f"policy_settings of {policy}: {name} is of the update, and {policy} is not "
+                    "trained; leave it out"
                 )
         own_settings(config, policy)

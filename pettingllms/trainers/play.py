@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.room import longest_prompt
+from pettingllms.rollout.room import longest_prompts
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
@@ -71,7 +71,7 @@ class Player:
                 policies=casting.players,
                 wide=casting.learners,
                 cohort=None if shard is None else shard * self.shape.episodes,
-                longest=longest_prompt(self.sampler, length),
+                longest=longest_prompts(self.sampler, length),
                 timed=clock.time,
             ).run(tasks)
 

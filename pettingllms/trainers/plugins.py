@@ -39,6 +39,15 @@ class Plugin:
     def __init__(self, config: ResolvedConfig) -> None:
         self.config = config
 
+    def attach(self, env: Any, policies: Any) -> None:
+        """Hands over what a part may ask beside the records; once, before the first step.
+
+        Args:
+            env: the environment, which is never stepped itself.
+            policies: the `PolicySet` of the run; its weights are not the part's to change.
+        """
+        del env, policies
+
     def state_dict(self) -> dict[str, Any]:
         """What it learned in earlier steps: numbers, strings, tensors and containers.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.models import shipped
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -44,16 +46,68 @@ TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
 
 
+FOLLOWING = ("learning_rate", "warmup_steps", "tokens_per_batch", "gradient_checkpointing")
+"""Those that a policy with a model of its own, or whose weights are all trained, has for itself."""
+_DECIDING = ("model", "full", "load_in_4bit")
+
+
+def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
+    """The value of every setting that is open.
+
+    `policy_settings` among them, where the model of a policy asks for another value than the team's.
+    """
+    missing = [name for name in LARGE if getattr(config, name) is None]
+    defaults = preset(config, env) if missing else {}
+    values = {name: defaults[name] for name in missing}
+    own = {
+        policy: {**_following(config, given, defaults, env), **given}
+        for policy, given in config.mapping("policy_settings").items()
+        if isinstance(given, Mapping)
+    }
+    settings = config.mapping("policy_settings") | own
+    if settings != config.mapping("policy_settings"):
+        values["policy_settings"] = settings
+    return values
+
+
+def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
+    """The arguments with which an environment fits its tasks to an embedded model; none for others."""
+    return dict(_declared(config, kind)[1]) if config.embedded else {}
+
+
+def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
+    """What an environment declares for the embedded model in use: the attribute and its value."""
+    name, own = f"embedded{ending}", f"embedded_parts{ending}"
+    if shipped(config.model) == "embedded:parts" and hasattr(kind, own):
+        name = own
+    return name, getattr(kind, name, {})
+
+
+def _following(
+    config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
+) -> dict[str, Any]:
+    """What a policy with the settings `given` has in place of the team's `defaults`."""
+    deciding = {name: given[name] for name in _DECIDING if name in given}
+    if not deciding or not defaults:
+        return {}
+    try:
+        own = preset(dataclasses.replace(config, **deciding), env)
+    except ConfigError:
+        return {}  # `check_policy_settings` says which policy it is of
+    names = [name for name in FOLLOWING if name in defaults and name not in given]
+    return {name: own[name] for name in names if own[name] != defaults[name]}
+
+
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if config.embedded:
         maker = creator_of(config.env) if env is None else env
         kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
-        own: Mapping[str, Any] = getattr(kind, "embedded_training", {})
+        declared, own = _declared(config, kind, "_training")
         for name in own:
             if name not in EMBEDDED:
                 hint = did_you_mean(name, EMBEDDED)
-                raise ConfigError(f"embedded_training of {kind}: unknown setting {name!r}; {hint}")
+                raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
         defaults = EMBEDDED | dict(own)
         if config.full:
             defaults["learning_rate"] /= 10

@@ -182,6 +182,11 @@ def check_loss(settings: Any) -> None:
             f"importance_sampling_level=sequence goes with loss_type grpo or sapo, got {kind}, "
             "which averages over tokens"
         )
+    if settings.loss_norm == "roots" and kind not in ("grpo", "sapo", "dr_grpo"):
+        raise ConfigError(
+            "loss_norm=roots goes with loss_type grpo, sapo or dr_grpo, which average over "
+            f"completions, got {kind}, which averages over tokens"
+        )
     if kind == "cispo" and high < 1:
         raise ConfigError(
             f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"

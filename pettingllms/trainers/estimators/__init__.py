@@ -5,12 +5,15 @@
 | `at_grpo` | task, episode, role, turn, parent | reward of the decision | tree: K candidates of one prompt, one is played on |
 | `look_ahead` | as `at_grpo` | reward of the decision and what followed it | tree in which every candidate is played to the end |
 | `gdpo` | as `at_grpo` | each part of the reward, scaled by itself | tree (arXiv 2601.05242) |
+| `cure` | as `at_grpo` | reward of the decision; divided by the deviation of the population | tree (CURE, arXiv 2506.03136) |
 | `grpo` | task; an episode counts once | return of the episode | K episodes a task (arXiv 2402.03300) |
 | `decision` | task; an episode counts once a decision | return of the episode | K episodes a task |
 | `agent` | task, agent | return of the episode | K episodes a task (Dr. MAS, arXiv 2602.08847) |
 | `turn` | task, turn | return of the episode | K episodes a task |
 | `agent_turn` | task, agent, turn | return of the episode | K episodes a task |
 | `gigpo` | task; and task, agent, equal prompt | return; and discounted rewards to go | K episodes a task (arXiv 2505.10978) |
+| `m_grpo` | task, agent; an episode counts once, and so does a call, of which all have as many | reward of the caller's episode; of the call | K episodes a task (M-GRPO, arXiv 2511.13288) |
+| `gae` | a critic's expectation at the decision | rewards to go, by gamma and lambda | 1 or more episodes a task (MARFT, arXiv 2504.16129) |
 | `rae` | the role's own past | return of the episode | 1 or more episodes a task (SPIRAL, arXiv 2506.24119) |
 
 In a team that acts in a fixed cycle every agent has equally many decisions, so that `agent` and
@@ -40,6 +43,9 @@ ESTIMATORS = Registry(
         "gigpo": "pettingllms.trainers.estimators.gigpo:Gigpo",
         "look_ahead": "pettingllms.trainers.estimators.look_ahead:LookAhead",
         "gdpo": "pettingllms.trainers.estimators.gdpo:Gdpo",
+        "m_grpo": "pettingllms.trainers.estimators.m_grpo:MGrpo",
+        "gae": "pettingllms.trainers.estimators.gae:Gae",
+        "cure": "pettingllms.trainers.estimators.cure:Cure",
         "rae": "pettingllms.trainers.estimators.rae:Rae",
     },
 )

@@ -36,6 +36,9 @@ class Estimator(Plugin, ABC):
     least: ClassVar[int] = 2
     """The smallest K (`num_generations`) that it can work with."""
 
+    frozen_base: ClassVar[bool] = False
+    """Whether it reads the base model as it was before training, which full policies do not keep."""
+
     def shape(self) -> RolloutShape:
         """What the rollout samples of each task: `shape` of the settings, or the default.
 
@@ -95,5 +98,5 @@ def estimator_of(
         )
     found.shape()
     if env is not None:
-        check_needs(config.estimator, found.needs, env)
+        check_needs(Estimator.setting, config.estimator, found.needs, env, ESTIMATORS)
     return found

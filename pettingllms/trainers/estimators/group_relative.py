@@ -11,7 +11,8 @@ from typing import ClassVar
 
 import torch
 
-from pettingllms.errors import GroupError
+from pettingllms.errors import ConfigError, GroupError, did_you_mean
+from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.types import Advantage, Candidate, Group
 
@@ -80,34 +81,53 @@ class AtGrpo(GroupRelative):
     needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 
 
-_EPISODES = ("episodes", "fork_on_first", "round_robin", "full")
+class OfEpisodes(GroupRelative):
+    """Compares decisions of K episodes of a task.
+
+    Args:
+        config: resolved settings of the run.
+        by: "return" of the episode, or "reward" of the decision alone, for reward transforms that
+            say what a single decision is worth.
+
+    Raises:
+        ConfigError: another word.
+    """
+
+    shapes = ("episodes", "fork_on_first", "round_robin", "full")
+
+    def __init__(self, config: ResolvedConfig, *, by: str = "return") -> None:
+        super().__init__(config)
+        if by not in ("return", "reward"):
+            hint = did_you_mean(str(by), ("return", "reward"))
+            raise ConfigError(f"estimator_args: by must be return or reward, got {by!r}; {hint}")
+        self.by = by
+
+    def value(self, group: Group, candidate: Candidate) -> float:
+        """The return of the episode that continues from the candidate, or the candidate's own reward."""
+        return candidate.reward if self.by == "reward" else group.return_by(candidate)
 
 
-class PerDecision(GroupRelative):
+class PerDecision(OfEpisodes):
     """All decisions of a task's episodes share a baseline, so that long episodes weigh more in it."""
 
-    shapes = _EPISODES
     key = ("task",)
 
 
-class PerAgent(GroupRelative):
+class PerAgent(OfEpisodes):
     """An agent's decisions in a task's episodes share a baseline: Dr. MAS, arXiv 2602.08847."""
 
-    shapes = _EPISODES
     key = ("task", "agent")
 
 
-class PerTurn(GroupRelative):
+class PerTurn(OfEpisodes):
     """The decisions of one turn in a task's episodes share a baseline."""
 
-    shapes = _EPISODES
     key = ("task", "turn")
 
 
-class PerAgentTurn(GroupRelative):
+class PerAgentTurn(OfEpisodes):
     """An agent's decisions of one turn in a task's episodes share a baseline."""
 
-    shapes = _EPISODES
     key = ("task", "agent", "turn")
 
 

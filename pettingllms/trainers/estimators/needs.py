@@ -1,12 +1,21 @@
-"""What an estimator needs of an environment, checked before a model is loaded.
+"""What an estimator or a reward transform needs of an environment, checked before a model is loaded.
 
-An environment says what it has in PettingZoo's `metadata`; one that says nothing is taken to have it.
+An environment says what it has in PettingZoo's `metadata`. One that says nothing is taken to have what
+nearly all have:
 
 | need | an environment that lacks it says |
 |---|---|
 | `early_rewards`: completions earn something before the end of the episode | `"outcome": "late"` |
 | `recurring_states`: prompts, or `info["anchor"]`, that are met again | `"states_recur": False` |
 | `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
+
+and to lack what few have:
+
+| need | an environment that has it says |
+|---|---|
+| `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
+| `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
+| `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
 """
 
 from __future__ import annotations
@@ -16,7 +25,7 @@ from typing import Any
 
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import ConfigError
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.registry import Registry
 
 
 def _parts(env: Any) -> int:
@@ -38,6 +47,19 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
         lambda env: _parts(env) < 2,
         "compares the parts of a reward one by one, and rewards of {env} have one part",
     ),
+    "judged_replies": (
+        lambda env: not env.metadata.get("judged_replies"),
+        "pays for right answers, and {env} does not say of every reply whether it is one",
+    ),
+    "cross_runs": (
+        lambda env: not env.metadata.get("cross_runs"),
+        "is for programs and tests that judge each other, and {env} has none (coding with a team does)",
+    ),
+    "calls": (
+        lambda env: not env.metadata.get("caller"),
+        "is for an agent that calls others, and {env} names none in its metadata (search does with "
+        "--env-args.topology nested)",
+    ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""
 
@@ -47,21 +69,25 @@ def lacking(needs: tuple[str, ...], env: Any) -> list[str]:
     return [need for need in needs if need in NEEDS and NEEDS[need][0](env)]
 
 
-def check_needs(name: str, needs: tuple[str, ...], env: Any) -> None:
-    """Refuses an estimator on an environment that lacks what it needs.
+def check_needs(
+    setting: str, name: str, needs: tuple[str, ...], env: Any, registry: Registry
+) -> None:
+    """Refuses a part of a method on an environment that lacks what it needs.
 
     Args:
-        name: of the estimator, as the settings have it.
-        needs: its `Estimator.needs`.
+        setting: that names the part, such as `estimator`.
+        name: of the part, as the settings have it.
+        needs: its class's `needs`.
         env: what it is to learn from.
+        registry: of parts that would do in its place.
 
     Raises:
-        ConfigError: names both, what is lacking, and the estimators that fit.
+        ConfigError: names both, what is lacking, and the parts that fit.
     """
     missing = lacking(needs, env)
     if missing:
-        fitting = [own for own in ESTIMATORS.own if not lacking(ESTIMATORS.load(own).needs, env)]
+        fitting = [own for own in registry.own if not lacking(registry.load(own).needs, env)]
         raise ConfigError(
-            f"estimator {name} {NEEDS[missing[0]][1].format(env=env)}; use one of "
+            f"{setting} {name} {NEEDS[missing[0]][1].format(env=env)}; use one of "
             f"{', '.join(fitting)}"
         )

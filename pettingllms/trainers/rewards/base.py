@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import ClassVar
 
+from pettingllms.errors import ConfigError
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.plugins import Plugin
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.types import Candidate, Group
@@ -20,6 +23,8 @@ class RewardTransform(Plugin):
 
     setting, registry = "reward_transform", REWARD_TRANSFORMS
     by_task, own = True, ("__call__",)
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records as the estimator shall see them, in the same order; called once a step.
@@ -51,3 +56,22 @@ def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) 
         overlong=trajectory.overlong,
         came_from=trajectory.came_from,
     )
+
+
+def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
+    """Whether the team had solved the task at the end of the episode.
+
+    Raises:
+        ConfigError: the environment does not say.
+    """
+    if trajectory.success is None:
+        raise ConfigError(
+            f"reward_transform {config.reward_transform} pays for success, and {config.env} does not "
+            "say whether a task was solved: infos need `success`"
+        )
+    return trajectory.success
+
+
+def readable(group: Group) -> bool:
+    """Whether the reply that the episode continued from could be read."""
+    return group.chosen.info.get("parse_error") is None

@@ -1,0 +1,163 @@
+"""A base model in memory: the policies on it, their tokenizers, and what samples from them.
+
+Policies that name the same model share one `Base`; a team whose policies name several has as many.
+Nothing is shared between two of them: weights, tokenizer, template and engine are each base's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from pettingllms.errors import SamplerUnavailable
+from pettingllms.models.shared_prompts import enabled
+from pettingllms.policies.chat import Chat
+from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
+from pettingllms.samplers.base import InferenceEngine, SampledTokens, SamplingParams, Weights
+from pettingllms.types import Request, Sample
+
+
+class Base:
+    """A base model and the policies on it.
+
+    Args:
+        weights: the policies' tensors.
+        chats: policy -> tokenizer and template.
+        engine: samples, from weights that `publish` hands to it.
+        checkpointing: policies whose update computes activations again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        chats: Mapping[str, Chat],
+        engine: InferenceEngine,
+        checkpointing: Collection[str] = (),
+    ) -> None:
+        self.weights, self.chats = weights, dict(chats)
+        self.engine: InferenceEngine | None = engine
+        """None after `close`."""
+        self._checkpointing = checkpointing
+        model = weights.module(next(iter(chats)))
+        self._packed = enabled(model)
+        self.contexts = {
+            name: context_of(model, chat.tokenizer.model_max_length) for name, chat in chats.items()
+        }
+        """Policy -> most tokens of a prompt and its completion together."""
+        self.parameters = {name: list(weights.tensors(name).values()) for name in chats}
+        """Policy -> the tensors that it trains."""
+
+    @property
+    def name(self) -> str:
+        """Name or path of the model, as it was given."""
+        return self.weights.base
+
+    @property
+    def digest(self) -> str:
+        """Tells this model from others; see `pettingllms.policies.weights.base_digest`."""
+        return self.weights.digest
+
+    @property
+    def described(self) -> str:
+        """What its policies are, and the model's name and digest."""
+        kind = "full model" if self.weights.full else "adapter"
+        return f"{kind} on {self.name}, digest {self.digest}"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the models."""
+        return next(iter(self.parameters.values()))[0].device
+
+    def sampling_model(self, policy: str) -> PreTrainedModel:
+        """The model that samples this policy, in evaluation mode; ask again before each use."""
+        model = self.weights.sampling_module(policy)
+        _set_training(model, False)
+        return model
+
+    def sample(
+        self, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> list[list[SampledTokens]]:
+        """Completes every request `n` times.
+
+        Raises:
+            ConfigError: a request that does not fit the engine.
+            SamplerUnavailable: the engine failed, or has been closed.
+        """
+        if self.engine is None:
+            raise SamplerUnavailable("these policies have been closed; load them again to sample")
+        return self.engine.sample(requests, n, params)
+
+    def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
+        """Cuts one policy's samples into micro-batches on the model's device."""
+        return microbatches(samples, tokens_per_batch, packed=self._packed, device=self.device)
+
+    def logprobs(
+        self, policy: str, batch: Batch, *, temperature: float, entropy: bool, entropy_grad: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities `_BT` under the policy's current weights; see `batch_logprobs`."""
+        module = self.weights.module(policy)
+        # Activations are recomputed in training mode only; otherwise the mode has no effect,
+        # because dropout is off.
+        _set_training(module, policy in self._checkpointing)
+        with self._precision():
+            return batch_logprobs(
+                module, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
+            )
+
+    def reference_logprobs(self, batch: Batch, *, temperature: float) -> torch.Tensor:
+        """Log-probabilities `_BT` under the model itself."""
+        with self.weights.reference() as module, self._precision():
+            _set_training(module, False)
+            return batch_logprobs(module, batch, temperature=temperature)[0]
+
+    def features(
+        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Last hidden state of the model at the last token of each prompt; see `PolicySet.features`."""
+        found: dict[tuple[int, ...], torch.Tensor] = {}
+        ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
+        with self.weights.reference() as module, self._precision():
+            _set_training(module, False)
+            while ordered:
+                # The longest of a batch is its last: rows are padded to its length.
+                count = max(1, tokens_per_batch // len(ordered[-1]))
+                rows, ordered = ordered[-count:], ordered[:-count]
+                for ids, state in zip(rows, last_states(module, rows, self.device), strict=True):
+                    found[ids] = state
+        return found
+
+    def close(self) -> None:
+        """Closes the engine; the policies can still be read and written."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+    def _precision(self) -> torch.autocast:
+        dtype = self.weights.autocast
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+def context_of(model: PreTrainedModel, default: int) -> int:
+    """The most tokens that a model is computed for.
+
+    Models with "longrope" or "dynamic" positions turn all of them in another way once a text is
+    longer than they were first trained for. The log-probabilities of a completion would then
+    depend on what else is in its batch, so their texts end there.
+    """
+    text = model.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or default)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        first = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        return min(longest, int(first or longest))
+    return longest
+
+
+def _set_training(model: nn.Module, training: bool) -> None:
+    if model.training != training:
+        model.train(training)

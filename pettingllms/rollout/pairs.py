@@ -1,0 +1,178 @@
+"""Preference pairs and completions from full trees, in the dataset formats of TRL's trainers.
+
+MALT, Motwani et al. 2024, https://arxiv.org/abs/2412.01928, section 4: a value flows upwards from the
+leaves of a full tree, and siblings on different sides of 1/2 are a pair.
+
+A row is a conversation of one user turn, so that TRL applies the chat template as the run did.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import shutil
+from collections import defaultdict
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.rollout.files import TRAJECTORIES
+from pettingllms.rollout.forest import flowing, place_of, used_by
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.types import Group
+
+THRESHOLD = 0.5
+"""A completion is good if its value is above it."""
+PAIRS, SFT = "pairs.jsonl", "sft.jsonl"
+
+
+class Judged(NamedTuple):
+    """A decision whose candidates have values."""
+
+    group: Group
+    values: dict[str, float]
+    """Completion -> value; the mean where the same text was sampled several times."""
+
+    @property
+    def good(self) -> list[str]:
+        """The completions above the threshold."""
+        return [text for text, value in self.values.items() if value > THRESHOLD]
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """Every good completion with every other one."""
+        rest = [text for text in self.values if text not in self.good]
+        return list(itertools.product(self.good, rest))
+
+
+def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
+    """Values of the candidates that were played on.
+
+        V(leaf) = 1 for a success, else 0,    V(candidate) = mean V over the candidates that follow it
+
+    Args:
+        trajectories: of whole tasks, forks included.
+
+    Raises:
+        ConfigError: the environment does not say whether a task was solved.
+    """
+    played = {
+        place_of(group, k): candidate
+        for each in trajectories
+        for group in each.groups
+        for k, candidate in enumerate(group.candidates)
+        if candidate.chosen
+    }
+    used = used_by(trajectories)
+    users: dict[Hashable, list[Any]] = {
+        place: [user for user in used[place] if user in played] for place in played
+    }
+    leaves: dict[Hashable, float] = {}
+    for place, candidate in played.items():
+        if not users[place]:
+            if candidate.info.get("success") is None:
+                raise ConfigError(
+                    "the run's environment does not say whether a task was solved (info `success`), "
+                    "so that no completion is better than another"
+                )
+            leaves[place] = float(bool(candidate.info["success"]))
+    values = flowing(users, leaves)
+    found = []
+    for each in trajectories:
+        for group in each.groups:
+            own: dict[str, list[float]] = defaultdict(list)
+            for k, candidate in enumerate(group.candidates):
+                if (place := place_of(group, k)) in played:
+                    own[candidate.completion.text].append(values[place])
+            found.append(Judged(group, {t: sum(v) / len(v) for t, v in own.items()}))
+    return found
+
+
+def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, int]]:
+    """Writes `out/POLICY/pairs.jsonl` and `sft.jsonl` from the full trees of a run.
+
+    Args:
+        run: its folder.
+        out: a folder that does not exist, written as a whole or not at all.
+        most: pairs of a task and a policy, so that no task dominates; drawn by the task's name.
+
+    Returns:
+        Policy -> pairs and good completions.
+
+    Raises:
+        ConfigError: `out` exists, `most` is below 1, or the run has no full trees.
+        RunFolderError: `run` holds no run, or a line is damaged.
+    """
+    if most < 1:
+        raise ConfigError(f"most must be at least 1, got {most}")
+    if out.exists():
+        raise ConfigError(f"{out} exists; name a new folder")
+    pairs: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    completions: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    forked = False
+    for trajectories in _by_step(run):
+        forked |= any(each.came_from is not None for each in trajectories)
+        found: dict[tuple[str, str], list[tuple[str, str, str]]] = defaultdict(list)
+        for each in judged(trajectories):
+            policy, prompt = each.group.policy, each.group.prompt
+            completions[policy] += [
+                {"prompt": _said("user", prompt), "completion": _said("assistant", text)}
+                for text in each.good
+            ]
+            found[each.group.key.task, policy] += [(prompt, *pair) for pair in each.pairs]
+        for (task, policy), own in found.items():
+            rng = random.Random(f"{task} {policy} pairs")
+            kept = own if len(own) <= most else rng.sample(own, most)
+            pairs[policy] += [
+                {
+                    "prompt": _said("user", prompt),
+                    "chosen": _said("assistant", chosen),
+                    "rejected": _said("assistant", rejected),
+                }
+                for prompt, chosen, rejected in kept
+            ]
+    if not forked:
+        raise ConfigError(
+            f"{run} has no full trees, so that siblings have no values of their own; play some with "
+            "--shape full --learning-rate 0"
+        )
+    policies = sorted({*pairs, *completions})
+    _write(out, {p: {PAIRS: pairs[p], SFT: completions[p]} for p in policies})
+    return {policy: (len(pairs[policy]), len(completions[policy])) for policy in policies}
+
+
+def _said(role: str, text: str) -> list[dict[str, str]]:
+    return [{"role": role, "content": text}]
+
+
+def _by_step(run: Path) -> Iterator[list[Trajectory]]:
+    """The episodes of each step of a run."""
+    path = run / TRAJECTORIES
+    if not path.is_file():
+        raise RunFolderError(f"{run} holds no run: it has no {TRAJECTORIES}")
+
+    def rows() -> Iterator[Any]:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                try:
+                    yield json.loads(line)
+                except ValueError as error:
+                    raise RunFolderError(f"{path}, line {number}: {error}") from error
+
+    for _, own in itertools.groupby(rows(), key=lambda row: row.get("step")):
+        yield [Trajectory.from_row(row) for row in own]
+
+
+def _write(out: Path, files: dict[str, dict[str, Iterable[Any]]]) -> None:
+    """Writes a folder of JSONL files, which appears when all are there."""
+    draft = out.with_name(f".{out.name}.part")
+    shutil.rmtree(draft, ignore_errors=True)
+    for policy, named in files.items():
+        (draft / policy).mkdir(parents=True)
+        for name, rows in named.items():
+            # ASCII: a model may have written halves of surrogate pairs, which are no UTF-8.
+            text = "".join(f"{json.dumps(row)}\n" for row in rows)
+            (draft / policy / name).write_text(text, encoding="ascii")
+    draft.rename(out)

@@ -1,0 +1,154 @@
+"""Generalized advantages along the chain of a team's decisions, with a critic: MARFT.
+
+Liao et al. 2025, https://arxiv.org/abs/2504.16129; GAE is Schulman et al. 2016,
+https://arxiv.org/abs/1506.02438.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from pettingllms.errors import ConfigError
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.critic import Critic
+from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.estimators.grpo import member_of
+from pettingllms.types import Advantage, Group
+
+
+class Gae(Estimator):
+    """Compares what followed a decision with what a critic expected there.
+
+        delta_i = r_i + gamma V(o_i+1) - V(o_i),   A_i = delta_i + gamma lambda A_i+1
+
+    `i + 1` is the next decision of the team, mostly another agent's, which sees what `i` wrote; where
+    agents have returns of their own, it is the agent's own next one. V after the last decision is 0,
+    also where the turns ran out: their limit is part of the task. A is then centered and divided by
+    its deviation over the step, unless `scale_rewards` is none. The critic learns `A_i + V(o_i)`
+    after it was asked. One episode of a task is enough.
+
+    Args:
+        config: resolved settings of the run.
+        gamma, lam: of the formula.
+        learning_rate, epochs: of the critic, which reads the base model's hidden state at the last
+            token of a prompt.
+        warmup: steps in which the critic alone learns.
+
+    Raises:
+        ConfigError: an argument out of range.
+    """
+
+    least = 1
+    frozen_base = True
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        *,
+        gamma: float = 0.99,
+        lam: float = 0.95,
+        learning_rate: float = 1e-3,
+        epochs: int = 4,
+        warmup: int = 0,
+    ) -> None:
+        super().__init__(config)
+        for name, share in (("gamma", gamma), ("lam", lam)):
+            if not 0 <= share <= 1:
+                raise ConfigError(f"estimator_args: {name} must be from 0 to 1, got {share}")
+        if not learning_rate > 0:
+            raise ConfigError(f"estimator_args: learning_rate must be above 0, got {learning_rate}")
+        for name, count, least in (("epochs", epochs, 1), ("warmup", warmup, 0)):
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ConfigError(
+                    f"estimator_args: {name} must be a whole number from {least}, got {count!r}"
+                )
+        self.gamma, self.lam, self.warmup = gamma, lam, warmup
+        self.learning_rate, self.epochs = learning_rate, epochs
+        self.critic: Critic | None = None
+        self._policies: PolicySet | None = None
+
+    def attach(self, env: Any, policies: PolicySet) -> None:
+        """Takes the base model, whose features the critic reads."""
+        del env
+        self._policies = policies
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """One number for each decision, by the critic as it was before the step.
+
+        Raises:
+            NonFiniteError: the critic predicts a value that is not finite.
+        """
+        if not groups:
+            return []
+        features_NX = self._features(groups)
+        critic = self.critic = self.critic or self._new_critic(features_NX.shape[1])
+        values_N = critic.values(features_NX)
+        found_N = chained(groups, values_N, self.gamma, self.lam)
+        resting = critic.fits < self.warmup
+        critic.fit(features_NX, found_N + values_N)
+        if resting:
+            return [0.0] * len(groups)
+        if self.config.scale_rewards != "none":
+            found_N = standardized(found_N)
+        return [*found_N.tolist()]
+
+    def _features(self, groups: Sequence[Group]) -> torch.Tensor:
+        if self._policies is None:
+            raise ConfigError("estimator gae reads the base model; a trainer attaches it")
+        prompts = [group.prompt_ids for group in groups]
+        found = self._policies.features(prompts, self.config.tokens_per_batch)
+        return torch.stack([found[ids] for ids in prompts])
+
+    def _new_critic(self, size: int) -> Critic:
+        rate, epochs = self.learning_rate, self.epochs
+        return Critic(size, self.config.seed, learning_rate=rate, epochs=epochs)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The critic; empty before the first step."""
+        return {} if self.critic is None else {"critic": self.critic.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues with the critic of an earlier step, or without one."""
+        self.critic = None
+        if "critic" in state:
+            self.critic = self._new_critic(state["critic"]["size"])
+            self.critic.load_state_dict(state["critic"])
+
+
+class _Next(NamedTuple):
+    advantage: float = 0.0
+    value: float = 0.0
+
+
+def chained(
+    groups: Sequence[Group], values_N: torch.Tensor, gamma: float, lam: float
+) -> torch.Tensor:
+    """The advantages A of `Gae`, before they are scaled, float64 `_N`.
+
+    Args:
+        groups: decisions with one candidate each.
+        values_N: V of each.
+        gamma: weight of what comes a decision later.
+        lam: lambda, weight of later surprises.
+    """
+    found_N = torch.zeros_like(values_N)
+    after: dict[tuple[str, int, str], _Next] = defaultdict(_Next)
+    for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
+        group, value, chain = groups[at], float(values_N[at]), member_of(groups[at])
+        reward = group.chosen.reward + group.late_reward
+        delta = reward + gamma * after[chain].value - value
+        advantage = delta + gamma * lam * after[chain].advantage
+        found_N[at] = advantage
+        after[chain] = _Next(advantage, value)
+    return found_N
+
+
+def standardized(values_N: torch.Tensor) -> torch.Tensor:
+    """Centered values over their deviation (1 / n); 0 where all are the same."""
+    centered_N = values_N - values_N.mean()
+    return centered_N / (values_N.std(correction=0) + 1e-8)

@@ -1,0 +1,146 @@
+"""MAPoRL: an answer in a debate is paid for its own score and for those of all rounds after it.
+
+Park et al. 2025, https://arxiv.org/abs/2502.18439, sections 3.2 and 3.3. The signs of what is paid for the
+influence on others follow the text; in the released code, where they are off by default, they are reversed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+from pettingllms.errors import ConfigError
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.rewards.base import RewardTransform, repaid
+from pettingllms.types import Candidate, Group
+
+Scores = Sequence[Mapping[str, float]]
+"""For each round agent -> score of its answer, V."""
+
+
+class Debate(RewardTransform):
+    """Pays for what an answer leads to in the rounds of a debate.
+
+        R[t][a] = (V[t][a] + sum_u>t gamma^(u-t) mean_b V[u][b]) / sum_u>=t gamma^(u-t)
+
+    V is 1 for a right answer (`info["right"]`) and 0 for any other. Rounds end where the episode does, and an agent
+    that did not speak in one is no part of its mean. Changes of mind may earn more, by default nothing:
+    an agent that changes to a right answer gets `a1` where most others were right in the round before
+    (it was persuaded) and `a0` where they were wrong; one that changes to a wrong answer loses the same.
+    Where most others change to right in the round after, it gets `b1` if it was right and `b0` if
+    not; where they change to wrong, it loses `b0` if it was right and `b1` if not. A tie of the
+    others is no state that they could change from or to.
+
+    Compare the result as what it is, the worth of one answer: `agent_turn` with `by` reward.
+
+    Args:
+        config: resolved settings of the run.
+        gamma: weight of a round against the one before it.
+        a0, a1, b0, b1: of changes of mind.
+
+    Raises:
+        ConfigError: gamma is not in [0, 1], or a weight is negative.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("judged_replies",)
+
+    def __init__(
+        self,
+        config: ResolvedConfig,
+        *,
+        gamma: float = 0.3,
+        a0: float = 0.0,
+        a1: float = 0.0,
+        b0: float = 0.0,
+        b1: float = 0.0,
+    ) -> None:
+        super().__init__(config)
+        if not 0 <= gamma <= 1:
+            raise ConfigError(f"reward_transform_args: gamma must be from 0 to 1, got {gamma}")
+        for name, weight in (("a0", a0), ("a1", a1), ("b0", b0), ("b1", b1)):
+            if not weight >= 0:
+                raise ConfigError(
+                    f"reward_transform_args: {name} must not be negative, got {weight}"
+                )
+        self.gamma, self.a, self.b = gamma, (a0, a1), (b0, b1)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with R in place of every reward.
+
+        Raises:
+            ConfigError: the environment does not say whether an answer is right.
+        """
+        return [self._debated(trajectory) for trajectory in trajectories]
+
+    def _debated(self, trajectory: Trajectory) -> Trajectory:
+        rounds = self._rounds(trajectory)
+
+        def reward(group: Group, candidate: Candidate) -> float:
+            t, agent = group.key.turn, group.key.agent
+            own = {**rounds[t], agent: self._score(candidate)}
+            debate = [*rounds[:t], own, *rounds[t + 1 :]]
+            return discounted(debate, t, agent, self.gamma) + self._incentive(debate, t, agent)
+
+        return repaid(trajectory, reward)
+
+    def _rounds(self, trajectory: Trajectory) -> list[dict[str, float]]:
+        found: dict[int, dict[str, float]] = defaultdict(dict)
+        for group in trajectory.groups:
+            found[group.key.turn][group.key.agent] = self._score(group.chosen)
+        return [found[t] for t in range(max(found, default=-1) + 1)]
+
+    def _score(self, candidate: Candidate) -> float:
+        if "right" not in candidate.info:
+            raise ConfigError(
+                f"reward_transform maporl pays for right answers, and {self.config.env} does not say "
+                "of every reply whether it is one: infos need `right`"
+            )
+        return float(candidate.info["right"])
+
+    def _incentive(self, debate: Scores, t: int, agent: str) -> float:
+        now = debate[t][agent] == 1
+        others = [_majority(debate, u, agent) for u in range(len(debate))]
+        bonus = 0.0
+        if t > 0 and agent in debate[t - 1]:
+            bonus += own_change(debate[t - 1][agent] == 1, now, others[t - 1], self.a)
+        if t + 1 < len(debate):
+            bonus += others_change(now, others[t], others[t + 1], self.b)
+        return bonus
+
+
+def discounted(debate: Scores, t: int, agent: str, gamma: float) -> float:
+    """The score of an answer and, by gamma, the mean scores of all rounds after it; see `Debate`."""
+    total, norm = debate[t][agent], 1.0
+    for u in range(t + 1, len(debate)):
+        if debate[u]:
+            total += gamma ** (u - t) * sum(debate[u].values()) / len(debate[u])
+            norm += gamma ** (u - t)
+    return total / norm
+
+
+def own_change(before: bool, after: bool, others: bool | None, a: tuple[float, float]) -> float:
+    """What a change of one's own mind earns. `others`: whether most others were right; None: a tie."""
+    if before == after:
+        return 0.0
+    size = a[0] if others is False else a[1]
+    return size if after else -size
+
+
+def others_change(
+    own: bool, before: bool | None, after: bool | None, b: tuple[float, float]
+) -> float:
+    """What an answer earns where most others change their minds after it. None: a tie."""
+    if before is None or after is None or before == after:
+        return 0.0
+    if after:
+        return b[1] if own else b[0]
+    return -b[0] if own else -b[1]
+
+
+def _majority(debate: Scores, t: int, agent: str) -> bool | None:
+    """Whether most others are right in a round; None for a tie, also of nobody."""
+    scores = [score for other, score in debate[t].items() if other != agent]
+    right = sum(scores)
+    return None if 2 * right == len(scores) else 2 * right > len(scores)

@@ -1,0 +1,51 @@
+"""MATPO: an episode is paid for its answer and for its form, to which every call belongs.
+
+https://github.com/mzf666/MATPO
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.rewards.base import RewardTransform, readable, repaid, solved
+from pettingllms.types import Candidate, Group
+
+
+class RootRewards(RewardTransform):
+    """Pays an episode R at its last decision, and nothing before.
+
+        R = 0.9 correct + 0.1 form
+
+    `correct` is whether the team succeeded, `form` whether all replies could be read, those of workers
+    too. With estimator `grpo` every decision below a planner then has the advantage of the planner's
+    episode, and `loss_norm` roots divides by episodes.
+
+    Args:
+        config: resolved settings of the run.
+    """
+
+    needs: ClassVar[tuple[str, ...]] = ("calls",)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """The records with R as the return of every episode.
+
+        Raises:
+            ConfigError: the environment does not say whether a task was solved.
+        """
+        return [self._repaid(trajectory) for trajectory in trajectories]
+
+    def _repaid(self, trajectory: Trajectory) -> Trajectory:
+        total = root_reward(solved(trajectory, self.config), map(readable, trajectory.groups))
+
+        def reward(group: Group, candidate: Candidate) -> float:
+            del candidate
+            return total if group is trajectory.groups[-1] else 0.0
+
+        return repaid(trajectory, reward)
+
+
+def root_reward(correct: bool, forms: Iterable[bool]) -> float:
+    """R of an episode, of whose replies `forms` says whether each could be read."""
+    return 0.9 * correct + 0.1 * all(forms)

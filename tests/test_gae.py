@@ -1,0 +1,173 @@
+"""MARFT's advantages and its critic: the table, what it learns, and that a resumed run is the same."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from pettingllms.errors import NonFiniteError
+from pettingllms.policies.loading import load_policies
+from pettingllms.runs import checkpoints
+from pettingllms.session import plan_run
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.critic import Critic
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.gae import chained, standardized
+from tests import letters_env
+from tests.test_checkpoints import assert_same, new_folder, weights
+from tests.test_estimators_golden import cases, decision, played
+from tests.tiny_lm import save_tiny
+
+torch.set_num_threads(1)
+CONFIG = ATGRPOConfig(
+    env="tests.letters_env:env",
+    estimator="gae",
+    num_generations=1,
+    tasks_per_step=4,
+    max_steps=6,
+    max_completion_length=6,
+    learning_rate=0.01,
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPO:
+    policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
+    return ATGRPO(resolve(config), letters_env.env(max_turns=2), policies)
+
+
+GAMMA_LAMBDA = {
+    "two agents, two steps, reward at the end": (0.99, 0.95),
+    "gamma = lambda = 1: return-to-go minus value": (1.0, 1.0),
+    "lambda = 0: one-step temporal difference": (1.0, 0.0),
+    "one decision": (0.99, 0.95),
+}
+
+
+@pytest.mark.parametrize("name", GAMMA_LAMBDA)
+def test_advantages_along_the_chain_are_those_of_the_table(name: str) -> None:
+    case = cases("marft")[name]
+    rewards = case["inputs"]["rewards along the chain"]
+    agents = ("planner", "worker")
+    chain = [decision(r, agent=agents[n % 2], parent=n) for n, r in enumerate(rewards)]
+    groups = played({0: chain})
+    values = torch.tensor(case["inputs"]["values"], dtype=torch.float64)
+    found = chained(groups, values, *GAMMA_LAMBDA[name])
+    expected = case["expected"]
+    assert found.tolist() == pytest.approx(expected["advantage"], abs=1e-6)
+    if "target of the critic" in expected:
+        targets = (found + values).tolist()
+        assert targets == pytest.approx(expected["target of the critic"], abs=1e-6)
+    if "normalised" in expected:
+        assert standardized(found).tolist() == pytest.approx(expected["normalised"], abs=2e-6)
+
+
+def test_agents_with_returns_of_their_own_have_chains_of_their_own() -> None:
+    game = [decision(r, agent="ab"[n % 2], parent=n) for n, r in enumerate((0.0, 0.0, 1.0, -1.0))]
+    groups = played({0: game}, cooperative=False)
+    found = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
+    assert found.tolist() == [1.0, -1.0, 1.0, -1.0]
+
+
+def test_episodes_have_chains_of_their_own() -> None:
+    episodes = {n: [decision(float(n), episode=n, parent=at) for at in range(2)] for n in range(2)}
+    groups = played(episodes)
+    found = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
+    assert {g.key.episode: v for g, v in zip(groups, found.tolist(), strict=True)} == {0: 0, 1: 1}
+
+
+def test_a_critic_learns_and_does_not_touch_the_global_generator() -> None:
+    before = torch.get_rng_state()
+    critic = Critic(8, 3, learning_rate=1e-2, epochs=20)
+    features = torch.eye(8)
+    targets = torch.linspace(-1, 2, 8).double()
+    assert critic.values(features).tolist() == [0.0] * 8
+    for _ in range(30):
+        critic.fit(features, targets)
+    assert critic.values(features) == pytest.approx(targets, abs=0.1)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_value_that_is_no_number_stops_the_training() -> None:
+    critic = Critic(4, 0, learning_rate=1e-3, epochs=1)
+    with pytest.raises(NonFiniteError, match="critic"):
+        critic.values(torch.full((1, 4), float("nan")))
+
+
+def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Path) -> None:
+    trainer = new_trainer(model)
+    prompts = [(5, 6, 7), (5, 6), (9, 8, 7, 6, 5)]
+    together = trainer.policies.features(prompts, 100)
+    alone = {ids: trainer.policies.features([ids], 1)[ids] for ids in prompts}
+    for ids in prompts:
+        torch.testing.assert_close(together[ids], alone[ids])
+    for policy in trainer.policies.names:
+        state = {k: torch.ones_like(t) for k, t in trainer.policies.state(policy).items()}
+        trainer.policies.load_state(policy, state)
+    for ids, state_X in trainer.policies.features(prompts, 100).items():
+        assert torch.equal(state_X, together[ids])
+
+
+def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
+    model: Path, tmp_path: Path
+) -> None:
+    trainer, twin = new_trainer(model), new_trainer(model)
+    with new_folder(tmp_path / "run") as folder:
+        for _ in range(3):
+            trainer.train_step()
+        checkpoints.save(folder, trainer)
+        checkpoints.resume(folder, twin)
+    for each in (trainer, twin):
+        for _ in range(3):
+            each.train_step()
+    assert_same(weights(twin), weights(trainer))
+    states = [each.estimator.state_dict()["critic"] for each in (trainer, twin)]
+    assert states[0]["fits"] == states[1]["fits"] == 6
+    assert_same(states[0]["network"], states[1]["network"])
+    unlearned = new_trainer(model)
+    unlearned.train_step()
+    first = unlearned.estimator.state_dict()["critic"]["network"]
+    assert any(not torch.equal(first[name], states[0]["network"][name]) for name in first)
+
+
+def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
+    config = dataclasses.replace(CONFIG, estimator_args='{"warmup": 2}')
+    trainer = new_trainer(model, config)
+    start = weights(trainer)
+    for _ in range(2):
+        trainer.train_step()
+    assert_same(weights(trainer), start)
+    trainer.train_step()
+    assert any(not torch.equal(start[name], now) for name, now in weights(trainer).items())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),
+        ({"lamb": 0.9}, "did you mean 'lam'"),
+        ({"learning_rate": 0}, "learning_rate must be above 0"),
+        ({"epochs": 0}, "epochs must be a whole number from 1, got 0"),
+        ({"warmup": 0.5}, "warmup must be a whole number from 0, got 0.5"),
+    ],
+    ids=["gamma", "unknown", "rate", "epochs", "warmup"],
+)
+def test_arguments_that_gae_cannot_use_are_refused(arguments: dict[str, float], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        estimator_of(resolve(dataclasses.replace(CONFIG, estimator_args=json.dumps(arguments))))
+
+
+def test_full_policies_without_a_frozen_base_are_refused_before_anything_is_loaded() -> None:
+    config = ATGRPOConfig(env="plan_path", method="marft_gae", full=True)
+    with pytest.raises(ValueError, match="full policies do not keep"):
+        plan_run(config)
+    assert plan_run(dataclasses.replace(config, beta=0.01)).config.estimator == "gae"

@@ -1,0 +1,326 @@
+"""A team of several base models: each policy has its own tokenizer, weights, sampler and update."""
+
+from __future__ import annotations
+
+import filecmp
+import itertools
+import json
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pettingllms.assembly import build_policies, make_env
+from pettingllms.cli.estimate import dry_run
+from pettingllms.cli.evaluate import parse as parse_eval
+from pettingllms.errors import ConfigError
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.evaluation.run import run_evaluation
+from pettingllms.models import EMBEDDED
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.runs import read_config
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
+from pettingllms.serving.role_server import RoleServer
+from pettingllms.session import plan_run, train
+from pettingllms.sharing import share
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.types import Request, Sample
+from tests.served import running
+from tests.tiny_lm import save_tiny, save_tiny_llama
+
+torch.set_num_threads(1)
+ROOT = Path(__file__).parents[1]
+ROLES = ("writer", "reader", "judge")
+TEAM = {role: role for role in ROLES}
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """Policy -> the folder of its base model."""
+    folder = tmp_path_factory.mktemp("models")
+    return {
+        "writer": save_tiny(folder / "qwen"),
+        "reader": save_tiny_llama(folder / "llama"),
+        "judge": EMBEDDED,
+    }
+
+
+def settings(models: dict[str, Path], **changes: Any) -> ATGRPOConfig:
+    values: dict[str, Any] = {
+        "env": "tests.trio_env:env",
+        "env_args": {"max_turns": 1},
+        "model": str(models["writer"]),
+        "policy_settings": {
+            "reader": {"model": str(models["reader"]), "full": True, "learning_rate": 1e-3},
+            "judge": {"model": str(models["judge"]), "lora_r": 2},
+        },
+        "device": "cpu",
+        "lora_r": 4,
+        "max_steps": 3,
+        "num_generations": 4,
+        "tasks_per_step": 2,
+        "max_completion_length": 6,
+        "learning_rate": 0.01,
+        "warmup_steps": 0,
+        "eval_tasks": 2,
+        "eval_steps": 0,
+        "save_steps": 1,
+    }
+    return ATGRPOConfig(**{**values, **changes})
+
+
+@pytest.fixture(scope="module")
+def run(models: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody disturbed."""
+    folder = tmp_path_factory.mktemp("runs") / "whole"
+    assert train(settings(models, output_dir=str(folder))).finished
+    return folder
+
+
+def sampled(policies: PolicySet, policy: str) -> list[Sample]:
+    requests = [
+        Request(policy, policies.prompt_ids(policy, text), seed)
+        for seed, text in enumerate(("say a word", "say another word"))
+    ]
+    return [
+        Sample(one.prompt_ids, one.token_ids, one.logprobs, (-1.0) ** k)
+        for replies in policies.sample(requests, 3, max_new_tokens=8)
+        for k, one in enumerate(replies)
+    ]
+
+
+def plain_model(run: Path, policy: str, models: dict[str, Path]) -> Any:
+    """The trained policy as transformers and PEFT load it, without this package."""
+    own = run / "adapters" / policy
+    if policy == "reader":
+        return AutoModelForCausalLM.from_pretrained(own)
+    base = AutoModelForCausalLM.from_pretrained(models[policy], dtype=torch.float32)
+    return PeftModel.from_pretrained(base, str(own))
+
+
+@pytest.mark.parametrize("policy", ROLES)
+def test_sampler_trainer_and_plain_forward_agree_on_every_base(
+    run: Path, models: dict[str, Path], policy: str
+) -> None:
+    config = resolve(read_config(run))
+    config.adapters = str(run / "adapters")
+    policies = build_policies(config, TEAM)
+    tokenizer = AutoTokenizer.from_pretrained(models[policy])
+    turn = [{"role": "user", "content": "say a word"}]
+    ids: Any = tokenizer.apply_chat_template(turn, add_generation_prompt=True, return_dict=False)
+    samples = sampled(policies, policy)
+    assert samples[0].prompt_ids == tuple(ids)
+    model = plain_model(run, policy, models)
+    for batch in policies.microbatches(policy, samples, 64):
+        logp_BT, _ = policies.logprobs(policy, batch)
+        torch.testing.assert_close(logp_BT, batch.old_logprobs_BT, atol=2e-5, rtol=0)
+        for row, sample in zip(logp_BT, batch.samples, strict=True):
+            text = torch.tensor([[*sample.prompt_ids, *sample.token_ids]])
+            with torch.no_grad():
+                table = model(text).logits[0].log_softmax(-1)[len(sample.prompt_ids) - 1 : -1]
+            plain = table.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+            torch.testing.assert_close(row[: len(plain)], plain, atol=2e-5, rtol=0)
+
+
+@pytest.mark.parametrize("policy", ROLES)
+def test_an_update_changes_the_weights_of_its_policy_and_no_others(
+    models: dict[str, Path], policy: str
+) -> None:
+    config = resolve(settings(models))
+    policies = build_policies(config, TEAM)
+    trainer = ATGRPO(config, make_env(config, "train"), policies)
+    before = {name: policies.state(name) for name in ROLES}
+    frozen = [
+        {key: each.clone() for key, each in base.weights.module(name).state_dict().items()}
+        for base in policies.bases
+        for name in list(base.chats)[:1]
+        if name != policy
+    ]
+    trainer.update({policy: PolicyBatch.of(sampled(policies, policy))})
+    trainer.publish()
+    for name in ROLES:
+        after = policies.state(name)
+        changed = [key for key, each in before[name].items() if not torch.equal(each, after[key])]
+        assert bool(changed) == (name == policy)
+    bases = [base for base in policies.bases if policy not in base.chats]
+    for base, state in zip(bases, frozen, strict=True):
+        now = base.weights.module(next(iter(base.chats))).state_dict()
+        assert all(torch.equal(each, now[key]) for key, each in state.items())
+
+
+def test_the_policies_of_a_model_share_it_and_others_do_not(models: dict[str, Path]) -> None:
+    own = {"reader": {"lora_r": 2}, "judge": {"model": str(models["reader"])}}
+    policies = build_policies(resolve(settings(models, policy_settings=own)), TEAM)
+    assert [list(base.chats) for base in policies.bases] == [["writer", "reader"], ["judge"]]
+    assert policies.digests["writer"] == policies.digests["reader"] != policies.digests["judge"]
+    [writer, reader] = (policies.state(name) for name in ("writer", "reader"))
+    ranks = [{each.shape[0] for n, each in s.items() if "lora_A" in n} for s in (writer, reader)]
+    assert ranks == [{4}, {2}]
+    assert policies.contexts == {"writer": 1024, "reader": 1024, "judge": 640}
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+from pettingllms.runs import read_config
+from pettingllms.session import Silent, train
+
+class KillAfterStep2(Silent):
+    def step(self, step, total, row):
+        if step == 2:
+            os.kill(os.getpid(), 9)
+
+config = read_config(Path(sys.argv[1]))
+config.output_dir = sys.argv[2]
+train(config, display=KillAfterStep2())
+"""
+
+
+def test_a_killed_and_resumed_run_equals_an_undisturbed_one(run: Path, tmp_path: Path) -> None:
+    other = tmp_path / "run"
+    command = [sys.executable, "-c", KILLED, str(run), str(other)]
+    assert subprocess.run(command, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert [path.name for path in (other / "checkpoints").iterdir()] == ["step-000001"]
+    assert train(resume=other).finished
+    files = [path.relative_to(run) for path in (run / "adapters").rglob("*.*")]
+    assert {path.parts[1] for path in files} == set(ROLES)
+    for path in [*files, Path("trajectories.jsonl"), Path("summary.json")]:
+        assert filecmp.cmp(run / path, other / path, shallow=False), path
+
+
+def test_a_run_names_the_base_of_every_policy(run: Path, models: dict[str, Path]) -> None:
+    [start] = json.loads((run / "run.json").read_text())
+    for policy, model in models.items():
+        kind = "full model" if policy == "reader" else "adapter"
+        assert start["policies"][policy].startswith(f"{kind} on {model}, digest ")
+    assert len({each.rpartition(" ")[2] for each in start["policies"].values()}) == 3
+
+
+def test_a_run_is_evaluated_and_swapped_from_its_folder_alone(
+    run: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
+    """A role that another policy answers for is asked in that policy's own tokens."""
+    found = run_evaluation(
+        EvalConfig.of(adapters=str(run), swap="writer=reader", limit=3, out=str(tmp_path / "out"))
+    )
+    assert list(found.teams) == ["base", "adapters", "swapped"]
+    texts = {name: AutoTokenizer.from_pretrained(model) for name, model in models.items()}
+    for team in found.teams:
+        for episode in found.episodes[team]:
+            assert [group.key.agent for group in episode.groups] == [f"{role}_0" for role in ROLES]
+            for group in episode.groups:
+                spoken = texts[group.policy].decode(list(group.prompt_ids))
+                assert f"{group.key.agent}: " in spoken
+    swapped = [group.policy for group in found.episodes["swapped"][0].groups]
+    assert swapped == ["reader", "writer", "judge"]
+    again = run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3))
+    assert again.episodes["adapters"] == found.episodes["adapters"]
+
+
+def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[str, Path]) -> None:
+    text = dry_run(settings(models))
+    sizes = {name: f"{model}: {name}" for name, model in models.items() if name != "judge"}
+    places = [text.index(line) for line in (*sizes.values(), "embedded model: judge")]
+    parts = [text[start:end] for start, end in itertools.pairwise([*places, len(text)])]
+    assert "1 adapters, gradients, AdamW" in parts[0]
+    assert "1 full models" in parts[1]
+    assert "1 adapters, gradients, AdamW" in parts[2]
+    one = dry_run(settings(models, policy_settings=None))
+    peaks = [float(re.findall(r"([\d.]+) MiB  at the full", each)[0]) for each in (one, text)]
+    assert peaks[1] > peaks[0] + 4 * 1.3  # the embedded model has 1.3 million parameters
+    assert "judge" not in one.partition("# Memory")[2]
+
+
+def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
+    run: Path, models: dict[str, Path]
+) -> None:
+    config = resolve(read_config(run))
+    config.adapters = str(run / "adapters")
+    policies = build_policies(config, TEAM)
+    content = "say a word"
+    with running(RoleServer(policies, 6), "key") as url:
+        server = VllmEndpoint(url, "key")
+        for role, model in models.items():
+            tokenizer = AutoTokenizer.from_pretrained(model)
+            turn = [{"role": "user", "content": content}]
+            ids: Any = tokenizer.apply_chat_template(
+                turn, add_generation_prompt=True, return_dict=False
+            )
+            body = {"model": role, "messages": turn, "temperature": 0}
+            answer = server.post("/v1/chat/completions", body, 30)
+            [[expected]] = policies.sample(
+                [Request(role, tuple(ids), 0)], 1, max_new_tokens=6, greedy=True
+            )
+            assert answer["choices"][0]["message"]["content"] == expected.text
+            assert answer["usage"]["prompt_tokens"] == len(ids)
+            counted = server.post("/tokenize", {"model": role, "prompt": content}, 30)
+            assert counted["tokens"] == tokenizer.encode(content, add_special_tokens=False)
+        with pytest.raises(ServerError, match="name one as model: writer, reader, judge"):
+            server.post("/tokenize", {"prompt": content}, 30)
+
+
+def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
+    run: Path, models: dict[str, Path], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match="policies of this run are full models; upload"):
+        share(run, str(tmp_path / "shared"))
+    own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
+    few = {"max_steps": 1, "policy_settings": own, "output_dir": str(tmp_path / "run")}
+    train(settings(models, **few))
+    share(tmp_path / "run", str(tmp_path / "shared"))
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "- `writer/` on `qwen`" in card
+    assert "- `reader/` on `llama`" in card
+    assert str(models["writer"].parent) not in card
+    for policy, base in (("writer", "qwen"), ("reader", "llama")):
+        config = json.loads((tmp_path / "shared" / policy / "adapter_config.json").read_text())
+        assert config["base_model_name_or_path"] == base
+    words = [
+        *[
+            "--env",
+            "tests.trio_env:env",
+            "--env-args.max_turns",
+            "1",
+            "--limit",
+            "1",
+            "--device",
+            "cpu",
+        ],
+        *["--model", str(models["writer"]), "--policy-settings", json.dumps(own)],
+        *["--max-completion-length", "6", "--adapters", str(tmp_path / "shared")],
+    ]
+    found = run_evaluation(parse_eval(words).options)
+    mine = run_evaluation(EvalConfig.of(adapters=str(tmp_path / "run"), limit=1))
+    assert found.episodes["adapters"] == mine.episodes["adapters"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"policy_settings": {"judge": {"device": "cpu"}}}, "device cannot differ .* model, "),
+        ({"policy_settings": {"judge": {"model": "/nowhere"}}}, "no folder /nowhere"),
+        (
+            {"policy_settings": {"judge": {"full": True, "load_in_4bit": True}}},
+            "of judge: load_in_4bit is for adapters",
+        ),
+        ({"sampler": "vllm-server", "serve": True}, "full models use sampler vllm"),
+        (
+            {"policy_settings": {"judge": {"beta": 0.1}}, "train_roles": "writer"},
+            "beta is of the update, and judge is not trained",
+        ),
+    ],
+)
+def test_what_a_team_of_several_bases_cannot_have_is_refused(
+    models: dict[str, Path], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_run(settings(models, **changes))
