@@ -159,8 +159,11 @@ class Learner:
             with socket.socket() as found:
                 found.bind(("", 0))
                 place = f"tcp://{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
-            joining = [other.join.remote(place, rank) for rank, other in enumerate(self._others, 1)]
-            self.join(place, 0)
+            count = self._share.ranks
+            joining = [
+                other.join.remote(place, rank, count) for rank, other in enumerate(self._others, 1)
+            ]
+            self.join(place, 0, count)
             ray.get(joining)
 
     def join(self, place: str, rank: int, ranks: int) -> None:

@@ -75,6 +75,7 @@ class Fleet:
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._broken: BaseException | None = None
         self._closed = threading.Event()
+        self._sparing, self._spared = threading.Lock(), 0
         self._specs = ThreadPoolExecutor(size, "fleet-job")
         self._starting = ThreadPoolExecutor(size, "fleet-start")
         self.lost = 0
@@ -89,13 +90,22 @@ class Fleet:
         """
         return self._specs.submit(self._do, method, args)
 
-    def spare(self) -> None:
-        """Ends an idle worker, if there is one; another takes its place once there is room for it."""
-        with contextlib.suppress(queue.Empty):
-            if (worker := self._free.get_nowait()) is None:
-                self._free.put(None)
-            else:
-                self._end(worker)
+    def spare(self, *, needed: bool) -> None:
+        """Ends an idle worker, if there is one, for whom its place is needed; later starts all again."""
+        with self._sparing:
+            if self._closed.is_set():
+                return
+            if not needed:
+                for _ in range(self._spared):
+                    self._starting.submit(self._start)
+                self._spared = 0
+                return
+            with contextlib.suppress(queue.Empty):
+                if (worker := self._free.get_nowait()) is None:
+                    self._free.put(None)
+                else:
+                    ray.kill(worker)
+                    self._spared += 1
 
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
@@ -160,9 +170,6 @@ class Fleet:
 
     def _replace(self, worker: Any) -> None:
         self.lost += 1
-        self._end(worker)
-
-    def _end(self, worker: Any) -> None:
         ray.kill(worker)
         if not self._closed.is_set():
             self._starting.submit(self._start)
@@ -175,7 +182,7 @@ class JournaledActor:
         make: starts a learner; its method `load` takes a state.
         base: reference to its state.
         timeout: seconds after which it counts as hung in a job.
-        room: called while a learner waits for its start, to make room for it.
+        room: called while a learner waits for its start, to make room, and once it has started.
     """
 
     def __init__(
@@ -184,7 +191,7 @@ class JournaledActor:
         base: Any,
         *,
         timeout: float,
-        room: Callable[[], object] = lambda: None,
+        room: Callable[..., object] = lambda **_: None,
     ) -> None:
         self._make, self._base, self._timeout, self._room = make, base, timeout, room
         self._actor: Any = None
@@ -266,13 +273,14 @@ class JournaledActor:
     def _begin(self) -> None:
         self._actor = self._make()
         loaded = self._actor.load.remote(self._base)
-        left, patience = max(START_SECONDS, self._timeout), PATIENCE_SECONDS
+        left = max(START_SECONDS, self._timeout)
         while left > 0:
             with contextlib.suppress(Hung):
-                _result(loaded, patience, self._closed)
+                _result(loaded, PATIENCE_SECONDS, self._closed)
+                self._room(needed=False)
                 return
-            self._room()  # a node was lost, and workers had started where it fits
-            left, patience = left - patience, 2 * patience
+            self._room(needed=True)  # a node was lost, and workers had started where it fits
+            left -= PATIENCE_SECONDS
         raise Hung(f"a learner has not started for {START_SECONDS:g} seconds")
 
     def _call(self, job: tuple[Any, ...]) -> Any:

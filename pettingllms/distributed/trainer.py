@@ -78,7 +78,7 @@ class RayATGRPO(ATGRPO):
                 partial(makers[name].remote, given, name, pools[name]),
                 bases[name],
                 timeout=timeout,
-                room=lambda: self.fleet.spare(),
+                room=self._make_room,
             )
             for name in self.trained
         }
@@ -89,6 +89,10 @@ class RayATGRPO(ATGRPO):
         self._playing: dict[int, list[Future[Any]]] = {}
         self._adding: list[Future[Any]] = []
         self._played, self._load = time.perf_counter(), dict[str, float]()
+
+    def _make_room(self, *, needed: bool) -> None:
+        if hasattr(self, "fleet"):  # learners are started first
+            self.fleet.spare(needed=needed)
 
     def close(self) -> None:
         """Ends workers and learners."""
