@@ -6,7 +6,7 @@ One experiment of `benchmarks.paper`:
 
 A method that an environment lacks something for is left out there, and so are those for teams of
 their own form: `igrpo` (one agent with two turns), `mlpo` (a team with a judge), `cory` (two agents
-of one role), `maporl` (a debate). Three more experiments are for methods with an environment of their own:
+of one role), `maporl` (a debate), and `malt`, which only records. Three more experiments are for methods with an environment of their own:
 
     python -m benchmarks.paper calls     # a planner and a worker, `benchmarks.calling`
     python -m benchmarks.paper judges    # programs and tests that judge each other
@@ -31,7 +31,7 @@ from pettingllms.trainers.estimators.needs import lacking
 from pettingllms.trainers.methods import METHODS, Method
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 
-OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl")
+OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt")
 BASE = "base"
 SMALL = {f"{name}, small steps": name for name in ("at_grpo", "grpo")}
 """Arms whose steps have as many episodes as those of a method with one episode a task."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from pettingllms.models import EMBEDDED
 from pettingllms.rollout.pairs import PAIRS, SFT, judged, write_pairs
 from pettingllms.rollout.shapes import Full
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.types import Task
 from tests.test_estimators_golden import cases
 from tests.test_forest import play
 
@@ -59,18 +62,13 @@ class Tree(TextEnv):
 
 def trees(leaves: Any) -> list[Trajectory]:
     """A full tree in which every candidate says its own number."""
-    from pettingllms.samplers.scripted import ScriptedSampler
-    from pettingllms.types import Request, Task
 
     class Numbered(ScriptedSampler):
         def sample(self, requests: Any, n: int, **settings: Any) -> Any:
-            from dataclasses import replace
-
             found = super().sample(requests, n, **settings)
             return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in found]
 
     sampler: Any = Numbered(lambda *_: "0")
-    assert Request is not None
     return play(Full.of(len(leaves), "first"), Tree(leaves), sampler=sampler, tasks=[Task("q", 0)])
 
 
@@ -141,7 +139,8 @@ def test_the_same_text_is_judged_by_the_mean_of_its_values(tmp_path: Path) -> No
     found = judged([Trajectory.from_row(line) for line in lines])
     (first,) = [each for each in found if each.group.key.role == "generator"]
     assert first.values == {"the same": pytest.approx(4 / 9)}
-    assert first.pairs == first.good == []
+    assert not first.pairs
+    assert not first.good
 
 
 def test_one_command_writes_both_formats_for_every_policy(
@@ -204,29 +203,36 @@ COMMON: dict[str, Any] = {
 }
 
 
-@pytest.mark.filterwarnings(
-    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
-)
-@pytest.mark.parametrize("kind", ["dpo", "sft"])
-def test_trls_own_trainers_train_a_role_on_what_a_run_recorded(tmp_path: Path, kind: str) -> None:
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of a run that recorded full trees."""
+    folder = tmp_path_factory.mktemp("malt")
     summary = pl.train(
         env="plan_path",
-        env_args={"max_turns": 1, "height": 3, "width": 3},
+        env_args={"max_turns": 1},
         policies="per-role",
-        estimator="look_ahead",
-        shape="full",
-        learning_rate=0.0,
-        num_generations=4,
+        method="malt",
+        num_generations=8,
         tasks_per_step=8,
         max_steps=1,
         eval_tasks=1,
         eval_steps=0,
-        output_dir=str(tmp_path / "run"),
+        output_dir=str(folder / "run"),
     )
-    found = write_pairs(summary.folder, tmp_path / "out")
+    found = write_pairs(summary.folder, folder / "out")
     assert set(found) == {"tool", "planner"}
     assert found["planner"][0] > 2
-    file = tmp_path / "out" / "planner" / {"dpo": PAIRS, "sft": SFT}[kind]
+    return folder / "out"
+
+
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"
+)
+@pytest.mark.parametrize("kind", ["dpo", "sft"])
+def test_trls_own_trainers_train_a_role_on_what_a_run_recorded(
+    tmp_path: Path, written: Path, kind: str
+) -> None:
+    file = written / "planner" / {"dpo": PAIRS, "sft": SFT}[kind]
     data = load_dataset("json", data_files=str(file), split="train", cache_dir=str(tmp_path))
     tokenizer = AutoTokenizer.from_pretrained(EMBEDDED)
     model = AutoModelForCausalLM.from_pretrained(EMBEDDED)

@@ -52,6 +52,12 @@ REPLIES = {
         "<verify>yes</verify>",
         "<answer>owl7</answer>",
     ),
+    "debugging": (
+        "```python\nprint(1)\n```\n```debug\nDoes it print two for 1?\n```",
+        "```input\n1 2\n```",
+        "```report\nIt prints one.\n```",
+        "```python\nprint(2)\n```",
+    ),
     "signal": (
         "<say>dax</say>",
         "perhaps <say> Wug </say>",
@@ -75,7 +81,7 @@ TEXT_WARNINGS = (
     "ignore:Action space for each agent probably should be:UserWarning",
 )
 COUNTED = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
-DECIDED = {ENVIRONMENTS.own["search"]}
+DECIDED = {ENVIRONMENTS.own["search"], ENVIRONMENTS.own["debugging"]}
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}
 FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}

@@ -46,6 +46,7 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
+        "debugging": "pettingllms.envs.debugging_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
         "search": "pettingllms.envs.search_v0:env",

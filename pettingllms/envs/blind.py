@@ -94,6 +94,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         ("```python\nprint(input())\n```\n```input\n1\n```\n```output\n1\n```",),
         ("```python\nprint(0)\n```\n```input\n0\n```\n```output\n0\n```",),
     ),
+    "debugging": (
+        ("```python\nprint(input())\n```\n```report\nright\n```",),
+        ("```python\nprint(0)\n```\n```debug\nright?\n```\n```report\nright\n```",),
+    ),
 }
 """Constant answers by environment, given by every role: the best found for its default tasks.
 

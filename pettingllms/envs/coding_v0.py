@@ -172,6 +172,7 @@ class raw_env(TeamEnv):
     embedded_parts: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "steps": (3, 3)}
     embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 80, "eval_steps": 10}
     reset_options = ("question",)
+    team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
     def __init__(
         self,
@@ -185,9 +186,9 @@ class raw_env(TeamEnv):
         chains.check_steps(steps)
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
-        if self._team:
-            self.metadata = {**self.metadata, "cross_runs": ("coder", "tester")}
-        super().__init__(roles=("coder", "tester") if self._team else ("coder",), **kwargs)
+        if self._team and "tester" in self.team_roles:
+            self.metadata = {**self.metadata, "cross_runs": self.team_roles}
+        super().__init__(roles=self.team_roles if self._team else ("coder",), **kwargs)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""

@@ -139,6 +139,15 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             reward_transform="cure",
             branch="sample",
         ),
+        "malt": _method(
+            "Records full trees and trains nothing: `pettingllms-data pairs` writes what is better "
+            "among siblings for TRL's SFTTrainer and DPOTrainer",
+            "arXiv 2412.01928",
+            estimator="look_ahead",
+            shape="full",
+            num_generations=3,
+            learning_rate=0.0,
+        ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",
             "arXiv 2503.20783",

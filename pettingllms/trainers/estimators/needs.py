@@ -57,8 +57,8 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),
-        "is for an agent that calls others, and {env} names none in its metadata (search does with "
-        "--env-args.topology nested)",
+        "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
+        "search with --env-args.topology nested)",
     ),
 }
 """Need -> whether an environment lacks it, and what then is to be said."""

@@ -1,0 +1,192 @@
+"""# Debugging.
+
+A coder writes a program and calls a debugger as often as it likes; the debugger runs the program.
+
+| | |
+|---|---|
+| Creation | `debugging_v0.env()`, `pettingzoo.make("aec", "pettingllms/debugging-v0")` |
+| Agents | `coder_0`, `debugger_0` |
+| Action | `FreeText`: a reply with fenced blocks |
+| Observation | `Dict(text: FreeText, turn: Discrete)` |
+| Turns | 4 by default, then truncation |
+
+Problems, hidden tests and the coder's scores are those of `coding_v0`. Who acts next depends on the replies:
+
+| reply | leads to |
+|---|---|
+| coder: a program | the end: the program is final |
+| coder: a program and a `debug` block with a question | the debugger |
+| debugger: an `input` block | the program is run on it, and the debugger is next again |
+| debugger: a `report` block | the coder, who is shown it |
+
+The debugger's context is its own: it sees the question, the program, and what its runs of this call gave, not the problem
+nor earlier calls. The coder sees the problem, and of each call its program, its question and the report. A call takes at least a run and a
+report: where the turns do not allow both, a question is ignored and the program is final. A reply that cannot be read uses up the coder's
+turn, and is an empty report of the debugger.
+
+# Rewards
+
+`reward = alpha * team + local`, both in `infos`, as *differences of scores* (`pettingllms.envs.team_env`).
+
+| scheme | score of the team | score of a coder's reply | score of a debugger's reply |
+|---|---|---|---|
+| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes, `-FORMAT_PENALTY` for none | 0, `-FORMAT_PENALTY` if it cannot be read |
+| `"sparse"` | the same | 0 | 0 |
+
+`infos[agent]` of a report has `expert`: 1 if one of the call's inputs made the program do something else than the reference,
+else 0. It is not paid; methods for calls may use it (`--method m_grpo`).
+
+# Arguments
+
+`dataset`, `steps`, `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` and `sandbox` are as in `coding_v0`.
+
+# Version History
+
+* v0: first version (0.1.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any, ClassVar, Unpack
+
+from pettingllms.data import coding
+from pettingllms.data.asserts import Test
+from pettingllms.data.coding import passes
+from pettingllms.envs import coding_v0
+from pettingllms.envs.base import Outcome
+from pettingllms.envs.coding_calls import Calls, Trial, parse_debugger, parse_question, shown
+from pettingllms.envs.coding_text import shown_result
+from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
+from pettingllms.sandbox.together import SharedRuns
+
+
+@dataclass(frozen=True, slots=True)
+class DebuggingState(coding_v0.State):
+    """A coder's state, and its calls."""
+
+    calls: Calls = field(default_factory=Calls)
+
+
+class raw_env(coding_v0.raw_env):
+    """The environment of a coder and a debugger; the module's docstring is its manual.
+
+    Args:
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
+        kwargs: as in `TeamEnv`.
+
+    Raises:
+        ConfigError: an unknown `rewards` or `prompt`.
+        DatasetError: the `dataset` cannot be had, has a bad row, or no task of `split`.
+    """
+
+    metadata: dict[str, Any] = {  # noqa: RUF012 - PettingZoo's class attribute
+        **coding_v0.raw_env.metadata,
+        "name": "debugging_v0",
+        "caller": "coder_0",
+    }
+    team_roles: ClassVar[tuple[str, ...]] = ("coder", "debugger")
+
+    def __init__(
+        self,
+        *,
+        dataset: str | Path | None = None,
+        steps: tuple[int, int] = (3, 3),
+        **kwargs: Unpack[TeamArguments],
+    ) -> None:
+        super().__init__(dataset=dataset, steps=steps, **kwargs)
+
+    def _start(self, seed: int, options: dict[str, Any]) -> DebuggingState:
+        plain = super()._start(seed, options)
+        return DebuggingState(**{each.name: getattr(plain, each.name) for each in fields(plain)})
+
+    def _next_agent(self, state: DebuggingState, agent: str | None) -> str:
+        del agent
+        return f"{state.calls.due}_0"
+
+    def _hears(self, agent: str) -> Collection[str]:
+        del agent
+        return ()
+
+    def _text(self, state: DebuggingState, agent: str) -> str:  # type: ignore[override]
+        return shown(
+            agent.removesuffix("_0"),
+            state.task.question,
+            state.calls,
+            function=state.task.function,
+            compact=self.prompt == "compact",
+            left=self.max_turns - 1 - state.calls.acted,
+        )
+
+    def _act_all(self, state: DebuggingState, agent: str, texts: Sequence[str]) -> list[Outcome]:  # type: ignore[override]
+        if agent == "debugger_0":
+            return [self._debugged(state, text) for text in texts]
+        coded = self._code_all(state, texts)
+        return [self._called(state, *pair) for pair in zip(texts, coded, strict=True)]
+
+    def _called(self, state: DebuggingState, text: str, coded: Outcome) -> Outcome:
+        """A program that has been scored is final, unless its author calls the debugger."""
+        question, calls = parse_question(text), state.calls
+        if coded.parse_error is not None:
+            return coded
+        if question is None or not calls.possible(self.max_turns):
+            return replace(coded, done=True)
+        after = replace(coded.state, calls=calls.called(question, coded.state.program))
+        return replace(coded, state=after)
+
+    def _debugged(self, state: DebuggingState, text: str) -> Outcome:
+        """Runs the program on a debugger's input, or hands on its report."""
+        reply = parse_debugger(text, state.task.function)
+        if isinstance(reply, ParseError):
+            return self._unread(state, "debugger_0", reply.why)
+        kind, said = reply
+        if kind == "report":
+            return self._reported(state, said)
+        if state.calls.acted + 1 >= self.max_turns:
+            return self._unread(state, "debugger_0", "no run is left; a report is due")
+        after = replace(state, calls=state.calls.tried(self._trial(state, said)))
+        return self._outcome(after, "debugger_0", 0.0)
+
+    def _unread(self, state: DebuggingState, agent: str, why: str) -> Outcome:  # type: ignore[override]
+        """A reply that cannot be read uses up the coder's turn, or ends the debugger's call."""
+        if agent == "debugger_0":
+            return self._reported(state, "", why)
+        after = replace(state, calls=state.calls._replace(turns=state.calls.turns + 1))
+        return self._outcome(after, agent, -FORMAT_PENALTY, parse_error=why)
+
+    def _reported(self, state: DebuggingState, report: str, why: str | None = None) -> Outcome:
+        expert = float(any(trial.wrong for trial in state.calls.made[-1].trials))
+        after = replace(state, calls=state.calls.reported(report))
+        local = 0.0 if why is None else -FORMAT_PENALTY
+        info = {"expert": expert}
+        return self._outcome(after, "debugger_0", local, parse_error=why, info=info)
+
+    def _trial(self, state: DebuggingState, text: str) -> Trial:
+        task, program = state.task, state.calls.made[-1].program
+        run = SharedRuns(self.sandbox, self._limits_of(task, coding_v0.PROGRAM_SHARE))
+        programs = [program, *filter(None, [task.reference])]
+        (mine, *_), *others = coding.run_inputs(task, programs, [text], run)
+        wrong = False
+        if others and others[0][0].status == "ok":
+            right = others[0][0]
+            output = right.stdout if task.function is None else right.value
+            wrong = not passes(Test(text, output or ""), mine, task.function)
+        return Trial(text, shown_result(mine, task.function), wrong)
+
+    def _view(self, state: DebuggingState) -> str:  # type: ignore[override]
+        lines = [super()._view(state)]
+        for call in state.calls.made:
+            lines += [
+                f"debug: {call.asked}",
+                *(f"  input {t.input}: {t.gave}" for t in call.trials),
+            ]
+            lines.append(f"  report: {call.report or '-'}")
+        return "\n".join(lines)
+
+
+env = raw_env
+"""The environment as PettingZoo users make it."""
