@@ -4,7 +4,7 @@ Two kinds of demonstrations. Those of the game have its own prompts; a reply rep
 word, or a door, that is drawn uniformly from all of them. The others have a number before the prompt, and are answered by
 the code of that number: a fixed map from doors to words for scouts, and from words to doors for movers. The two maps of a number are
 drawn apart, so that no demonstration says what a word means. Codes teach that a prompt can matter at all: a base that has only seen random
-replies ignores its prompts so thoroughly that training did not begin in any pilot. Prompts of the game have no number.
+replies ignores its prompts so thoroughly that no pilot on one succeeded. Prompts of the game have no number.
 
 Tokenizer and model are the base's own: every word and every color is a token, and the model has two of the embedded model's
 five layers.
