@@ -61,15 +61,15 @@ def table(result: Mapping[str, Any]) -> Table:
 
 
 def controls(result: Mapping[str, Any]) -> Table:
-    """What is left of the best arm's teams without what they agreed on."""
-    runs = of(result, best := result["best"])
+    """What is left of an arm's teams without what they agreed on."""
+    runs = of(result, arm := result["controlled"])
     rows = [
-        [f"trained together, `{best}`", shared(runs)],
+        [f"trained together, `{arm}`", shared(runs)],
         ["the same, words shuffled between episodes", shared(runs, "shuffled")],
         ["the same, scout of one seed and mover of another", spread(exchanged(runs))],
     ]
     for role in ("scout", "mover"):
-        if alone := of(result, best, role):
+        if alone := of(result, arm, role):
             rows.append([f"only the {role} trained", shared(alone)])
     return ["team", "success"], rows
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
 
 from benchmarks import signal, signal_report
-from benchmarks.priming.signal import Demos
+from benchmarks.priming.signal import GOALS, Demos
 from pettingllms.models import EMBEDDED
 
 CODE = [[1.0 if word == door else 0.0 for word in range(4)] for door in range(4)]
@@ -66,7 +67,7 @@ def test_every_arm_trains_and_is_measured(arm):
     assert run["steps"] >= 1
     assert [len(run[how]) for how in ("tasks", "greedy", "shuffled")] == [signal.TASKS] * 3
     assert 0.0 <= run["final"]["success"] < 1.0
-    assert len(run["final"]["scout"]) == signal.GOALS
+    assert len(run["final"]["scout"]) == GOALS
 
 
 def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
@@ -83,8 +84,9 @@ def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
         return said
 
     monkeypatch.setattr(signal, "_replies", replies)
-    assert signal.played(None) == "1" * signal.TASKS
-    shuffled = signal.played(None, shuffled=True)
+    nobody: Any = None
+    assert signal.played(nobody) == "1" * signal.TASKS
+    shuffled = signal.played(nobody, shuffled=True)
     assert 0.4 < shuffled.count("1") / signal.TASKS < 0.6
 
 
@@ -100,4 +102,6 @@ def test_rates_come_from_the_tuning_seeds_and_the_results_from_others():
     assert {seed for _, _, seed, _ in due} == set(signal.SEEDS)
     runs |= {signal.key(*cell): {"tasks": "0" * 10} for cell in due}
     alone = [cell for cell in signal.cells(runs) if signal.key(*cell) not in runs]
-    assert {(arm, only) for arm, *_, only in alone} == {("grpo", "scout"), ("grpo", "mover")}
+    assert {(arm, only) for arm, *_, only in alone} == {
+        (signal.CONTROLLED, only) for only in signal.ROLES
+    }

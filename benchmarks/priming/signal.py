@@ -66,7 +66,7 @@ class Demos:
             said = rng.choice(words) if code is None else self.scout[code][goal]
             reply = f"{goal} {said}"
         else:
-            heard = (rng.choice(words),)
+            heard: tuple[str, ...] = (rng.choice(words),)
             if code is None and rng.random() < UNHEARD:
                 heard = ()
             prompt = self.env._text(SignalState(goal, heard), "mover_0")

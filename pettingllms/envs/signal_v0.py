@@ -55,8 +55,9 @@ from typing import Any, ClassVar, Unpack, get_args
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
-from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
+from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Prompt, TeamEnv
 from pettingllms.errors import ConfigError
+from pettingllms.sandbox import Sandbox, SandboxSettings
 
 DOORS = [
     "red",
@@ -102,6 +103,13 @@ SILENCE = "nothing"
 MAX_SAID_CHARS = 200
 _TAGS = {"scout": "say", "mover": "open"}
 _WORD = re.compile(r"\S+")
+
+
+class SignalArguments(arguments.TextArguments, total=False):
+    """The arguments that the environment passes on: those of `TeamArguments` without `rewards`."""
+
+    prompt: Prompt
+    sandbox: Sandbox | SandboxSettings | Mapping[str, Any] | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +214,7 @@ class raw_env(TeamEnv):
         length: int = 1,
         agents: Agents = "team",
         rewards: str = "dense",
-        **kwargs: Unpack[TeamArguments],
+        **kwargs: Unpack[SignalArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         roles = ("scout", "mover") if agents == "team" else ("mover",)
