@@ -67,7 +67,7 @@ def episode(
         group = decision(0.0, task=task, episode=number, agent=agent, turn=n, parent=n)
         (only,) = group.candidates
         ends = letter == "w" and agents[n + 1 : n + 2] != "w"
-        info = {"success": success and n == len(agents) - 1}
+        info: dict[str, Any] = {"success": success and n == len(agents) - 1}
         info |= {"parse_error": "why"} if n in unread else {"parse_error": None}
         info |= {"expert": next(worth)} if ends and experts else {}
         groups.append(replace(group, candidates=(replace(only, info=info),)))

@@ -51,7 +51,8 @@ def test_parts_that_need_what_is_lacking_are_refused_before_a_model_is_loaded(ne
     for setting, registry in PARTS:
         refused, named = set(), ""
         for name in registry.own:
-            config = replace(ATGRPOConfig(estimator="agent"), **{setting: name})
+            options: dict[str, Any] = {setting: name}
+            config = replace(ATGRPOConfig(estimator="agent"), **options)
             plan_run(config, env=game())
             try:
                 plan_run(config, env=game(**facts))

@@ -139,7 +139,8 @@ def test_the_same_text_is_judged_by_the_mean_of_its_values(tmp_path: Path) -> No
     found = judged([Trajectory.from_row(line) for line in lines])
     (first,) = [each for each in found if each.group.key.role == "generator"]
     assert first.values == {"the same": pytest.approx(4 / 9)}
-    assert first.pairs == first.good == []
+    assert not first.pairs
+    assert not first.good
 
 
 def test_one_command_writes_both_formats_for_every_policy(

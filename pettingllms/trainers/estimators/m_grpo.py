@@ -75,12 +75,12 @@ class MGrpo(Estimator):
         for members in roots.values():
             self._compared([own for own in members if own], None, found)
         for agent, tasks in calls.items():
-            counts = [len(each) for members in tasks.values() for each in members]
+            counts = [len(each) for episodes_of in tasks.values() for each in episodes_of]
             d = self.calls or smallest(counts)
-            for task, members in tasks.items():
+            for task, called in tasks.items():
                 rng = random.Random(f"{self.config.seed} {task} {agent} aligned")
-                times = aligned([len(each) for each in members], d, rng)
-                flat = [call for each in members for call in each]
+                times = aligned([len(each) for each in called], d, rng)
+                flat = [call for each in called for call in each]
                 self._compared(flat, [n for each in times for n in each], found)
         return [found[group.key] for group in groups for _ in group.candidates]
 

@@ -89,14 +89,15 @@ class MutualRewards(RewardTransform):
         env = clone_env(self._env)
         options = {} if task.options is None else {"options": dict(task.options)}
         env.reset(seed=reset_seed(env, task.seed), **options)
-        matrix: Matrix = env.unwrapped.cross([c.completion.text for c in readable], said)
+        own: Any = env.unwrapped
+        matrix: Matrix = own.cross([c.completion.text for c in readable], said)
         right = [program_reward(_hidden(c)) == 1 for c in readable]
         earned = rewards_of_tests([matrix.passes[n] for n in range(len(readable))], right)
         found = []
         for n in range(len(said)):
             columns = matrix.tests.get(n)
-            own = [earned[column] for column in columns] if columns and earned else []
-            found.append(UNREADABLE if columns is None else sum(own) / max(1, len(own)))
+            each = [earned[column] for column in columns] if columns and earned else []
+            found.append(UNREADABLE if columns is None else sum(each) / max(1, len(each)))
         return found
 
 
