@@ -328,8 +328,8 @@ def main() -> None:
                 file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     draw(results, file.with_suffix(".png"))
-    for each in (table(results), roles(results)):
-        print(f"\n{as_text(each)}")
+    for header, rows in (table(results), roles(results)):
+        print(f"\n{as_text([header, *rows])}")
 
 
 if __name__ == "__main__":

@@ -3,11 +3,16 @@
     python -m benchmarks.scale overhead --steps 4
     python -m benchmarks.scale chaos --runs 20
     python -m benchmarks.scale sleepers --workers 1 4 16 64
+    python -m benchmarks.scale stream --steps 4
+    python -m benchmarks.scale weights
+    python -m benchmarks.scale simulate
 
 `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
-processes included. `chaos` kills and stops workers and learners at seeded moments of a short training, and
+processes included. `chaos` kills and stops workers, learners and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
-has workers whose model is a clock play shards of one step, to see what Ray and the driver add.
+has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
+compares seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
+shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
 """
 
 from __future__ import annotations
@@ -18,17 +23,22 @@ import hashlib
 import json
 import os
 import random
+import shutil
 import signal
+import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 
+from benchmarks.schedules import simulate
 from benchmarks.sleeper import Sleeper
 from pettingllms.assembly import build_policies
 from pettingllms.distributed.cluster import connected
@@ -44,20 +54,26 @@ SMALL: dict[str, Any] = {"tasks_per_step": 3, "tasks_per_shard": 1, "num_generat
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    options.add_argument("what", choices=("overhead", "chaos", "sleepers"))
+    kinds = ("overhead", "chaos", "sleepers", "stream", "weights", "simulate")
+    options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--runs", type=int, default=20, help="of chaos")
+    options.add_argument("--seed", type=int, default=0, help="of the first run of chaos")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64], help="sleepers")
     options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
     options.add_argument("--shards", type=int, default=512, help="of the sleepers' step")
+    options.add_argument("--tasks", type=int, default=128, help="of a simulated step")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
-    if given.what == "overhead":
-        rows = overhead(given.steps)
-    elif given.what == "chaos":
-        rows = chaos(given.runs, given.steps)
-    else:
-        rows = sleepers(given.workers, given.shards, given.seconds)
+    measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "overhead": lambda: overhead(given.steps),
+        "chaos": lambda: chaos(given.seed, given.runs, given.steps),
+        "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
+        "stream": lambda: stream(given.steps),
+        "weights": weights,
+        "simulate": lambda: simulated(given.tasks),
+    }
+    rows = measured[given.what]()
     if given.json:
         given.json.write_text(json.dumps(rows, indent=2) + "\n")
 
@@ -155,6 +171,59 @@ def overhead(steps: int) -> list[dict[str, Any]]:
     return rows
 
 
+def stream(steps: int) -> list[dict[str, Any]]:
+    """Seconds a step of the coding team with two workers: gradients at the end, and as shards come."""
+    rows: list[dict[str, Any]] = []
+    settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 1, "workers": 2}
+    with connected(ATGRPOConfig(workers=4)) as ray:
+        for streamed in (False, True):
+            times: list[float] = []
+            run(
+                ray,
+                steps + 1,
+                lambda _, times=times: times.append(time.perf_counter()),  # type: ignore[misc]
+                **settings,
+                num_generations=8,
+                stream_gradients=streamed,
+            )
+            _print(rows, streamed=streamed, seconds_a_step=(times[-1] - times[1]) / steps)
+    _print(rows, ratio=rows[0]["seconds_a_step"] / rows[1]["seconds_a_step"])
+    return rows
+
+
+def weights(engines: int = 8, rank: int = 16, layers: int = 36) -> list[dict[str, Any]]:
+    """Seconds from one process to `engines` others, for an adapter of Qwen3-8B's shape in float32."""
+    rows: list[dict[str, Any]] = []
+    shapes = [(4096, 4096), (4096, 1024), (4096, 1024), (4096, 4096)]
+    shapes += [(4096, 12288), (4096, 12288), (12288, 4096)]
+    tensors = {
+        f"{layer}.{number}.{side}": np.full((rank, width), 0.5, np.float32)
+        for layer in range(layers)
+        for number, widths in enumerate(shapes)
+        for side, width in enumerate(widths)
+    }
+    with connected(ATGRPOConfig(workers=engines)) as ray:
+        taker = ray.remote(num_cpus=0)(Sleeper)
+        actors = [taker.remote() for _ in range(engines)]
+        ray.get([actor.ready.remote() for actor in actors])
+        for _ in range(3):
+            began = time.perf_counter()
+            given = ray.put(tensors)
+            put = time.perf_counter() - began
+            taken = ray.get([actor.take.remote(given) for actor in actors])
+            seconds = time.perf_counter() - began
+            _print(rows, engines=engines, bytes=taken[0], put_seconds=put, seconds=seconds)
+    return rows
+
+
+def simulated(tasks: int) -> list[dict[str, Any]]:
+    """A step of an 8B model on 8 GPUs under several schedules."""
+    rows: list[dict[str, Any]] = []
+    for row in simulate(tasks):
+        _print(rows, **row)
+    return rows
+
+
 def _cpu_seconds() -> float:
     """Of this process, all below it, and those of them that have ended."""
     total = 0.0
@@ -164,22 +233,68 @@ def _cpu_seconds() -> float:
     return total
 
 
-def chaos(runs: int, steps: int) -> list[dict[str, Any]]:
-    """Trainings in which processes are killed and stopped, against one that is left alone."""
+def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
+    """Trainings in which processes are killed and stopped, against one that is left alone.
+
+    Every fourth one has its driver killed and resumed; every second one adds gradients by shard.
+    """
     rows: list[dict[str, Any]] = []
-    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
-    alone = run(None, steps, **settings)
-    with connected(ATGRPOConfig(workers=4)) as ray:
-        for seed in range(runs):
-            killer, began = _Killer(seed), time.perf_counter()
+    kinds: list[dict[str, Any]] = [
+        {"env": "coding", "tasks_per_step": 2, "stream_gradients": streamed}
+        for streamed in (False, True)
+    ]
+    alone = [run(None, steps, **settings) for settings in kinds]
+    command = restarted(None, steps)[0]
+    for seed in range(first, first + runs):
+        began, settings = time.perf_counter(), kinds[seed % 2]
+        if seed % 4 == 3:
+            found, hits = restarted(seed, steps)
+            equal = found == command
+        else:
+            killer = _Killer(seed)
             try:
-                hit = run(ray, steps, killer.begin, workers=2, worker_timeout=30.0, **settings)
+                with connected(ATGRPOConfig(workers=4)) as ray:
+                    hit = run(ray, steps, killer.begin, workers=2, worker_timeout=30.0, **settings)
             finally:
                 killer.over.set()
-            seconds = time.perf_counter() - began
-            _print(rows, seed=seed, equal=hit == alone, hits=killer.hits, seconds=seconds)
+            equal, hits = hit == alone[seed % 2], killer.hits
+        seconds = time.perf_counter() - began
+        _print(rows, seed=seed, equal=equal, hits=hits, seconds=seconds)
     _print(rows, equal=sum(row["equal"] for row in rows), of=runs)
     return rows
+
+
+def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
+    """The command, its driver killed twice and resumed; a digest of its files, and the kills.
+
+    Args:
+        seed: of the moments; None lets it run, in one process.
+        steps: of training.
+    """
+    chance, hits = random.Random(seed), list[str]()
+    with tempfile.TemporaryDirectory(prefix="p-") as name:
+        folder, train = Path(name) / "run", [sys.executable, "-m", "pettingllms.cli.train"]
+        options = {"max-steps": steps, "eval-steps": 0, "save-steps": 1, "tasks-per-step": 2}
+        options |= {"tasks-per-shard": 1, "eval-tasks": 1, "workers": 0 if seed is None else 2}
+        words = [*train, "--env", "coding", "--stream-gradients", "--output-dir", str(folder)]
+        words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
+        while True:
+            process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                kill = seed is not None and len(hits) < 2
+                process.wait(chance.uniform(5, 40) if kill else None)
+                if process.returncode:
+                    raise RuntimeError(f"{words} ended with {process.returncode}")
+                break
+            process.kill()
+            process.wait()
+            hits.append("SIGKILL driver")
+            if any(folder.glob("checkpoints/step-*")):
+                words = [*train, "--resume", str(folder)]
+            else:
+                shutil.rmtree(folder, ignore_errors=True)
+        files = [*sorted(folder.glob("adapters/*/*.safetensors")), folder / "trajectories.jsonl"]
+        return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest(), hits
 
 
 class _Killer(threading.Thread):

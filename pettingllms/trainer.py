@@ -26,6 +26,7 @@ from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.per_policy import base_model, own_settings
 from pettingllms.trainers.plugins import path_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.settings import as_text
@@ -121,8 +122,8 @@ class ATGRPOTrainer:
             )
         )
         self._plan = self._plan_for(config, None)
-        self._display = display
-        self._callbacks = as_callbacks(callbacks, self._plan.path)
+        _check_loaded(self._plan.config, self._policies)
+        self._display, self._callbacks = display, as_callbacks(callbacks, self._plan.path)
 
     @property
     def args(self) -> ResolvedConfig:
@@ -239,6 +240,23 @@ def _check_named(config: ATGRPOConfig, *, objects: bool) -> None:
         raise ConfigError(
             f"workers {config.workers} load the model by its name; give that, or leave workers out"
         )
+
+
+def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
+    """Compares the models of loaded policies with the settings, by which a run is evaluated.
+
+    Raises:
+        ConfigError: names a policy whose settings name another model.
+    """
+    if policies is None or len(policies.bases) == 1:
+        return
+    for name in policies.names:
+        theirs, named = policies.base_of(name).name, base_model(own_settings(config, name))
+        if theirs != named and Path(theirs).resolve() != Path(named).resolve():
+            raise ConfigError(
+                f"the loaded policy {name!r} is on the model {theirs!r}, its settings name {named!r}; "
+                f"give args the setting policy_settings with {{{name!r}: {{'model': {theirs!r}}}}}"
+            )
 
 
 def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:

@@ -187,7 +187,7 @@ def test_success_below_the_bar_is_an_exit_code(
 def test_a_dry_run_says_what_there_is_to_play_and_loads_no_model(
     trained: Summary, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("pettingllms.assembly.load_policies", None)
+    monkeypatch.setattr("pettingllms.assembly.open_base", None)
     argv = ["--adapters", str(trained.folder), "--limit", "5", "--swap", "all", "--dry-run"]
     assert main(argv) == 0
     out = capsys.readouterr().out

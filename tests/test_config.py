@@ -29,7 +29,8 @@ def misspelt(word):
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
-    beside = {"importance_sampling_level": {"loss_type": "grpo"}}.get(name, {})
+    averaging_completions = name in ("importance_sampling_level", "loss_norm")
+    beside = {"loss_type": "grpo"} if averaging_completions else {}
     for value in CHOICES[name]:
         a_config(**{name: value}, **beside)
         wrong = misspelt(value)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from pettingllms.distributed.guardian import processes_of
-from pettingllms.distributed.pools import placed, pools_of
+from pettingllms.distributed.pools import check_ranks, placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainer import ATGRPOTrainer
@@ -47,8 +47,11 @@ def test_gpus_that_nobody_claims_are_shared_equally():
         ({"coder": 2}, "coder must be like"),
         ({"coder": {"gpus": 1.5}}, "gpus of coder must be a whole number, or a share"),
         ({"workers": {"gpus": -1}}, "gpus of workers must be"),
+        ({"workers": {"ranks": 2}}, "workers have no ranks, got 2; --workers is their number"),
+        ({"coder": {"ranks": 0}}, "ranks of coder must be a whole number from 1 to 32, got 0"),
+        ({"coder": {"ranks": 0.5}}, "ranks of coder must be a whole number from 1 to 32"),
     ],
-    ids=["policy", "key", "number", "share", "negative"],
+    ids=["policy", "key", "number", "share", "negative", "worker-ranks", "no-rank", "half-a-rank"],
 )
 def test_pools_that_cannot_be_meant_are_refused(given, message):
     with pytest.raises(ConfigError, match=message):
@@ -60,12 +63,29 @@ def test_pools_that_cannot_be_meant_are_refused(given, message):
     [
         ({"workers": {"gpus": 1}}, "4 GPUs are wanted, and the cluster has 2"),
         ({"coder": {"cpus": 8}}, "want 10 CPUs, and the cluster has 8"),
+        ({"coder": {"cpus": 3, "ranks": 3}}, "want 11 CPUs, and the cluster has 8"),
+        ({"coder": {"gpus": 1, "ranks": 3}}, "3 GPUs are wanted, and the cluster has 2"),
     ],
-    ids=["gpus", "cpus"],
+    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks"],
 )
 def test_more_than_the_cluster_has_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         placed(pools_of(pools(**given), TEAM), 4, "auto", {"CPU": 8, "GPU": 2})
+
+
+@pytest.mark.parametrize(
+    ("full", "streamed", "message"),
+    [
+        (["coder"], True, "coder has 2 ranks, each with a whole model"),
+        (["tester"], False, "coder has 2 ranks, .*; give --stream-gradients"),
+    ],
+    ids=["full", "not-streamed"],
+)
+def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused(full, streamed, message):
+    wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
+    with pytest.raises(ConfigError, match=message):
+        check_ranks(wanted, full=full, streamed=streamed)
+    check_ranks(pools_of(pools(), TEAM), full=full, streamed=streamed)
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,7 @@ def test_an_adapter_of_another_base_model_is_noticed_before_anything_is_loaded(
     config = json.loads((other / "adapter_config.json").read_text())
     config["base_model_name_or_path"] = "Qwen/Qwen3-1.7B"
     (other / "adapter_config.json").write_text(json.dumps(config))
-    monkeypatch.setattr("pettingllms.assembly.load_policies", None)
+    monkeypatch.setattr("pettingllms.assembly.open_base", None)
     for spec in (str(other), f"writer={other}"):
         err = failure([*words, "--adapters", spec], capsys)
         assert "trained on the base model 'Qwen/Qwen3-1.7B', not on" in err

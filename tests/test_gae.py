@@ -176,5 +176,7 @@ def test_full_policies_without_a_frozen_base_are_refused_before_anything_is_load
 def test_a_policy_with_a_base_of_its_own_is_refused_before_anything_is_loaded(model: Path) -> None:
     settings = json.dumps({"tool": {"model": str(model)}})
     config = ATGRPOConfig(env="plan_path", method="marft_gae", policy_settings=settings)
-    with pytest.raises(ValueError, match="reads one base model, and policy 'tool'"):
+    with pytest.raises(
+        ValueError, match="reads one base model, and policy_settings gives the team 2"
+    ):
         plan_run(config)

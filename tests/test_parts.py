@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from typing import Any
 
 import pytest
 
@@ -57,8 +58,8 @@ def test_the_shipped_base_of_parts_is_the_one_that_was_measured():
 def test_the_base_of_parts_gets_the_tasks_and_settings_that_an_environment_declares_for_it(model):
     config = resolve(ATGRPOConfig(env="plan_path", model=model))
     assert (config.learning_rate, config.max_completion_length) == (4e-3, 12)
-    game = make_env(config, "train")
-    assert game.unwrapped.max_turns == parts.arguments("plan_path")["max_turns"]
+    game: Any = make_env(config, "train").unwrapped
+    assert game.max_turns == parts.arguments("plan_path")["max_turns"]
     # Where an environment declares nothing for it, the settings of the other embedded model hold.
     other = resolve(ATGRPOConfig(env="sudoku", model=model))
     assert other.learning_rate == resolve(ATGRPOConfig(env="sudoku")).learning_rate

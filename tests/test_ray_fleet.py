@@ -128,10 +128,12 @@ def test_a_job_that_raises_has_not_happened(learner):
     assert learner.do("add", 2).result() == 103
 
 
-def test_the_last_job_can_be_taken_back(learner):
+def test_jobs_since_a_mark_can_be_taken_back(learner):
     learner.do("add", 1).result()
-    learner.do("add", 2).result()
-    learner.undo().result()
+    mark = learner.mark().result()
+    learner.do("add", 2)
+    learner.do("add", 4)
+    learner.back(mark)
     assert learner.ask("state").result() == 101
 
 

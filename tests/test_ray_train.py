@@ -37,14 +37,20 @@ def hit(kind: str, number: signal.Signals) -> None:
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
         (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
+        (1, {"env": "coding", "stream_gradients": True}),
+        (3, {"env": "math", "policies": "shared", "stream_gradients": True, "beta": 0.01}),
     ],
-    ids=["one-worker", "shared-grpo", "stateful-frozen-role", "two-bases"],
+    ids=[
+        *("one-worker", "shared-grpo", "stateful-frozen-role"),
+        *("two-bases", "streamed", "streamed-shared"),
+    ],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)
 
 
-def test_killed_workers_and_learners_change_no_bit(ray):
+@pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])
+def test_killed_workers_and_learners_change_no_bit(ray, streamed):
     steps = iter(range(4))
 
     def before(trainer: ATGRPO) -> None:
@@ -55,10 +61,37 @@ def test_killed_workers_and_learners_change_no_bit(ray):
             case 2:
                 hit("RolloutWorker", signal.SIGKILL)
 
-    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    settings: dict[str, Any] = {
+        "env": "coding",
+        "tasks_per_step": 2,
+        "stream_gradients": streamed,
+    }
     disturbed = run(ray, 3, before, workers=2, **settings)
     assert disturbed == run(None, 3, **settings)
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+
+
+def test_ranks_of_a_learner_change_no_bit_also_where_one_is_killed(ray):
+    settings: dict[str, Any] = {"env": "coding", "stream_gradients": True}
+    kept: list[checkpoints.TrainerState] = []
+
+    def disturbed(trainer: ATGRPO) -> None:
+        if trainer.step == 1:
+            hit("Rank", signal.SIGKILL)
+        if trainer.step == 2:
+            kept.append(checkpoints.capture(trainer))
+
+    def go_on(trainer: ATGRPO) -> None:
+        if not trainer.step:
+            checkpoints.restore(trainer, kept[0])
+
+    ranks = {"coder": {"ranks": 2}}
+    parts = run(ray, 2, disturbed, workers=1, pools=ranks, **settings)
+    rest = run(ray, 1, go_on, workers=1, **settings)
+    whole = run(None, 3, **settings)
+    assert parts["records"] + rest["records"] == whole["records"]
+    assert rest["state"] == whole["state"]
+    assert eventually(lambda: not actors("RolloutWorker", "Learner", "Rank"))
 
 
 def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):

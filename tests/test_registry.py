@@ -58,6 +58,13 @@ REPLIES = {
         "```report\nIt prints one.\n```",
         "```python\nprint(2)\n```",
     ),
+    "signal": (
+        "<say>dax</say>",
+        "perhaps <say> Wug </say>",
+        "<open>red</open>",
+        "<say>dax</say><open>blue</open>",
+        "<open>dax</open>",
+    ),
     "nested search": (
         "<task>the old boss of owl7</task>",
         "<search>owl7 old boss</search>",

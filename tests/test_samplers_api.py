@@ -250,7 +250,9 @@ def test_a_half_written_reply_is_cut_off_and_a_damaged_one_is_named(stub, tmp_pa
 
 def test_equal_decisions_without_randomness_are_paid_once(stub):
     twins = [Request("api:m", tuple(b"same"), seed) for seed in (1, 2)]
-    first, second = partners(stub).sample(twins, 2, max_new_tokens=4, greedy=True)
+    players = partners(stub)
+    first, second = players.sample(twins, 2, max_new_tokens=4, greedy=True)
+    players.close()
     assert len(stub.bodies) == 1
     assert first == second
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import filecmp
 import itertools
 import json
@@ -15,11 +16,14 @@ from typing import Any
 import pytest
 import torch
 from peft import PeftModel
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import pettingllms as pl
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.cli.estimate import dry_run
 from pettingllms.cli.evaluate import parse as parse_eval
+from pettingllms.cli.view import main as view
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
@@ -33,6 +37,7 @@ from pettingllms.sharing import share
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.per_policy import own_settings
 from pettingllms.types import Request, Sample
 from tests.served import running
 from tests.tiny_lm import save_tiny, save_tiny_llama
@@ -41,6 +46,7 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]
 ROLES = ("writer", "reader", "judge")
 TEAM = {role: role for role in ROLES}
+OTHER_DTYPE = {"judge": {"dtype": "bfloat16"}}
 
 
 @pytest.fixture(scope="module")
@@ -240,6 +246,22 @@ def test_a_dry_run_counts_every_base_and_what_its_policies_train(models: dict[st
     assert "judge" not in one.partition("# Memory")[2]
 
 
+def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    given = settings(models, max_steps=1, output_dir=str(tmp_path / "run"))
+    policies = build_policies(resolve(given), TEAM)
+    with pytest.raises(
+        ConfigError, match=r"'reader' is on the model .*llama.* policy_settings with"
+    ):
+        pl.ATGRPOTrainer(args=dataclasses.replace(given, policy_settings=None), policies=policies)
+    trainer = pl.ATGRPOTrainer(args=given, policies=policies)
+    assert trainer.train().finished
+    trainer.save_model(tmp_path / "saved")
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "saved" / "reader").state_dict()
+    assert all(torch.equal(each, loaded[key]) for key, each in policies.state("reader").items())
+
+
 def test_a_served_role_is_asked_in_the_tokens_of_its_own_model(
     run: Path, models: dict[str, Path]
 ) -> None:
@@ -303,6 +325,48 @@ def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
     assert found.episodes["adapters"] == mine.episodes["adapters"]
 
 
+def test_a_policy_with_a_model_of_its_own_has_what_follows_from_it(models: dict[str, Path]) -> None:
+    own = {
+        "reader": {"model": str(models["reader"]), "full": True},
+        "judge": {"model": str(models["judge"]), "warmup_steps": 7},
+    }
+    found = plan_run(settings(models, policy_settings=own, learning_rate=None, warmup_steps=None))
+    rates = {name: own_settings(found.config, name).learning_rate for name in ROLES}
+    assert rates == {"writer": 1e-4, "reader": 5e-6, "judge": 5e-3}
+    judge = own_settings(found.config, "judge")
+    assert (judge.warmup_steps, judge.tokens_per_batch, judge.lora_r) == (7, 4096, 4)
+    assert resolve(found.config) == found.config
+
+
+def test_a_partner_of_another_model_plays_and_stays_as_it_is(
+    models: dict[str, Path], tmp_path: Path
+) -> None:
+    own = {"judge": {"model": str(models["judge"])}, "reader": {"model": str(models["reader"])}}
+    few = {"policy_settings": own, "max_steps": 1, "learning_rate": None, "train_roles": "writer"}
+    train(settings(models, output_dir=str(tmp_path / "run"), **few))
+    for policy in ("reader", "judge"):
+        file = tmp_path / "run" / "adapters" / policy / "adapter_model.safetensors"
+        assert not any(each.any() for name, each in load_file(file).items() if "lora_B" in name)
+
+
+@pytest.mark.parametrize("policy", ROLES)
+def test_the_reference_of_a_policy_is_its_own_base(models: dict[str, Path], policy: str) -> None:
+    policies = build_policies(resolve(settings(models, beta=0.1)), TEAM)
+    [batch] = policies.microbatches(policy, sampled(policies, policy), 4096)
+    reference = policies.reference_logprobs(policy, batch)
+    torch.testing.assert_close(reference, batch.old_logprobs_BT, atol=2e-5, rtol=0)
+    for parameter in policies.parameters(policy):
+        parameter.data.add_(0.01)
+    policies.publish(policy)
+    assert torch.equal(policies.reference_logprobs(policy, batch), reference)
+    assert not torch.allclose(policies.logprobs(policy, batch)[0], reference, atol=1e-3)
+
+
+def test_a_run_is_exported_for_the_viewer(run: Path, tmp_path: Path) -> None:
+    assert view([str(run), "--export", str(tmp_path / "run.html")]) == 0
+    assert (tmp_path / "run.html").stat().st_size > 10_000
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -313,6 +377,11 @@ def test_shared_adapters_name_each_its_own_base_and_full_models_are_refused(
             "of judge: load_in_4bit is for adapters",
         ),
         ({"sampler": "vllm-server", "serve": True}, "full models use sampler vllm"),
+        (
+            {"sampler": "vllm-server", "serve": True, "policy_settings": OTHER_DTYPE},
+            "the team has 2 base models .* and a vLLM server holds one",
+        ),
+        ({"estimator": "gae"}, "estimator gae reads one base model, .* gives the team 3"),
         (
             {"policy_settings": {"judge": {"beta": 0.1}}, "train_roles": "writer"},
             "beta is of the update, and judge is not trained",

@@ -109,23 +109,24 @@ def build_tokenizer(
     return fast
 
 
-def build_model(vocabulary: int, seed: int) -> Qwen3ForCausalLM:
-    """A Qwen3 of 1.3 million parameters with tied embeddings."""
+def build_model(vocabulary: int, seed: int, **other: Any) -> Qwen3ForCausalLM:
+    """A Qwen3 of 1.3 million parameters with tied embeddings, or one whose config differs in `other`."""
     torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=128,
-        num_hidden_layers=5,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=32,
-        intermediate_size=384,
-        max_position_embeddings=2048,
-        tie_word_embeddings=True,
-        pad_token_id=0,
-        eos_token_id=2,
-        bos_token_id=None,
-    )
+    settings: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": 128,
+        "num_hidden_layers": 5,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "head_dim": 32,
+        "intermediate_size": 384,
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        "bos_token_id": None,
+    }
+    config = Qwen3Config(**{**settings, **other})
     config._attn_implementation = "eager"  # on a CPU twice as fast as sdpa, forward and backward
     return Qwen3ForCausalLM(config)
 

@@ -61,6 +61,33 @@ def _parser() -> CommandParser:
     show = commands.add_parser("show", help="splits, size, license and address of a data set")
     show.add_argument("name")
     show.set_defaults(action=_show)
+    _add_check(commands)
+    fetch = commands.add_parser("fetch", help="download a named data set")
+    fetch.add_argument("name")
+    fetch.add_argument(
+        "--out",
+        type=Path,
+        help="folder for DIR/SPLIT/FILE, to be used in place of the name. Default: the cache of "
+        "the Hugging Face hub, where the name then finds it without a network",
+    )
+    fetch.set_defaults(action=_fetch)
+    pairs = commands.add_parser(
+        "pairs",
+        help="write what a run's full trees say is better, in the formats of TRL's trainers",
+        description="Values of a run's full trees (--shape full) flow upwards from success at the leaves; "
+        "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
+        "completion: SFTTrainer), as in MALT.",
+    )
+    pairs.add_argument("run", type=Path, help="folder of a run")
+    pairs.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    pairs.add_argument(
+        "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
+    )
+    pairs.set_defaults(action=_pairs)
+    return parser
+
+
+def _add_check(commands: Any) -> None:
     check = commands.add_parser(
         "check",
         help="read all rows; say how many can be used, and what is wrong with the others",
@@ -98,33 +125,6 @@ def _parser() -> CommandParser:
     check.add_argument("--all", action="store_true", help="list every refused or left out row")
     check.add_argument("--sandbox", metavar="...", help=f"--run: {HELP[0].lower()}{HELP[1:]}")
     check.set_defaults(action=_check)
-    fetch = commands.add_parser("fetch", help="download a named data set")
-    fetch.add_argument("name")
-    fetch.add_argument(
-        "--out",
-        type=Path,
-        help="folder for DIR/SPLIT/FILE, to be used in place of the name. Default: the cache of "
-        "the Hugging Face hub, where the name then finds it without a network",
-    )
-    fetch.set_defaults(action=_fetch)
-    _add_pairs(commands)
-    return parser
-
-
-def _add_pairs(commands: Any) -> None:
-    pairs = commands.add_parser(
-        "pairs",
-        help="write what a run's full trees say is better, in the formats of TRL's trainers",
-        description="Values of a run's full trees (--shape full) flow upwards from success at the leaves; "
-        "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
-        "completion: SFTTrainer), as in MALT.",
-    )
-    pairs.add_argument("run", type=Path, help="folder of a run")
-    pairs.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
-    pairs.add_argument(
-        "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
-    )
-    pairs.set_defaults(action=_pairs)
 
 
 def _list(options: argparse.Namespace) -> int:

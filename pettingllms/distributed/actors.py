@@ -8,8 +8,10 @@ part of every job, by reference, and are fetched where it holds others.
 from __future__ import annotations
 
 import dataclasses
+import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,8 @@ import ray
 import torch
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
+from pettingllms.distributed.fleet import Hung
+from pettingllms.distributed.pools import Share
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
@@ -27,10 +31,10 @@ from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.metrics import Clock, LossMeter
 from pettingllms.trainers.play import Player
 from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.types import Advantage, Group, Task
+from pettingllms.types import Advantage, Group, Sample, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 """A policy's tensors, as Ray shares them between processes without copying."""
@@ -103,6 +107,7 @@ class _Elsewhere(Estimator):
     """Stands for the run's estimator, which the driver alone asks."""
 
     least = 1
+    by_task = True  # the driver has decided
 
     def shape(self) -> RolloutShape:
         """Of no use: a learner plays nothing."""
@@ -126,13 +131,58 @@ class _SameCast(Cast):
 
 
 class Learner:
-    """Updates one policy, with the trainer's own update on the trainer's own optimizer."""
+    """Updates one policy, with the trainer's own update on the trainer's own optimizer.
 
-    def __init__(self, spec: RunSpec, policy: str) -> None:
-        self._spec, self._policy = spec, policy
+    One of several ranks computes the gradients of every so manieth shard; their sums are added, and
+    each rank takes the same step. The first one has started the others, which end with it.
+    """
+
+    def __init__(self, spec: RunSpec, policy: str, share: Share) -> None:
+        self._spec, self._policy, self._share = spec, policy, share
+        self._others: list[Any] = []
+        self._adding: list[Any] = []
+        """What the other ranks are at work on."""
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Becomes the learner that `state` is of: weights, optimizer and schedule."""
+        if self._share.ranks > 1:
+            one = self._share._replace(ranks=1)
+            maker: Any = ray.remote(**one.options)(Rank)
+            self._others = [
+                maker.remote(self._spec, self._policy, one) for _ in range(self._share.ranks - 1)
+            ]
+            given = ray.put(state)
+            loading = [other.load.remote(given) for other in self._others]
+        self._load(state)
+        if self._others:
+            ray.get(loading)
+            with socket.socket() as found:
+                found.bind(("", 0))
+                place = f"tcp://{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
+            count = self._share.ranks
+            joining = [
+                other.join.remote(place, rank, count) for rank, other in enumerate(self._others, 1)
+            ]
+            self.join(place, 0, count)
+            ray.get(joining)
+
+    def join(self, place: str, rank: int, ranks: int) -> None:
+        """Meets the other ranks.
+
+        Args:
+            place: address of the first one.
+            rank: this one's number.
+            ranks: how many there are.
+        """
+        torch.distributed.init_process_group(
+            "nccl" if self._policies.device.type == "cuda" else "gloo",
+            init_method=place,
+            rank=rank,
+            world_size=ranks,
+            timeout=timedelta(seconds=self._spec.config.worker_timeout),
+        )
+
+    def _load(self, state: Mapping[str, Any]) -> None:
         spec, policy = self._spec, self._policy
         torch.set_num_threads(spec.threads)
         roles = {role: name for role, name in spec.roles_to_policies.items() if name == policy}
@@ -150,16 +200,63 @@ class Learner:
         self._policies.load_state(policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({policy: state})
 
-    def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
-        """Updates the policy; what to log, and the new weights.
+    def add(self, shards: Mapping[int, Sequence[Sample]]) -> dict[int, LossMeter]:
+        """Adds the gradients of shards to those of the step, see `pettingllms.trainers.streamed`.
 
         Args:
-            tokens: generated so far in the run, which schedules may follow.
-            batch: what to train on.
+            shards: number -> the policy's samples.
+
+        Returns:
+            What was seen of the shards that this rank has added itself.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
         """
+        ranks = [self, *self._others]
+        for number, samples in shards.items():
+            rank, shard = ranks[number % len(ranks)], {number: samples}
+            if rank is self:
+                self._trainer.add(self._policy, shard)
+            else:
+                self._adding.append(rank.add.remote(shard))
+        seen = self._trainer.sums[self._policy].meters
+        return {number: seen[number] for number in shards if number in seen}
+
+    def update(
+        self, tokens: int, batch: PolicyBatch, meters: Mapping[int, LossMeter] | None = None
+    ) -> tuple[dict[str, float], Arrays]:
+        """Updates the policy; what to log, and the new weights.
+
+        Args:
+            tokens: generated so far in the run, which schedules may follow.
+            batch: what to train on; without samples if they were added before.
+            meters: of all shards, if this is another rank than the first.
+
+        Raises:
+            NonFiniteError: a loss or gradient is not finite.
+            Hung: another rank is lost.
+        """
+        updating: list[Any] = []
+        if self._others:
+            own = self._trainer.sums[self._policy].meters
+            meters = {n: m for seen in (own, *ray.get(self._adding)) for n, m in seen.items()}
+            self._adding.clear()
+            updating = [other.update.remote(tokens, batch, meters) for other in self._others]
+        if meters:
+            self._merge(meters)
+        result = self._update(tokens, batch)
+        ray.get(updating)
+        return result
+
+    def _merge(self, meters: Mapping[int, LossMeter]) -> None:
+        parameters = self._policies.parameters(self._policy)
+        try:
+            sums = self._trainer.sums[self._policy]
+            sums.merge(parameters, torch.distributed.all_reduce, meters)
+        except RuntimeError as error:  # what PyTorch raises where a connection ends
+            raise Hung(f"a rank of learner {self._policy} is lost: {error}") from error
+
+    def _update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
         self._trainer.tokens = tokens
         metrics = self._trainer.update({self._policy: batch})
         return metrics, as_arrays(self._policies.state(self._policy))
@@ -167,6 +264,10 @@ class Learner:
     def state(self) -> dict[str, Any]:
         """The states of optimizer and schedule."""
         return self._trainer.optimizer_states()[self._policy]
+
+
+class Rank(Learner):
+    """Another rank of a learner, which the first one tells what to do."""
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:

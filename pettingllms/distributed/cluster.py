@@ -31,6 +31,15 @@ from pettingllms.trainers.config import ATGRPOConfig
 BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch between a node that others can reach ("1") and one on the loopback address."""
 CONNECT_SECONDS = 5.0
+ANSWER_SECONDS = 60.0
+"""In which a running cluster has to let a process in, and each of its nodes to answer."""
+_TRIAL = """
+import sys, ray
+try:
+    ray.init(address=sys.argv[1], log_to_driver=False, logging_level="ERROR")
+except Exception as error:
+    sys.exit(" ".join(str(error).split()))
+"""
 
 
 @contextlib.contextmanager
@@ -62,7 +71,7 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
     with contextlib.ExitStack() as stack:
         if address is None:
             folder = stack.enter_context(_guarded_folder())
-            cpus = sum(share.cpus for share in pools.values())
+            cpus = sum(share.cpus * share.ranks for share in pools.values())
             _start(ray, cpus + (config.workers - 1) * pools[WORKERS].cpus, folder)
         else:
             _join(ray, address)
@@ -104,6 +113,7 @@ def _join(ray: Any, address: str) -> None:
                 f"ray_address {address}: nothing answers there ({error}); give auto, or HOST:PORT "
                 "as `ray start --head` prints it"
             ) from error
+    _try(address)
     try:
         _init(ray, address=address)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -111,13 +121,37 @@ def _join(ray: Any, address: str) -> None:
         raise ConfigError(f"ray_address {address}: {reason}") from error
 
 
+def _try(address: str) -> None:
+    """Joins the cluster in a process of its own: where one is dying, Ray waits or aborts the process.
+
+    Raises:
+        ConfigError: it cannot be joined, or does not answer in time.
+    """
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", _TRIAL, address],
+            capture_output=True,
+            text=True,
+            timeout=ANSWER_SECONDS,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise ConfigError(
+            f"ray_address {address}: the cluster did not answer within {ANSWER_SECONDS:g} seconds; "
+            "is it being stopped? `ray status` asks it, `ray stop --force` ends it"
+        ) from error
+    if done.returncode:
+        reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+        raise ConfigError(f"ray_address {address}: {reason}")
+
+
 def check_nodes(ray: Any) -> None:
     """Compares versions of Python and of this package on all nodes with those here.
 
     Raises:
-        ConfigError: a node has others, or lacks the package.
+        ConfigError: a node has others, lacks the package, or does not answer.
     """
-    from ray.exceptions import RayError
+    from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     here = versions()
@@ -125,7 +159,11 @@ def check_nodes(ray: Any) -> None:
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
         try:
-            there = ray.get(ask.remote())
+            there = ray.get(ask.remote(), timeout=ANSWER_SECONDS)
+        except GetTimeoutError as error:
+            raise ConfigError(
+                f"node {name} of the cluster did not answer within {ANSWER_SECONDS:g} seconds"
+            ) from error
         except RayError as error:
             raise ConfigError(
                 f"node {name} of the cluster cannot import pettingllms {__version__}: "

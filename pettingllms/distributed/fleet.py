@@ -10,6 +10,7 @@ replace an actor that hangs, and starts one whose constructor fails for ever.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import queue
 import threading
@@ -56,6 +57,8 @@ ATTEMPTS = 8
 """Actors that may be lost in one job. If there are more, the job itself kills them."""
 START_SECONDS = 600.0
 """For the start of a learner, however short `worker_timeout` is: imports take long on a busy machine."""
+PATIENCE_SECONDS = 20.0
+"""After which a learner that has not started may lack what a worker holds."""
 
 
 class Fleet:
@@ -72,6 +75,7 @@ class Fleet:
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._broken: BaseException | None = None
         self._closed = threading.Event()
+        self._sparing, self._spared = threading.Lock(), 0
         self._specs = ThreadPoolExecutor(size, "fleet-job")
         self._starting = ThreadPoolExecutor(size, "fleet-start")
         self.lost = 0
@@ -85,6 +89,23 @@ class Fleet:
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
         """
         return self._specs.submit(self._do, method, args)
+
+    def spare(self, *, needed: bool) -> None:
+        """Ends an idle worker, if there is one, for whom its place is needed; later starts all again."""
+        with self._sparing:
+            if self._closed.is_set():
+                return
+            if not needed:
+                for _ in range(self._spared):
+                    self._starting.submit(self._start)
+                self._spared = 0
+                return
+            with contextlib.suppress(queue.Empty):
+                if (worker := self._free.get_nowait()) is None:
+                    self._free.put(None)
+                else:
+                    ray.kill(worker)
+                    self._spared += 1
 
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
@@ -161,17 +182,26 @@ class JournaledActor:
         make: starts a learner; its method `load` takes a state.
         base: reference to its state.
         timeout: seconds after which it counts as hung in a job.
+        room: called while a learner waits for its start, to make room, and once it has started.
     """
 
-    def __init__(self, make: Callable[[], Any], base: Any, *, timeout: float) -> None:
-        self._make, self._base, self._timeout = make, base, timeout
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        base: Any,
+        *,
+        timeout: float,
+        room: Callable[..., object] = lambda **_: None,
+    ) -> None:
+        self._make, self._base, self._timeout, self._room = make, base, timeout, room
         self._actor: Any = None
         self._journal: list[tuple[Any, ...]] = []
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "learner")  # one job at a time, in order
         self.lost = 0
         """Learners that were replaced."""
-        self._thread.submit(self._steadily, None)
+        self.started = self._thread.submit(self._steadily, None)
+        """Done once the first learner is there; raises why there is none."""
 
     def do(self, method: str, *args: Any) -> Future[Any]:
         """Has a job done that changes the learner, once and for all, or not at all if it raises."""
@@ -181,9 +211,13 @@ class JournaledActor:
         """Has a job done that changes nothing."""
         return self._thread.submit(self._steadily, (method,))
 
-    def undo(self) -> Future[None]:
-        """Takes the last job of `do` back."""
-        return self._thread.submit(self._undo)
+    def mark(self) -> Future[int]:
+        """The place in the journal that `back` takes, once all jobs so far are done."""
+        return self._thread.submit(lambda: len(self._journal))
+
+    def back(self, mark: int) -> None:
+        """Takes back what `do` has done since the mark."""
+        self._thread.submit(self._back, mark)
 
     def rebase(self, base: Any, *, same: bool) -> None:
         """Goes on from `base`, a reference to a state; what was done before is forgotten.
@@ -205,9 +239,10 @@ class JournaledActor:
         self._journal.append(job)
         return result
 
-    def _undo(self) -> None:
-        self._journal.pop()
-        self._drop()
+    def _back(self, mark: int) -> None:
+        if len(self._journal) > mark:
+            del self._journal[mark:]
+            self._drop()
 
     def _rebase(self, base: Any, same: bool) -> None:
         self._base, self._journal = base, []
@@ -219,22 +254,34 @@ class JournaledActor:
         for _ in range(ATTEMPTS):
             try:
                 if self._actor is None:
-                    self._actor = self._make()
-                    limit = max(START_SECONDS, self._timeout)
-                    _result(self._actor.load.remote(self._base), limit, self._closed)
+                    self._begin()
                     for earlier in self._journal:
                         self._call(earlier)
                 return None if job is None else self._call(job)
-            except RayTaskError as error:
-                self._drop()  # half of a job, or of `load`, may be done
-                raise _cause(error) from error
-            except LOST as error:
+            except (*LOST, RayTaskError) as error:
+                cause = _cause(error)
+                if not isinstance(cause, LOST):  # a rank of it may be lost, too
+                    self._drop()  # half of a job, or of `load`, may be done
+                    raise cause from error
                 if _cannot_be_made(error):
                     raise WorkersLost(f"no learner can be started: {error}") from error
                 logger.warning("a learner is replaced: %s", _first_line(error))
                 self.lost, last = self.lost + 1, error
                 self._drop()
         raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
+
+    def _begin(self) -> None:
+        self._actor = self._make()
+        loaded = self._actor.load.remote(self._base)
+        left = max(START_SECONDS, self._timeout)
+        while left > 0:
+            with contextlib.suppress(Hung):
+                _result(loaded, PATIENCE_SECONDS, self._closed)
+                self._room(needed=False)
+                return
+            self._room(needed=True)  # a node was lost, and workers had started where it fits
+            left -= PATIENCE_SECONDS
+        raise Hung(f"a learner has not started for {START_SECONDS:g} seconds")
 
     def _call(self, job: tuple[Any, ...]) -> Any:
         method, *args = job
@@ -264,8 +311,10 @@ def _result(reference: Any, timeout: float | None, closed: threading.Event) -> A
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What an actor raised, without Ray's wrapping."""
-    return error.cause if isinstance(error, RayTaskError) and error.cause else error
+    """What an actor raised, or one that it has called, without Ray's wrapping."""
+    while isinstance(error, RayTaskError) and error.cause:
+        error = error.cause
+    return error
 
 
 def _cannot_be_made(error: BaseException) -> bool:

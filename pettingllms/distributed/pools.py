@@ -3,20 +3,22 @@
     pools:                      # in config.yaml; --pools '{"workers": {"gpus": 0.5}}' on the command line
       workers: {cpus: 2, gpus: 0.5}
       coder: {gpus: 1}          # the learner of this policy
-      tester: {gpus: 1}
+      tester: {gpus: 1, ranks: 2}
 
 What is not given: one CPU, and an equal share of the GPUs that are left, at most one, unless the device
-is cpu. A share below 1 is of one GPU's time and memory; several processes then use that GPU.
+is cpu. A share below 1 is of one GPU's time and memory; several processes then use that GPU. The `ranks`
+of a learner have such a share each, and add each other's gradients.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.streamed import RANKS
 
 WORKERS = "workers"
 
@@ -27,6 +29,8 @@ class Share(NamedTuple):
     cpus: float = 1.0
     gpus: float | None = None
     """None: an equal share of what is left."""
+    ranks: int = 1
+    """Processes of a learner."""
 
     @property
     def options(self) -> dict[str, float]:
@@ -58,7 +62,40 @@ def _share(name: str, given: Any) -> Share:
             raise ConfigError(
                 f"pools: {key} of {name} must be a whole number, or a share from 0 to 1, got {value!r}"
             )
-    return Share(**given)
+    share = Share(**given)
+    if share.ranks > 1 and name == WORKERS:
+        raise ConfigError(
+            f"pools: workers have no ranks, got {share.ranks}; --workers is their number"
+        )
+    if not 1 <= share.ranks <= RANKS or share.ranks != int(share.ranks):
+        raise ConfigError(
+            f"pools: ranks of {name} must be a whole number from 1 to {RANKS}, got {share.ranks!r}"
+        )
+    return share._replace(ranks=int(share.ranks))
+
+
+def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
+    """Refuses learners of several ranks whose gradients cannot be added exactly.
+
+    Args:
+        pools: as from `pools_of`.
+        full: policies that are full models.
+        streamed: whether gradients are added shard by shard.
+
+    Raises:
+        ConfigError: names the policy, and the cure.
+    """
+    for name, share in pools.items():
+        if share.ranks > 1 and name in full:
+            raise ConfigError(
+                f"pools: {name} has {share.ranks} ranks, each with a whole model, and full models are "
+                "not divided between ranks yet; train adapters, or leave ranks out"
+            )
+        if share.ranks > 1 and not streamed:
+            raise ConfigError(
+                f"pools: {name} has {share.ranks} ranks, which need gradients that are added by shard; "
+                "give --stream-gradients and what it needs, or leave ranks out"
+            )
 
 
 def placed(
@@ -75,13 +112,13 @@ def placed(
     Raises:
         ConfigError: the cluster has fewer.
     """
-    counts = {name: workers if name == WORKERS else 1 for name in pools}
+    counts = {name: workers if name == WORKERS else share.ranks for name, share in pools.items()}
     gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
     wanted = sum(counts[name] * (share.gpus or 0.0) for name, share in pools.items())
     if wanted > gpus:
         raise ConfigError(f"pools: {wanted:g} GPUs are wanted, and the cluster has {gpus:g}")
     # More workers than fit wait for nodes to come; all learners and one worker have to fit.
-    least = sum(share.cpus for share in pools.values())
+    least = sum(share.cpus * share.ranks for share in pools.values())
     if least > cpus:
         raise ConfigError(
             f"pools: the learners and one worker want {least:g} CPUs, and the cluster has {cpus:g}"

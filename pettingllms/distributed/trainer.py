@@ -12,7 +12,8 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import Future, as_completed, wait
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,12 +24,12 @@ from pettingllms.assembly import EnvSource
 from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_arrays, as_tensors
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.fleet import Fleet, JournaledActor
-from pettingllms.distributed.pools import WORKERS, placed, pools_of
+from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards
 from pettingllms.trainers.plugins import Plugin
@@ -53,7 +54,7 @@ class RayATGRPO(ATGRPO):
         super().__init__(*arguments, **parts)
         config, policies = self.config, self.policies
         spec = RunSpec(
-            config,
+            replace(config, stream_gradients=bool(self.sums)),
             policies.roles_to_policies,
             self.updates,
             self.estimator.shape(),
@@ -64,23 +65,34 @@ class RayATGRPO(ATGRPO):
         timeout = config.worker_timeout
         given = sent(spec)
         pools = pools_of(config, self.trained)
+        full = [name for name, own in self.settings.items() if own.full]
+        check_ranks(pools, full=full, streamed=bool(self.sums))
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
         worker: Any = ray.remote(**pools[WORKERS].options)(RolloutWorker)
         makers: dict[str, Any] = {
             name: ray.remote(**pools[name].options)(Learner) for name in self.trained
         }
-        self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
         bases = self._bases()
         self.learners = {
             name: JournaledActor(
-                partial(makers[name].remote, given, name), bases[name], timeout=timeout
+                partial(makers[name].remote, given, name, pools[name]),
+                bases[name],
+                timeout=timeout,
+                room=self._make_room,
             )
             for name in self.trained
         }
+        # After the learners: workers that do not fit wait, and learners must not wait for them.
+        self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
         self._playing: dict[int, list[Future[Any]]] = {}
+        self._adding: list[Future[Any]] = []
         self._played, self._load = time.perf_counter(), dict[str, float]()
+
+    def _make_room(self, *, needed: bool) -> None:
+        if hasattr(self, "fleet"):  # learners are started first
+            self.fleet.spare(needed=needed)
 
     def close(self) -> None:
         """Ends workers and learners."""
@@ -96,11 +108,26 @@ class RayATGRPO(ATGRPO):
             self._begin(self.step, self._former.weights)
             if self.config.max_staleness:
                 self._begin(self.step + 1, self._weights)
-            done = _results(self._playing.pop(self.step))
+            done = self._gathered(self._playing.pop(self.step))
         self._load = self._load_of([seconds for _, seconds in done])
         found = [trajectory for shard, _ in done for trajectory in shard]
         check_room(found, self.config.max_completion_length)
         return found
+
+    def _gathered(self, jobs: Sequence[Future[Any]]) -> list[Any]:
+        """What was played, in order; learners get each shard at once where gradients are added."""
+        if not self.sums:
+            return _results(jobs)
+        numbers = {job: number for number, job in enumerate(jobs)}
+        for job in as_completed(jobs):
+            if job.exception() is not None:
+                break
+            groups = in_order(self.credited(job.result()[0]))
+            for name, own in policy_batches(self.config, self.casting.learners, groups).items():
+                if own.samples:
+                    given = ray.put({numbers[job]: own.samples})
+                    self._adding.append(self.learners[name].do("add", given))
+        return _results(jobs)
 
     def _load_of(self, seconds: Sequence[float]) -> dict[str, float]:
         """The share of time since the last rollout in which workers played; how many were lost."""
@@ -122,24 +149,37 @@ class RayATGRPO(ATGRPO):
         ]
 
     # ------------------------------------------------------------------------- 3. update
+    def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
+        """As in one process; where it raises, learners forget what they have done in the step."""
+        marks = {name: learner.mark() for name, learner in self.learners.items()}
+        try:
+            return super().take_step()
+        except BaseException:
+            for job in self._adding:
+                job.cancel()
+            for name, mark in marks.items():
+                self.learners[name].back(mark.result())
+            raise
+        finally:
+            self._adding.clear()
+
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
         """Updates all policies at the same time; if one cannot be, none is."""
+        _results(self._adding)
         jobs = {
-            name: self.learners[name].do("update", self.tokens, ray.put(own))
+            name: self.learners[name].do("update", self.tokens, ray.put(self._left(own)))
             for name, own in batches.items()
         }
         wait(jobs.values())
-        try:
-            done = {name: job.result() for name, job in jobs.items()}
-        except BaseException:
-            for name, job in jobs.items():
-                if job.exception() is None:
-                    self.learners[name].undo().result()
-            raise
+        done = {name: job.result() for name, job in jobs.items()}
         for name, (_, arrays) in done.items():
             self._take_over(name, as_tensors(arrays))
         logged = {key: value for metrics, _ in done.values() for key, value in metrics.items()}
         return logged | self._load
+
+    def _left(self, own: PolicyBatch) -> PolicyBatch:
+        """What a learner does not have yet."""
+        return replace(own, samples=(), cuts=()) if self.sums else own
 
     @torch.no_grad()
     def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -234,6 +274,12 @@ def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
 
 @contextlib.contextmanager
 def ray_trainer(source: EnvSource | None, *arguments: Any, **parts: Any) -> Iterator[RayATGRPO]:
-    """The trainer of a run with workers, once this process is connected; see `RayATGRPO`."""
+    """The trainer of a run with workers, once this process is connected; see `RayATGRPO`.
+
+    Raises:
+        ConfigError, WorkersLost: a learner cannot be started.
+    """
     with contextlib.closing(RayATGRPO(source, *arguments, **parts)) as trainer:
+        for learner in trainer.learners.values():
+            learner.started.result()
         yield trainer

@@ -95,11 +95,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     default_turns: ClassVar[int] = 4
     embedded: ClassVar[Mapping[str, Any]] = {}
-    """Arguments that fit the tasks to the embedded model, unless others are given.
-
-    `embedded_training` has settings of a run. For the model `embedded:parts`, `embedded_parts` and
-    `embedded_parts_training` take their place where they are declared.
-    """
+    """Arguments for the embedded model. So are settings in `embedded_training`, and both for the
+    model `embedded:parts` in `embedded_parts` and `embedded_parts_training`."""
     reset_options: ClassVar[tuple[str, ...]] = ()
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()

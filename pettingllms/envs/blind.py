@@ -86,6 +86,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (_SEARCH.format(word="yes"),),
         (_SEARCH.format(word="no"),),
     ),
+    "signal": (
+        ("<say>dax</say><open>red</open>",),
+        ("<say>wug</say><open>blue</open>",),
+    ),
     "coding": (
         ("```python\nprint(input())\n```\n```input\n1\n```\n```output\n1\n```",),
         ("```python\nprint(0)\n```\n```input\n0\n```\n```output\n0\n```",),

@@ -132,6 +132,8 @@ def open_base(
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute, place = spec.dtype_and_device(dtype, device)
     checkpointing = [name for name, own in policies.items() if own.checkpointing]
+    if spec.model is not None and spec.model.is_gradient_checkpointing:
+        checkpointing = list(policies)  # an object may have been set up so
     kept = torch.float32 if full else compute
     tokenizer, base = load_base(spec, kept, place, bool(checkpointing))
     here = sampler.name == "transformers"  # other engines copy the adapters

@@ -403,7 +403,8 @@ def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Ten
     if not same:
         raise ConfigError(
             f"the adapter in {directory} was trained on the base model {theirs!r}, not on "
-            f"{base!r}; load it with --model {theirs}"
+            f"{base!r}; load it with --model {theirs}, or name this model for its policy with "
+            "--policy-settings"
             + ("" if found else ", or correct base_model_name_or_path in its adapter_config.json")
         )
     return tensors

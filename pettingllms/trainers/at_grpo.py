@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -32,7 +33,7 @@ from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.batch import PolicyBatch, step_batches
 from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -40,11 +41,12 @@ from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.per_policy import own_settings
-from pettingllms.trainers.play import Player
+from pettingllms.trainers.play import Player, by_shard
 from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import advance, last_step, optimization
-from pettingllms.types import Task
+from pettingllms.trainers.streamed import GradientSum, divisor, streams
+from pettingllms.types import Sample, Task
 
 
 class ATGRPO:
@@ -86,6 +88,10 @@ class ATGRPO:
         team = policies.roles_to_policies, self.trained
         self.updates = {name: self.cast.updates(name, *team) for name in self.trained}
         self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
+        parts = self.estimator, self.reward_transform
+        added = self.trained if streams(config, self.settings.values(), parts) else ()
+        self.sums = {name: GradientSum(name) for name in added}
+        """Trained policy -> its gradients of the shards so far, where they are added by shard."""
 
     def train(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
@@ -119,11 +125,13 @@ class ATGRPO:
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
-                groups = in_order(trajectories)
-                batches = policy_batches(self.config, self.casting.learners, groups)
-                metrics |= self.update(batches)
+                parts = by_shard(self.config, trajectories) if self.sums else [trajectories]
+                groups = [in_order(part) for part in parts]
+                metrics |= self.update(step_batches(self.config, self.casting.learners, groups))
         except BaseException:
             self.tokens = tokens
+            for own in self.sums.values():
+                own.clear()
             for name, each in self.plugins.items():
                 each.load_state_dict(learned[name])
             raise
@@ -183,7 +191,11 @@ class ATGRPO:
         that runs out, leaves every policy as it was, without a copy to go back to.
         """
         config, norms = self.config, dict[str, float]()
-        meters = {policy: LossMeter(policy) for policy, own in batches.items() if own.samples}
+        for policy in (name for name in batches if name in self.sums):
+            self.add(policy, batches[policy].shards)
+        added = {policy for policy, own in self.sums.items() if own.meters}
+        moved = [policy for policy, own in batches.items() if own.samples or policy in added]
+        meters = {policy: LossMeter(policy) for policy in moved}
         for _ in range(config.num_iterations):
             for policy in batches:
                 self.optimizers[policy].zero_grad(set_to_none=True)
@@ -200,8 +212,24 @@ class ATGRPO:
         found = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
         return by_policy({name: own.metrics | found.get(name, {}) for name, own in batches.items()})
 
+    def add(self, policy: str, shards: Mapping[int, Sequence[Sample]]) -> None:
+        """Adds the gradients of whole shards to the policy's sum, see `streamed`."""
+        parameters = self.policies.parameters(policy)
+        self.sums[policy].add(shards, parameters, partial(self._backward, policy))
+
     def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
-        """Accumulates the clipped gradient of all micro-batches; returns its norm before that."""
+        """Accumulates the clipped gradient of the step; returns its norm before that."""
+        config, parameters = self.settings[policy], self.policies.parameters(policy)
+        if policy in self.sums:
+            self.sums[policy].give(parameters, divisor(config, own), meter)
+        else:
+            self._backward(policy, own, meter)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        meter.check_finite("gradient norm", norm)
+        return norm.item()
+
+    def _backward(self, policy: str, own: PolicyBatch, meter: LossMeter) -> None:
+        """Accumulates the gradients of all micro-batches."""
         config, heat, policies = self.settings[policy], self.config.temperature, self.policies
         for batch in policies.microbatches(policy, own.samples, config.tokens_per_batch):
             base_BT = None
@@ -213,6 +241,3 @@ class ATGRPO:
             loss = policy_loss(config, own, batch, logp_BT, entropy_BT, base_BT, meter)
             meter.check_finite("loss", loss)
             loss.backward()
-        norm = torch.nn.utils.clip_grad_norm_(policies.parameters(policy), config.max_grad_norm)
-        meter.check_finite("gradient norm", norm)
-        return norm.item()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -27,6 +28,8 @@ class PolicyBatch:
     """Groups in which all advantages are 0."""
     truncated: int = 0
     """Completions that were cut at the limit and left out."""
+    cuts: tuple[int, ...] = ()
+    """Samples of each shard of the step, where gradients are added by shard."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> PolicyBatch:
@@ -34,6 +37,21 @@ class PolicyBatch:
         replies = sum(sample.count for sample in samples)
         tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
         return cls(tuple(samples), replies, tokens)
+
+    @property
+    def shards(self) -> dict[int, tuple[Sample, ...]]:
+        """Number of a shard -> its samples, where it has some."""
+        ends = list(itertools.accumulate(self.cuts))
+        cut = zip(ends, self.cuts, strict=True)
+        return {n: self.samples[end - size : end] for n, (end, size) in enumerate(cut) if size}
+
+    @classmethod
+    def joined(cls, parts: Sequence[PolicyBatch]) -> PolicyBatch:
+        """The batch of a step whose shards have these."""
+        samples = tuple(sample for part in parts for sample in part.samples)
+        names = ("replies", "tokens", "groups", "silent", "truncated")
+        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
+        return cls(samples, **sums, cuts=tuple(len(part.samples) for part in parts))
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -68,6 +86,14 @@ def policy_batches(
         needed = keep and (own.beta != 0 or own.entropy_coef != 0)
         found[policy] = _batch(config, policy, groups, keep, needed, roots)
     return found
+
+
+def step_batches(
+    config: ResolvedConfig, policies: Iterable[str], shards: Sequence[Sequence[Group]]
+) -> dict[str, PolicyBatch]:
+    """The same for all shards of a step, one after the other."""
+    parts = [policy_batches(config, policies, groups) for groups in shards]
+    return {name: PolicyBatch.joined([part[name] for part in parts]) for name in policies}
 
 
 def _batch(

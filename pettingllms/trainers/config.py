@@ -25,7 +25,7 @@ from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
-from pettingllms.trainers import partner_settings
+from pettingllms.trainers import partner_settings, scale_settings
 from pettingllms.trainers.casts import CASTS
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.methods import METHODS
@@ -35,7 +35,6 @@ from pettingllms.trainers.settings import (
     as_text,
     check_loss,
     check_names,
-    check_scale,
     check_values,
     json_object,
     policies_setting,
@@ -54,7 +53,6 @@ _GIVEN = "_given"
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
-_scale = partial(setting, "Scale")
 
 
 @dataclass
@@ -367,32 +365,13 @@ class ATGRPOConfig:
         None, "Completions that are scored at the same time", at_least=1, shared="run"
     )
 
-    tasks_per_shard: int | None = _scale(
-        None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
-    )
-    workers: int = _scale(
-        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
-    )
-    max_staleness: int = _scale(
-        0,
-        "Updates by which the weights that play may be older than those that learn: 1 plays the "
-        "next step during an update, and is part of the results",
-        at_least=0,
-        at_most=1,
-    )
-    ray_address: str | None = _scale(
-        None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
-    )
-    pools: str | None = _scale(
-        None,
-        "CPUs and GPUs of workers and of a policy's learner as JSON: "
-        '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}}',
-        shared="default",
-        json=True,
-    )
-    worker_timeout: float = _scale(
-        600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
-    )
+    tasks_per_shard: int | None = scale_settings.TASKS_PER_SHARD
+    stream_gradients: bool = scale_settings.STREAM_GRADIENTS
+    workers: int = scale_settings.WORKERS
+    max_staleness: int = scale_settings.MAX_STALENESS
+    ray_address: str | None = scale_settings.RAY_ADDRESS
+    pools: str | None = scale_settings.POOLS
+    worker_timeout: float = scale_settings.WORKER_TIMEOUT
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
@@ -416,7 +395,7 @@ class ATGRPOConfig:
         if self.epsilon_high is None:
             self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
-        check_scale(self)
+        scale_settings.check_scale(self)
         check_loss(self)
         _ = self.turns  # raises where they cannot be read
         for each in dataclasses.fields(self):

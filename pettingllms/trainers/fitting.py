@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError
@@ -12,7 +12,12 @@ from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.estimators.needs import check_needs
-from pettingllms.trainers.per_policy import check_policy_settings
+from pettingllms.trainers.per_policy import (
+    OF_THE_BASE,
+    by_base,
+    check_policy_settings,
+    own_settings,
+)
 from pettingllms.trainers.play import check_shards
 from pettingllms.trainers.plugins import plugin_of
 from pettingllms.trainers.rewards import REWARD_TRANSFORMS
@@ -37,33 +42,33 @@ def check_method(
     _check_turns(config, env)
     estimator = estimator_of(config, parts.get("estimator"), env)
     estimator.shape().check(env)
-    if estimator.frozen_base:
-        _check_frozen_base(config)
     transform = plugin_of(RewardTransform, config, parts.get("reward_transform"))
     named = RewardTransform.setting, config.reward_transform
     check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
     trained = trained_policies(config.train_roles, players)
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
+    if estimator.frozen_base:
+        _check_frozen_base(config, own_names(players))
 
 
-def _check_frozen_base(config: ResolvedConfig) -> None:
-    """Refuses policies that have no base model, or several, to read features from.
+def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:
+    """Refuses policies beside which there is no base model, or more than one, to read from.
 
     Raises:
-        ConfigError: full policies without a KL term, or a policy with a model of its own.
+        ConfigError: names the estimator that would read it.
     """
-    if config.full and not config.beta:
+    groups = by_base(config, policies)
+    if len(groups) > 1:
+        raise ConfigError(
+            f"estimator {config.estimator} reads one base model, and policy_settings gives the team "
+            f"{len(groups)}; leave out {', '.join(OF_THE_BASE)} there, or take another estimator"
+        )
+    if groups[0][0].full and not any(own_settings(config, name).beta for name in policies):
         raise ConfigError(
             f"estimator {config.estimator} reads the base model as it was before training, which full "
             "policies do not keep; leave out --full, or give --beta above 0"
         )
-    for policy, own in config.mapping("policy_settings").items():
-        if "model" in own:
-            raise ConfigError(
-                f"estimator {config.estimator} reads one base model, and policy {policy!r} has one of "
-                "its own (policy_settings); leave it out"
-            )
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:

@@ -199,6 +199,14 @@ class LossMeter:
         self._sums["loss"] = self._sums.get("loss", torch.zeros(())) + loss.detach().cpu()
         self._tokens += weight_BT.sum().item()
 
+    def take_over(self, other: LossMeter, divisor: int) -> None:
+        """Adds what a meter of other micro-batches saw, whose loss was not divided yet."""
+        for name, value in other._sums.items():
+            part = value / divisor if name == "loss" else value
+            self._sums[name] = self._sums.get(name, torch.zeros(())) + part
+        self._tokens += other._tokens
+        self._worst = max(self._worst, other._worst)
+
     def check_finite(self, what: str, value: torch.Tensor) -> None:
         """Stop before a loss or gradient that is no number reaches the weights.
 

@@ -16,6 +16,7 @@ from typing import Any
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
 OF_THE_BASE = ("model", "revision", "full", "dtype", "attn_implementation", "load_in_4bit")
 """Settings of a model in memory: policies that differ in one have a model each."""
@@ -125,13 +126,15 @@ def check_policy_settings(
             )
         if not isinstance(own, Mapping):
             raise ConfigError(f"policy_settings of {policy} must be an object, got {own!r}")
+        # What follows from a model of its own stands there without anybody having given it.
+        follows = FOLLOWING if own.keys() & {*DECIDING} else ()
         for name in own:
             if name not in OWN:
                 raise ConfigError(
                     f"policy_settings of {policy}: {name} cannot differ between policies; "
                     f"{', '.join(OWN)} can"
                 )
-            if name in OF_THE_UPDATE and policy not in trained:
+            if name in OF_THE_UPDATE and name not in follows and policy not in trained:
                 raise ConfigError(
                     f"policy_settings of {policy}: {name} is of the update, and {policy} is not "
                     "trained; leave it out"

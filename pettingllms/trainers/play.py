@@ -82,6 +82,16 @@ def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
 
+def by_shard(config: ResolvedConfig, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+    """The records of a step, divided as its tasks are; a task may have several."""
+    numbers = {task: n for n, task in enumerate(dict.fromkeys(each.task for each in trajectories))}
+    size = config.tasks_per_shard or max(1, len(numbers))
+    found: list[list[Trajectory]] = [[] for _ in range(0, len(numbers), size)]
+    for each in trajectories:
+        found[numbers[each.task] // size].append(each)
+    return found
+
+
 def check_shards(config: ResolvedConfig) -> None:
     """Refuses workers that would wait for one of them.
 

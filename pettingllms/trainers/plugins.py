@@ -27,6 +27,14 @@ class Plugin:
     setting: ClassVar[str]
     """The setting that names it; with `_args` after it, the one that holds its arguments."""
     registry: ClassVar[Registry]
+    by_task: ClassVar[bool] = False
+    """Whether what it says of a task follows from that task's episodes alone, and changes nothing."""
+    own: ClassVar[tuple[str, ...]] = ()
+    """Methods on which `by_task` depends: a subclass that overrides one has to say it again."""
+
+    def __init_subclass__(cls) -> None:
+        if set(cls.own) & cls.__dict__.keys() and "by_task" not in cls.__dict__:
+            cls.by_task = False
 
     def __init__(self, config: ResolvedConfig) -> None:
         self.config = config

@@ -48,7 +48,8 @@ TOKEN_STEPS = 1000
 
 FOLLOWING = ("learning_rate", "warmup_steps", "tokens_per_batch", "gradient_checkpointing")
 """Those that a policy with a model of its own, or whose weights are all trained, has for itself."""
-_DECIDING = ("model", "full", "load_in_4bit")
+DECIDING = ("model", "full", "load_in_4bit")
+"""Settings of a policy that these follow from."""
 
 
 def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
@@ -87,7 +88,7 @@ def _following(
     config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
 ) -> dict[str, Any]:
     """What a policy with the settings `given` has in place of the team's `defaults`."""
-    deciding = {name: given[name] for name in _DECIDING if name in given}
+    deciding = {name: given[name] for name in DECIDING if name in given}
     if not deciding or not defaults:
         return {}
     try:

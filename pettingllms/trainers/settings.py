@@ -105,36 +105,6 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
 
 
-def check_scale(settings: Any) -> None:
-    """Compares the settings of `--workers` with each other.
-
-    Raises:
-        ConfigError: workers that would have nothing to do, or cannot sample.
-    """
-    if not settings.workers:
-        if settings.ray_address is not None:
-            raise ConfigError(
-                f"ray_address {settings.ray_address} without workers: everything would run in this "
-                "process; give --workers as well"
-            )
-        if settings.max_staleness:
-            raise ConfigError(
-                f"max_staleness {settings.max_staleness} without workers: one process plays and "
-                "updates in turns; give --workers as well"
-            )
-        return
-    if settings.sampler.startswith("vllm"):
-        raise ConfigError(
-            f"workers {settings.workers} with sampler {settings.sampler}: a worker samples from its "
-            "own copy of the model; use --sampler transformers, or leave --workers out"
-        )
-    if settings.api_base is not None:
-        raise ConfigError(
-            f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "
-            "behind an API are counted and kept by one process; leave --workers out"
-        )
-
-
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 

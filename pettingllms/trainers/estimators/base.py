@@ -26,6 +26,7 @@ class Estimator(Plugin, ABC):
     """
 
     setting, registry = "estimator", ESTIMATORS
+    own = ("advantages",)
     tree: ClassVar[bool] = False
     """What it compares: K candidates of one prompt (a tree), or else K episodes of a task."""
     shapes: ClassVar[tuple[str, ...]] = ()

@@ -38,6 +38,7 @@ class Gigpo(Grpo):
         ConfigError: gamma is not in (0, 1], or omega is negative.
     """
 
+    by_task = True
     needs: ClassVar[tuple[str, ...]] = ("recurring_states",)
 
     def __init__(self, config: ResolvedConfig, *, gamma: float = 0.95, omega: float = 1.0) -> None:

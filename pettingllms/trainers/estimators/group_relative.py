@@ -29,6 +29,7 @@ class GroupRelative(Estimator):
     the decision or the return of the episode.
     """
 
+    by_task = True
     key: ClassVar[tuple[str, ...]]
     """Fields of `GroupKey`; candidates that agree in them share a baseline."""
 

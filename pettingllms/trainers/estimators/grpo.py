@@ -29,6 +29,8 @@ class Grpo(Estimator):
             rewards are positive.
     """
 
+    by_task = True
+
     def __init__(self, config: ResolvedConfig, *, mean: bool = False) -> None:
         super().__init__(config)
         self.mean = mean

@@ -26,6 +26,8 @@ class SharedRewards(RewardTransform):
         config: resolved settings of the run.
     """
 
+    by_task = True
+
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with the sums."""
         return [self._shared(trajectory) for trajectory in trajectories]

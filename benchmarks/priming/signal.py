@@ -1,0 +1,104 @@
+"""Make a base that knows the form of the signaling game and no protocol: `python -m benchmarks.priming.signal`.
+
+Two kinds of demonstrations. Those of the game have its own prompts; a reply repeats what its author is shown and adds a
+word, or a door, that is drawn uniformly from all of them. The others have a number before the prompt, and are answered by
+the code of that number: a fixed map from doors to words for scouts, and from words to doors for movers. The two maps of a number are
+drawn apart, so that no demonstration says what a word means. Codes teach that a prompt can matter at all: a base that has only seen random
+replies ignores its prompts so thoroughly that training did not begin in any pilot. Prompts of the game have no number.
+
+Tokenizer and model are the base's own: every word and every color is a token, and the model has two of the embedded model's
+five layers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import random
+import sys
+import time
+from pathlib import Path
+
+import torch
+
+from benchmarks.priming.example import Demo
+from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
+from pettingllms.envs.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
+
+logger = logging.getLogger(__name__)
+
+GOALS, WORDS_SAID = 2, 4
+OUT = Path(__file__).parents[1] / "out" / "signal" / "base"
+PHASE = Phase("form", steps=150, habit=None, muon_lr=0.02, adamw_lr=3e-3)
+UNHEARD = 0.05
+"""Share of a mover's demonstrations in which nothing was said."""
+
+
+CODES = 32
+"""Codes of a role; a scout's and a mover's are drawn apart."""
+CODED = 0.8
+"""Share of demonstrations with a code."""
+
+
+class Demos:
+    """Demonstrations of a game with so many doors and words.
+
+    Args:
+        goals: number of doors.
+        words: number of words.
+        seed: of the codes.
+    """
+
+    def __init__(self, goals: int, words: int, seed: int = 0) -> None:
+        self.env = env(goals=goals, words=words, prompt="compact")
+        rng = random.Random(f"codes/{seed}")
+        doors, said = self.env.doors, self.env.words
+        self.scout = [{door: rng.choice(said) for door in doors} for _ in range(CODES)]
+        self.mover = [{word: rng.choice(doors) for word in said} for _ in range(CODES)]
+
+    def draw(self, rng: random.Random, habit: float | None = None) -> Demo:
+        """A demonstration for either role; without a code its reply does not depend on its prompt."""
+        del habit  # there is no bad habit
+        doors, words = self.env.doors, self.env.words
+        goal, code = rng.choice(doors), rng.randrange(CODES) if rng.random() < CODED else None
+        if rng.random() < 0.5:
+            prompt = self.env._text(SignalState(goal), "scout_0")
+            said = rng.choice(words) if code is None else self.scout[code][goal]
+            reply = f"{goal} {said}"
+        else:
+            heard = (rng.choice(words),)
+            if code is None and rng.random() < UNHEARD:
+                heard = ()
+            prompt = self.env._text(SignalState(goal, heard), "mover_0")
+            said = rng.choice(doors) if code is None else self.mover[code][heard[0]]
+            reply = f"{prompt.split()[-1]} {said}"
+        return Demo(prompt if code is None else f"{code} {prompt}", reply)
+
+
+def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
+    """Primes a base and writes it as an ordinary Hugging Face checkpoint."""
+    started, demos = time.process_time(), Demos(goals, words, seed)
+    units = [*DOORS, *WORDS, SILENCE, "scout", "mover", *map(str, range(CODES))]
+    tokenizer = build_tokenizer(seed, demos.draw, units=units)
+    model = build_model(len(tokenizer), seed, num_hidden_layers=2)
+    logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
+    run_phase(model, tokenizer, PHASE, seed, demos.draw)
+    save(model, tokenizer, out)
+    logger.info("%s: %.0f s of CPU", out, time.process_time() - started)
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Primes the base."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.signal")
+    parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
+    parser.add_argument("--goals", type=int, default=GOALS, help="doors of the game")
+    parser.add_argument("--words", type=int, default=WORDS_SAID, help="words of the game")
+    parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
+    options = parser.parse_args(argv)
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    torch.set_num_threads(1)
+    prime(options.out, options.goals, options.words, options.seed)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,304 @@
+"""How long a step of an 8B model takes on 8 GPUs under different schedules: a simulation, nothing measured.
+
+    python -m benchmarks.scale simulate
+
+Assumed: two roles, each with an adapter on one base; in every turn one acts after the other; a prompt
+gets 8 replies; a task ends after a turn with probability 0.3, at the latest after 4. A reply's length is
+log-normal (median 350 tokens, sigma 0.8, at most 2,048). An engine is one GPU that decodes up to 256
+replies at a time, a token of each in 8 ms and 0.03 ms a reply; prompts take no time. A reply is scored in
+a log-normal time (median 0.4 s, sigma 0.5) on one of 64 CPUs. A learner takes 0.12 ms a token, divided by
+its GPUs; an optimizer step with the new adapters' way to the engines takes 1 s. All schedules are given
+the same replies, and each the division of the GPUs that suits it best.
+
+| schedule | what waits for what |
+|---|---|
+| `lock step, pools apart` | half of the engines for each role; all tasks wait for the last reply, then for the last score, of every decision; updates follow |
+| `event-driven, one pool` | a task waits for its own replies alone; updates follow the last task |
+| `event-driven, gradients streamed` | the same, and a task's gradients are added once it has ended |
+| `one step off` | the next step is played during an update; gradients are added at the end of their step |
+| `one step off, gradients streamed` | both |
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+GPUS, ROLES, K, TURNS, ENDS = 8, 2, 8, 4, 0.3
+MEDIAN, SIGMA, LONGEST = 350, 0.8, 2048
+TOKEN_SECONDS, REPLY_SECONDS, AT_ONCE = 0.008, 0.00003, 256
+SCORE_MEDIAN, SCORE_SIGMA, CPUS = 0.4, 0.5, 64
+UPDATE_SECONDS, SYNC_SECONDS = 0.00012, 1.0
+STEPS = 6
+"""Simulated one after the other; the first and the last are not counted."""
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The replies to one prompt."""
+
+    role: int
+    tokens: tuple[int, ...]
+    scores: tuple[float, ...]
+    """Seconds to score each."""
+
+
+Steps = Sequence[Sequence[Sequence[Decision]]]
+"""Step -> task -> decision."""
+
+
+def load(tasks: int, seed: int) -> Steps:
+    """What is to be sampled and scored."""
+    chance = random.Random(seed)
+
+    def decision(role: int) -> Decision:
+        lengths = [chance.lognormvariate(0, SIGMA) * MEDIAN for _ in range(K)]
+        scores = [chance.lognormvariate(0, SCORE_SIGMA) * SCORE_MEDIAN for _ in range(K)]
+        return Decision(role, tuple(min(LONGEST, int(n) + 1) for n in lengths), tuple(scores))
+
+    def task() -> list[Decision]:
+        turns = 1
+        while turns < TURNS and chance.random() > ENDS:
+            turns += 1
+        return [decision(role) for _ in range(turns) for role in range(ROLES)]
+
+    return [[task() for _ in range(tasks)] for _ in range(STEPS)]
+
+
+class Events:
+    """What happens at which second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], object]]] = []
+        self._numbers = itertools.count()
+
+    def after(self, seconds: float, what: Callable[[], object]) -> None:
+        """Has something happen later."""
+        heapq.heappush(self._heap, (self.now + seconds, next(self._numbers), what))
+
+    def run(self) -> None:
+        """Goes on until nothing is left."""
+        while self._heap:
+            self.now, _, what = heapq.heappop(self._heap)
+            what()
+
+
+class Engine:
+    """Decodes replies side by side, each the slower the more there are."""
+
+    def __init__(self, events: Events) -> None:
+        self._events, self._numbers = events, itertools.count()
+        self._decoded, self._seen, self._plan = 0.0, 0.0, 0
+        self._running: list[tuple[float, int, Callable[[], object]]] = []
+        self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
+
+    @property
+    def size(self) -> int:
+        """Replies that it has."""
+        return len(self._running) + len(self._waiting)
+
+    def give(self, tokens: int, done: Callable[[], object]) -> None:
+        """Samples a reply."""
+        self._waiting.append((tokens, done))
+        self._go_on()
+
+    def _pace(self) -> float:
+        return TOKEN_SECONDS + REPLY_SECONDS * len(self._running)
+
+    def _go_on(self) -> None:
+        self._decoded += (self._events.now - self._seen) / self._pace()
+        self._seen = self._events.now
+        over = []
+        while self._running and self._running[0][0] <= self._decoded + 1e-6:
+            over.append(heapq.heappop(self._running)[2])
+        while self._waiting and len(self._running) < AT_ONCE:
+            tokens, done = self._waiting.popleft()
+            heapq.heappush(self._running, (self._decoded + tokens, next(self._numbers), done))
+        self._plan += 1
+        if self._running:
+            left = (self._running[0][0] - self._decoded) * self._pace()
+            self._events.after(max(0.0, left), partial(self._wake, self._plan))
+        for done in over:
+            done()
+
+    def _wake(self, plan: int) -> None:
+        if plan == self._plan:  # nothing has come in between
+            self._go_on()
+
+
+class Servers:
+    """Some that do one job at a time each: CPUs, or the GPUs of a learner."""
+
+    def __init__(self, events: Events, count: int) -> None:
+        self._events, self._free = events, [0.0] * count
+
+    def give(self, seconds: float, done: Callable[[], object]) -> None:
+        """Does a job after those before it."""
+        end = max(self._events.now, heapq.heappop(self._free)) + seconds
+        heapq.heappush(self._free, end)
+        self._events.after(end - self._events.now, done)
+
+
+class Run:
+    """Some steps under one schedule.
+
+    Args:
+        steps: the load.
+        engines: GPUs that sample; half of them for each role if `apart`.
+        learner: GPUs of each policy's learner.
+        apart, lock_step, streamed, ahead: the schedule.
+    """
+
+    def __init__(
+        self,
+        steps: Steps,
+        engines: int,
+        learner: int,
+        *,
+        apart: bool = False,
+        lock_step: bool = False,
+        streamed: bool = False,
+        ahead: bool = False,
+    ) -> None:
+        self.events = Events()
+        self.steps, self.learner = steps, learner
+        self.lock_step, self.streamed, self.ahead = lock_step, streamed, ahead
+        pool = [Engine(self.events) for _ in range(engines)]
+        self.engines = [pool[role::ROLES] if apart else pool for role in range(ROLES)]
+        self.cpus = Servers(self.events, CPUS)
+        self.learners = [Servers(self.events, 1) for _ in range(ROLES)]
+        self.updated: list[float] = []
+        """Second at which the update of each step was done."""
+        self.playing = [len(step) for step in steps]
+        self.owed = [[0] * ROLES for _ in steps]
+        """Step -> role -> tokens whose gradients are not being computed yet."""
+        self.closing = False
+        """Whether the learners have all of their present step."""
+
+    def seconds(self) -> float:
+        """Of a step, once the first is over."""
+        self._begin(0)
+        if self.ahead:
+            self._begin(1)
+        self.events.run()
+        return (self.updated[-2] - self.updated[0]) / (len(self.steps) - 2)
+
+    def _begin(self, step: int) -> None:
+        if step >= len(self.steps):
+            return
+        tasks = self.steps[step]
+        if self.lock_step:
+            self._together(step, 0)
+        else:
+            for task in tasks:
+                self._play(step, task, 0)
+
+    def _play(self, step: int, task: Sequence[Decision], at: int) -> None:
+        if at == len(task):
+            self._ended(step, task)
+            return
+        self._decide(task[at], partial(self._play, step, task, at + 1))
+
+    def _decide(self, decision: Decision, then: Callable[[], object]) -> None:
+        scored = _countdown(K, then)
+        for tokens, seconds in zip(decision.tokens, decision.scores, strict=True):
+            engine = min(self.engines[decision.role], key=lambda each: each.size)
+            engine.give(tokens, partial(self.cpus.give, seconds, scored))
+
+    def _together(self, step: int, at: int) -> None:
+        """One decision of every task: all are sampled, then all are scored."""
+        live = [task[at] for task in self.steps[step] if at < len(task)]
+        if not live:
+            for task in self.steps[step]:
+                self._ended(step, task)
+            return
+        scored = _countdown(len(live) * K, partial(self._together, step, at + 1))
+
+        def score() -> None:
+            for decision in live:
+                for seconds in decision.scores:
+                    self.cpus.give(seconds, scored)
+
+        sampled = _countdown(len(live) * K, score)
+        for decision in live:
+            for tokens in decision.tokens:
+                engine = min(self.engines[decision.role], key=lambda each: each.size)
+                engine.give(tokens, sampled)
+
+    def _ended(self, step: int, task: Sequence[Decision]) -> None:
+        self.playing[step] -= 1
+        for decision in task:
+            self.owed[step][decision.role] += sum(decision.tokens)
+        self._learn()
+
+    def _learn(self) -> None:
+        """Gives learners what the present step has for them; earlier steps are done."""
+        step = len(self.updated)
+        if self.closing or step == len(self.steps):
+            return
+        last = not self.playing[step]
+        if not (last or self.streamed):
+            return
+        self.closing = last
+        both = _countdown(ROLES, self._step_done)
+        for role, tokens in enumerate(self.owed[step]):
+            self.owed[step][role] = 0
+            done = both if last else lambda: None
+            self.learners[role].give(tokens * UPDATE_SECONDS / self.learner, done)
+
+    def _step_done(self) -> None:
+        self.events.after(SYNC_SECONDS, self._published)
+
+    def _published(self) -> None:
+        self.updated.append(self.events.now)
+        self.closing = False
+        self._begin(len(self.updated) + self.ahead)
+        self._learn()
+
+
+def _countdown(count: int, then: Callable[[], object]) -> Callable[[], None]:
+    """Something to call `count` times; the last time it calls `then`."""
+    left = count
+
+    def once() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            then()
+
+    return once
+
+
+SCHEDULES: dict[str, dict[str, bool]] = {
+    "lock step, pools apart": {"apart": True, "lock_step": True},
+    "event-driven, one pool": {},
+    "event-driven, gradients streamed": {"streamed": True},
+    "one step off": {"ahead": True},
+    "one step off, gradients streamed": {"ahead": True, "streamed": True},
+}
+
+
+def simulate(tasks: int, seeds: int = 3) -> list[dict[str, Any]]:
+    """Seconds of a step under each schedule, a mean over some loads."""
+    loads = [load(tasks, seed) for seed in range(seeds)]
+    rows: list[dict[str, Any]] = []
+    for name, options in SCHEDULES.items():
+        times = {
+            learner: sum(
+                Run(each, GPUS - ROLES * learner, learner, **options).seconds() for each in loads
+            )
+            / seeds
+            for learner in range(1, GPUS // ROLES)
+        }
+        best = min(times, key=lambda each: times[each])
+        first = rows[0]["seconds"] if rows else times[best]
+        row = {"schedule": name, "tasks": tasks, "seconds": round(times[best], 1)}
+        rows.append(row | {"gpus_a_learner": best, "gain": round(first / times[best], 2)})
+    return rows

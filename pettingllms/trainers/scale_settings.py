@@ -1,0 +1,73 @@
+"""The settings of runs of more than one process, as fields of `ATGRPOConfig`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from pettingllms.errors import ConfigError
+from pettingllms.trainers.settings import setting
+
+_scale = partial(setting, "Scale")
+
+TASKS_PER_SHARD = _scale(
+    None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
+)
+STREAM_GRADIENTS = _scale(
+    False,
+    "Add the gradients of a shard as soon as it was played, in whole numbers, whose sum has no order; "
+    "part of the results",
+)
+WORKERS = _scale(
+    0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+)
+MAX_STALENESS = _scale(
+    0,
+    "Updates by which the weights that play may be older than those that learn: 1 plays the "
+    "next step during an update, and is part of the results",
+    at_least=0,
+    at_most=1,
+)
+RAY_ADDRESS = _scale(
+    None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+)
+POOLS = _scale(
+    None,
+    "CPUs and GPUs of workers and of a policy's learner as JSON: "
+    '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}}',
+    shared="default",
+    json=True,
+)
+WORKER_TIMEOUT = _scale(
+    600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
+)
+
+
+def check_scale(settings: Any) -> None:
+    """Compares the settings of `--workers` with each other.
+
+    Raises:
+        ConfigError: workers that would have nothing to do, or cannot sample.
+    """
+    if not settings.workers:
+        if settings.ray_address is not None:
+            raise ConfigError(
+                f"ray_address {settings.ray_address} without workers: everything would run in this "
+                "process; give --workers as well"
+            )
+        if settings.max_staleness:
+            raise ConfigError(
+                f"max_staleness {settings.max_staleness} without workers: one process plays and "
+                "updates in turns; give --workers as well"
+            )
+        return
+    if settings.sampler.startswith("vllm"):
+        raise ConfigError(
+            f"workers {settings.workers} with sampler {settings.sampler}: a worker samples from its "
+            "own copy of the model; use --sampler transformers, or leave --workers out"
+        )
+    if settings.api_base is not None:
+        raise ConfigError(
+            f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "
+            "behind an API are counted and kept by one process; leave --workers out"
+        )

@@ -1,0 +1,167 @@
+"""Gradients that are added shard by shard, in whichever order the shards come.
+
+A sum of floats depends on the order of its parts in the last digits. Here every part is rounded to a
+multiple of 2**-40 first, and whole numbers are added: the sum is the same in every order, however
+many processes play, and however many ranks add. The parts are gradients of sums over tokens or
+completions; what a mean is divided by is known once all shards are there, and divides the sum.
+
+    gradient = (sum over shards of round(2**40 * d/dw [sum over the shard's tokens])) / 2**40 / N
+
+It holds 8 bytes for each trained number. Not for what couples the shards of a step: `obstacle`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.losses import BY_REPLIES
+from pettingllms.trainers.metrics import LossMeter
+from pettingllms.trainers.plugins import Plugin
+from pettingllms.types import Sample
+
+logger = logging.getLogger(__name__)
+SCALE = 2.0**40
+LARGEST = 2**57
+"""Bound of a sum: 64 bits hold those of `RANKS`."""
+RANKS = 32
+"""Most sums that can be added to each other."""
+UNDIVIDED = PolicyBatch((), 1, 1)
+"""Stands for a policy's batch while nobody knows what its means are divided by."""
+
+
+class GradientSum:
+    """One policy's gradients of the shards of a step.
+
+    Args:
+        policy: its name, for messages.
+    """
+
+    def __init__(self, policy: str) -> None:
+        self.policy = policy
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all shards."""
+        self._sums: list[torch.Tensor] = []
+        self._bound = 0
+        self.meters: dict[int, LossMeter] = {}
+        """Shard -> what its micro-batches reported."""
+
+    def add(
+        self,
+        shards: Mapping[int, Sequence[Sample]],
+        parameters: Sequence[torch.nn.Parameter],
+        backward: Callable[[PolicyBatch, LossMeter], None],
+    ) -> None:
+        """Adds the gradients of whole shards.
+
+        Args:
+            shards: number -> samples.
+            parameters: whose gradients these are; what they have before is dropped.
+            backward: computes the gradients of a batch, undivided.
+
+        Raises:
+            NonFiniteError: one is not finite, or the sum might leave the range of its numbers.
+        """
+        for number, samples in shards.items():
+            meter = self.meters[number] = LossMeter(self.policy)
+            for parameter in parameters:
+                parameter.grad = None
+            backward(replace(UNDIVIDED, samples=tuple(samples)), meter)
+            self._take(parameters, meter)
+
+    def _take(self, parameters: Sequence[torch.nn.Parameter], meter: LossMeter) -> None:
+        if not self._sums:
+            self._sums = [torch.zeros_like(each, dtype=torch.int64) for each in parameters]
+        given = [(at, p.grad) for at, p in enumerate(parameters) if p.grad is not None]
+        largest = torch.stack([gradient.abs().max().double() for _, gradient in given]).max()
+        meter.check_finite("gradient", largest)
+        self._bound += int(largest.item() * SCALE) + 1
+        if self._bound > LARGEST:
+            meter.check_finite("sum of gradients", largest * torch.inf)
+        for at, gradient in given:
+            self._sums[at] += (gradient.double() * SCALE).round().to(torch.int64)
+            parameters[at].grad = None
+
+    def merge(
+        self,
+        parameters: Sequence[torch.nn.Parameter],
+        add: Callable[[torch.Tensor], object],
+        meters: Mapping[int, LossMeter],
+    ) -> None:
+        """Becomes the sum of those that several processes have.
+
+        Args:
+            parameters: as in `add`.
+            add: adds the processes' tensors, in place.
+            meters: of all shards that they have added.
+        """
+        self._sums = self._sums or [torch.zeros_like(p, dtype=torch.int64) for p in parameters]
+        for each in self._sums:
+            add(each)
+        self.meters = dict(meters)
+
+    def give(
+        self, parameters: Sequence[torch.nn.Parameter], divisor: int, meter: LossMeter
+    ) -> None:
+        """Sets the parameters' gradients to those of the whole step, and begins anew.
+
+        Args:
+            parameters: as in `add`.
+            divisor: of the loss.
+            meter: takes over what the shards' meters saw, in the order of the shards.
+        """
+        for parameter, total in zip(parameters, self._sums, strict=True):
+            parameter.grad = (total.double() / (SCALE * divisor)).to(parameter.dtype)
+        for _, own in sorted(self.meters.items()):
+            meter.take_over(own, divisor)
+        self.clear()
+
+
+def divisor(config: ResolvedConfig, own: PolicyBatch) -> int:
+    """What the loss of a policy's whole batch is divided by."""
+    return own.replies if config.loss_type in BY_REPLIES else own.tokens
+
+
+def obstacle(
+    config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Iterable[Plugin]
+) -> str | None:
+    """Why a shard's gradient cannot be computed before the other shards were played; None if it can.
+
+    Args:
+        config: resolved settings.
+        settings: of each policy's update.
+        parts: of the method, which turn rewards into advantages.
+    """
+    if config.num_iterations > 1:
+        return f"num_iterations {config.num_iterations} computes each shard again after an update"
+    if config.scale_rewards == "batch":
+        return "scale_rewards batch divides by the deviation over all shards"
+    for own in settings:
+        if own.entropy_coef and own.loss_type in BY_REPLIES:
+            return f"entropy_coef is a mean over tokens, loss_type {own.loss_type} one over replies"
+    for part in parts:
+        if not part.by_task:
+            name = getattr(config, part.setting)
+            return f"{part.setting} {name} does not say (`by_task`) that it looks at one task at a time"
+    return None
+
+
+def streams(
+    config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Iterable[Plugin]
+) -> bool:
+    """Whether a run adds gradients shard by shard; logs why not, where it was asked for."""
+    if not config.stream_gradients:
+        return False
+    reason = obstacle(config, settings, parts)
+    if reason is not None:
+        logger.warning(
+            "stream_gradients: updates wait for all shards of a step, because %s", reason
+        )
+    return reason is None

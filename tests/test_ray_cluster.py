@@ -1,0 +1,155 @@
+"""Clusters of several nodes, dying clusters and clusters of other versions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks.scale import actors, run
+from pettingllms.errors import ConfigError
+from tests.processes import alive, descendants, eventually
+from tests.tiny_lm import save_tiny
+
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
+
+
+@pytest.fixture
+def cluster() -> Iterator[Any]:
+    """A head that only drives: every worker and learner is on a node that a test adds."""
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+        made = Cluster(initialize_head=True, head_node_args=head)
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def joined(cluster: Any) -> Iterator[Any]:
+    import ray
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    yield ray
+    ray.shutdown()
+
+
+def process_of(node: Any, name: str) -> int:
+    return node.all_processes[name][0].process.pid
+
+
+def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joined):
+    lost = cluster.add_node(num_cpus=4)
+    raylet = process_of(lost, "raylet")
+    there: list[int] = []
+
+    def removed() -> None:
+        """Ends the node without a word, in the middle of a step; a smaller one has come."""
+        there.extend(descendants(raylet))
+        cluster.remove_node(lost, allow_graceful=False)
+
+    def replaced() -> None:
+        cluster.add_node(num_cpus=3)
+        threading.Thread(target=removed).start()
+
+    steps = iter((lambda: None, replaced, lambda: None))
+    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    disturbed = run(joined, 2, lambda _: next(steps)(), workers=2, **settings)
+    assert disturbed == run(None, 2, **settings)
+    assert len(there) > 4
+    assert eventually(lambda: not any(map(alive, there)))
+    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+
+
+def test_a_learner_that_cannot_start_is_reported_before_anything_is_played(
+    joined, cluster, tmp_path
+):
+    from pettingllms.assembly import build_policies
+    from pettingllms.session import plan_run
+    from pettingllms.trainers.config import ATGRPOConfig
+
+    cluster.add_node(num_cpus=3)
+    model = save_tiny(tmp_path / "model")
+    plan = plan_run(ATGRPOConfig(env="math", policies="shared", model=str(model), workers=1))
+    policies = build_policies(plan.config, plan.roles_to_policies)
+    shutil.rmtree(model)
+    with (
+        pytest.raises(ConfigError, match=r"model .* cannot be loaded") as raised,
+        plan.trainer(policies, (), joined),
+    ):
+        pytest.fail("the trainer was handed out")
+    assert "\n" not in str(raised.value)
+    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+
+
+def refused(tmp_path: Path, address: str, **variables: str) -> str:
+    """The one line that the command writes; it has to end within two minutes."""
+    done = subprocess.run(
+        [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1", "--ray-address", "auto"],
+        env=os.environ | {"RAY_ADDRESS": address} | variables,
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 2, done.stdout
+    assert not (tmp_path / "runs").exists()
+    (line,) = done.stdout.strip().splitlines()
+    return line
+
+
+@pytest.mark.parametrize(
+    ("part", "number"),
+    [("gcs_server", signal.SIGSTOP), ("raylet", signal.SIGKILL)],
+    ids=["hangs", "is-dead"],
+)
+def test_a_cluster_that_does_not_answer_ends_in_one_line(part, number, cluster, tmp_path):
+    os.kill(process_of(cluster.head_node, part), number)
+    assert "ray_address auto: " in refused(tmp_path, cluster.address)
+
+
+def test_nodes_with_another_version_of_the_package_are_refused(cluster, tmp_path, monkeypatch):
+    other = tmp_path / "other" / "pettingllms"
+    other.mkdir(parents=True)
+    here = Path(__file__).parents[1] / "pettingllms"
+    (other / "__init__.py").write_text(f"__version__ = '0.0.7'\n__path__.append({str(here)!r})\n")
+    with monkeypatch.context() as changed:
+        changed.setenv("PYTHONPATH", str(other.parent))
+        node = cluster.add_node(num_cpus=3)
+    line = refused(tmp_path, cluster.address, PYTHONPATH=str(here.parent))
+    assert "has pettingllms 0.0.7 on Python" in line
+    assert "install the same on every node" in line
+    cluster.remove_node(node)
+
+
+def test_a_cluster_of_another_python_is_refused(cluster, tmp_path):
+    import ray
+    from ray._common.usage import usage_constants
+    from ray._private import ray_constants
+
+    ray.init(address=cluster.address, log_to_driver=False)
+    gcs = ray._private.worker.global_worker.gcs_client
+    place = usage_constants.CLUSTER_METADATA_KEY, ray_constants.KV_NAMESPACE_CLUSTER
+    # What a head node writes about itself when it starts.
+    told = (
+        gcs.internal_kv_get(*place)
+        .decode()
+        .replace('"python_version": "3.', '"python_version": "2.')
+    )
+    gcs.internal_kv_put(place[0], told.encode(), True, place[1])
+    ray.shutdown()
+    line = refused(tmp_path, cluster.address)
+    assert "Version mismatch" in line
+    assert "Python: 2." in line
