@@ -6,7 +6,7 @@
 
 One policy plays both seats. Kuhn poker is measured exactly, from the policy's probabilities in the 12
 situations (`benchmarks.kuhn`); Tic-Tac-Toe by games against a random and a perfect player. Writes
-`results/self_play.json`.
+`results/self_play.json`, and the picture of `docs/games.md`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import matplotlib.pyplot as plt
 import torch
 
 from benchmarks import kuhn, noughts
@@ -32,6 +33,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "self_play.json"
+PICTURE = Path(__file__).parents[1] / "docs" / "self_play.png"
 MATCHES = 200
 """Games of Tic-Tac-Toe against each opponent."""
 EVERY = 5
@@ -78,8 +80,9 @@ SETUPS = {
             "estimator": "rae",
             "num_generations": 1,
             "tasks_per_step": 24,
-            "max_steps": 60,
-            "learning_rate": 5e-3,
+            "max_steps": 100,
+            "learning_rate": 4e-3,
+            "lr_scheduler_type": "linear",
         },
     ),
 }
@@ -205,6 +208,21 @@ def table(result: Any) -> Table:
     return ["game", "score", "before -> after, by seed"], rows
 
 
+def draw(result: Any, path: Path) -> None:
+    """Exploitability in Kuhn poker against steps, a line for each seed."""
+    figure, axis = plt.subplots(figsize=(5, 3.2))
+    for run in result["kuhn"]["runs"]:
+        points = [(at["step"], at["exploitability"]) for at in run["curve"]]
+        axis.plot(*zip(*points, strict=True), label=f"seed {run['seed']}")
+    axis.set(xlabel="steps of self-play", ylabel="exploitability, chips a hand", ylim=(0, 0.55))
+    axis.axhline(0, color="black", linewidth=0.8)
+    axis.text(0, 0.01, "perfect play", fontsize="small")
+    axis.legend(frameon=False, fontsize="small")
+    figure.tight_layout()
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
+
+
 def _scores(name: str) -> dict[str, Callable[[Any], float]]:
     """Title -> what it reads off a measurement."""
     if name == "kuhn":
@@ -247,6 +265,8 @@ def main() -> None:
         kept[name] = {"game": setup.game, "settings": settings, "runs": runs}
         kept["versions"] = versions()
         options.out.write_text(f"{json.dumps(kept, indent=1)}\n", encoding="utf-8")
+    if options.out == RESULTS:
+        draw(kept, PICTURE)
 
 
 if __name__ == "__main__":
