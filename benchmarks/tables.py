@@ -220,15 +220,15 @@ def tables() -> dict[str, Callable[[], str]]:
         "games",
         "self_play",
         "parts",
-        "signal",
+        "protocol",
     ]
     found |= {name: partial(_of_script, name) for name in own if published(name)}
     if published("parts"):
         found |= {
             f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
         }
-    if published("signal"):
-        found["signal_controls"] = partial(_of_script, "signal", "controls")
+    if published("protocol"):
+        found["protocol_controls"] = partial(_of_script, "protocol", "controls")
     if published("peers"):
         found["peers"] = peers
     if published("learning_coding"):

@@ -38,7 +38,7 @@ mover has acted.
 
 `goals`, the number of doors, 2 to 16; `words`, the number of words, 1 to 16; `length`, the most words of a message, 1 to 4. `agents`, `split`,
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and `prompt` (`"full"`, or `"compact"` for the embedded model) are as in
-`plan_path_v0`; a compact reply is a line that may repeat what its author was shown before the answer. The embedded model was not primed on this environment: `python -m benchmarks.priming.signal` makes a base that was.
+`plan_path_v0`; a compact reply is a line that may repeat what its author was shown before the answer. The embedded model was not primed on this environment: `python -m benchmarks.priming.protocol` makes a base that was.
 
 # Version History
 

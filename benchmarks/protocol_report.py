@@ -1,4 +1,4 @@
-"""The tables and the picture of `benchmarks.signal`."""
+"""The tables and the picture of `benchmarks.protocol`."""
 
 from __future__ import annotations
 

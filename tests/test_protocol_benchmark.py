@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import signal, signal_report
-from benchmarks.priming.signal import GOALS, Demos
+from benchmarks import protocol, protocol_report
+from benchmarks.priming.protocol import GOALS, Demos
 from pettingllms.models import EMBEDDED
 
 CODE = [[1.0 if word == door else 0.0 for word in range(4)] for door in range(4)]
@@ -22,7 +22,7 @@ def test_no_demonstration_of_the_game_itself_says_what_a_word_means():
     seen: dict[str, Counter[str]] = {}
     for _ in range(30_000):
         prompt, reply = demos.draw(rng)
-        if prompt.split()[0] in signal.ROLES:
+        if prompt.split()[0] in protocol.ROLES:
             shown, said = reply.split()
             assert prompt.split()[-1] == shown
             seen.setdefault(prompt, Counter())[said] += 1
@@ -42,30 +42,30 @@ def test_codes_of_one_number_do_not_fit_together():
 
 
 def test_success_and_information_of_known_tables():
-    assert signal.exact(CODE, CODE) == 1.0
-    assert signal.exact(NOTHING, CODE) == signal.exact(CODE, NOTHING) == 0.25
-    assert signal.information(CODE) == pytest.approx(2.0)
-    assert signal.information(NOTHING) == pytest.approx(0.0)
+    assert protocol.exact(CODE, CODE) == 1.0
+    assert protocol.exact(NOTHING, CODE) == protocol.exact(CODE, NOTHING) == 0.25
+    assert protocol.information(CODE) == pytest.approx(2.0)
+    assert protocol.information(NOTHING) == pytest.approx(0.0)
     pooled = [CODE[0], CODE[0], CODE[1], CODE[1]]
-    assert signal.information(pooled) == pytest.approx(1.0)
+    assert protocol.information(pooled) == pytest.approx(1.0)
 
 
 def test_teams_of_other_seeds_are_all_pairs_but_their_own():
     turned = [CODE[(door + 1) % 4] for door in range(4)]
     back = [CODE[(word - 1) % 4] for word in range(4)]
     runs = [{"final": {"scout": CODE, "mover": CODE}}, {"final": {"scout": turned, "mover": back}}]
-    assert [signal.exact(run["final"]["scout"], run["final"]["mover"]) for run in runs] == [1, 1]
-    assert signal_report.exchanged(runs) == [0.0, 0.0]
+    assert [protocol.exact(run["final"]["scout"], run["final"]["mover"]) for run in runs] == [1, 1]
+    assert protocol_report.exchanged(runs) == [0.0, 0.0]
 
 
 @pytest.mark.parametrize("arm", ["at_grpo", "look_ahead", "grpo", "gigpo", "rae"])
 def test_every_arm_trains_and_is_measured(arm):
     torch.set_num_threads(1)
-    settings = {**signal.ARMS[arm], "learning_rate": 1e-3, "tasks_per_step": 2, "max_tokens": 30}
-    run = signal.train(EMBEDDED, 0, settings)
+    settings = {**protocol.ARMS[arm], "learning_rate": 1e-3, "tasks_per_step": 2, "max_tokens": 30}
+    run = protocol.train(EMBEDDED, 0, settings)
     assert run["tokens"] >= 30
     assert run["steps"] >= 1
-    assert [len(run[how]) for how in ("tasks", "greedy", "shuffled")] == [signal.TASKS] * 3
+    assert [len(run[how]) for how in ("tasks", "greedy", "shuffled")] == [protocol.TASKS] * 3
     assert 0.0 <= run["final"]["success"] < 1.0
     assert len(run["final"]["scout"]) == GOALS
 
@@ -83,25 +83,25 @@ def test_shuffled_words_are_those_of_other_episodes(monkeypatch):
             said.append(code[env._state.goal] if role == "scout" else meant[steps[0]])
         return said
 
-    monkeypatch.setattr(signal, "_replies", replies)
+    monkeypatch.setattr(protocol, "_replies", replies)
     nobody: Any = None
-    assert signal.played(nobody) == "1" * signal.TASKS
-    shuffled = signal.played(nobody, shuffled=True)
-    assert 0.4 < shuffled.count("1") / signal.TASKS < 0.6
+    assert protocol.played(nobody) == "1" * protocol.TASKS
+    shuffled = protocol.played(nobody, shuffled=True)
+    assert 0.4 < shuffled.count("1") / protocol.TASKS < 0.6
 
 
 def test_rates_come_from_the_tuning_seeds_and_the_results_from_others():
-    assert not set(signal.TUNING) & set(signal.SEEDS)
-    runs = {signal.key(*cell): {"tasks": "0" * 10} for cell in signal.cells({})}
-    assert {int(name.split("/")[2]) for name in runs} == set(signal.TUNING)
-    for seed in signal.TUNING:
-        runs[signal.key("grpo", signal.RATES[1], seed)] = {"tasks": "1" * 10}
-    assert signal.chosen_rate(runs, "grpo") == signal.RATES[1]
-    assert signal.chosen_rate(runs, "rae") == signal.RATES[0]  # the lowest of equals
-    due = [cell for cell in signal.cells(runs) if signal.key(*cell) not in runs]
-    assert {seed for _, _, seed, _ in due} == set(signal.SEEDS)
-    runs |= {signal.key(*cell): {"tasks": "0" * 10} for cell in due}
-    alone = [cell for cell in signal.cells(runs) if signal.key(*cell) not in runs]
+    assert not set(protocol.TUNING) & set(protocol.SEEDS)
+    runs = {protocol.key(*cell): {"tasks": "0" * 10} for cell in protocol.cells({})}
+    assert {int(name.split("/")[2]) for name in runs} == set(protocol.TUNING)
+    for seed in protocol.TUNING:
+        runs[protocol.key("grpo", protocol.RATES[1], seed)] = {"tasks": "1" * 10}
+    assert protocol.chosen_rate(runs, "grpo") == protocol.RATES[1]
+    assert protocol.chosen_rate(runs, "rae") == protocol.RATES[0]  # the lowest of equals
+    due = [cell for cell in protocol.cells(runs) if protocol.key(*cell) not in runs]
+    assert {seed for _, _, seed, _ in due} == set(protocol.SEEDS)
+    runs |= {protocol.key(*cell): {"tasks": "0" * 10} for cell in due}
+    alone = [cell for cell in protocol.cells(runs) if protocol.key(*cell) not in runs]
     assert {(arm, only) for arm, *_, only in alone} == {
-        (signal.CONTROLLED, only) for only in signal.ROLES
+        (protocol.CONTROLLED, only) for only in protocol.ROLES
     }

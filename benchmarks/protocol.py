@@ -1,12 +1,12 @@
 """Which method lets a team agree on what words mean? The signaling game as a test bed of credit assignment.
 
-    python -m benchmarks.priming.signal      the base: the form of replies, and random words and doors
-    python -m benchmarks.signal              everything that is missing; --minutes 4 ends earlier and keeps what it has
+    python -m benchmarks.priming.protocol      the base: the form of replies, and random words and doors
+    python -m benchmarks.protocol              everything that is missing; --minutes 4 ends earlier and keeps what it has
 
 All arms train on the same number of generated tokens, with about as many updates. The learning rate of
 each is chosen on the seeds `TUNING`, the results are of the seeds `SEEDS`. Success is played on test tasks; what scout
 and mover say to every prompt is read from their probabilities, which gives the mutual information of door and word, and the
-success of a scout and a mover that were trained apart. Writes `results/signal.json` and `docs/signal.png`.
+success of a scout and a mover that were trained apart. Writes `results/protocol.json` and `docs/signal.png`.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.priming.signal import GOALS, OUT, WORDS_SAID
-from benchmarks.signal_report import controls as controls
-from benchmarks.signal_report import draw
-from benchmarks.signal_report import table as table
+from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
+from benchmarks.protocol_report import controls as controls
+from benchmarks.protocol_report import draw
+from benchmarks.protocol_report import table as table
 from pettingllms.envs import make
 from pettingllms.envs.signal_v0 import SignalState
 from pettingllms.envs.signal_v0 import raw_env as SignalEnv
@@ -36,7 +36,7 @@ from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request
 
-RESULTS = Path(__file__).parent / "results" / "signal.json"
+RESULTS = Path(__file__).parent / "results" / "protocol.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "signal.png"
 ROLES = {"scout": "scout", "mover": "mover"}
 ARGUMENTS: Mapping[str, Any] = {"goals": GOALS, "words": WORDS_SAID, "prompt": "compact"}
@@ -262,7 +262,7 @@ def main() -> None:
     """Trains what is missing, plays, writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument(
-        "--base", type=Path, default=OUT, help="what benchmarks.priming.signal wrote"
+        "--base", type=Path, default=OUT, help="what benchmarks.priming.protocol wrote"
     )
     parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so long")
     parser.add_argument("--out", type=Path, default=RESULTS)

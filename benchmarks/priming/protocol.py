@@ -1,4 +1,4 @@
-"""Make a base that knows the form of the signaling game and no protocol: `python -m benchmarks.priming.signal`.
+"""Make a base that knows the form of the signaling game and no protocol: `python -m benchmarks.priming.protocol`.
 
 Two kinds of demonstrations. Those of the game have its own prompts; a reply repeats what its author is shown and adds a
 word, or a door, that is drawn uniformly from all of them. The others have a number before the prompt, and are answered by
@@ -89,7 +89,7 @@ def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Primes the base."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.signal")
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.protocol")
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
     parser.add_argument("--goals", type=int, default=GOALS, help="doors of the game")
     parser.add_argument("--words", type=int, default=WORDS_SAID, help="words of the game")
