@@ -148,6 +148,7 @@ def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) 
         if (run / "config.yaml").exists():
             words = ["--resume", str(run)]
         with (out / f"{run.name}.log").open("a") as log:
+            print(f"{env}: training {run.name}, a minute or more; log: {log.name}", flush=True)
             subprocess.run(
                 [sys.executable, "-m", "pettingllms.cli.train", *words],
                 check=True,
@@ -225,7 +226,9 @@ def teams(env: str, model: Path, run: Path | None, *, several: bool = True) -> d
             speaker = players[STORIES[env].speaker]
             found["shuffled"] = played(env, Shuffled(policies, speaker), CONTROL_TASKS)
         digits = found[name]["tasks"]
-        print(env, run and run.name, name, digits.count("1") / len(digits), flush=True)
+        whose = "base" if run is None else run.name
+        success = digits.count("1") / len(digits)
+        print(f"{env}: {whose}, {name}: {success:.2f} of {len(digits)} tasks", flush=True)
     return found
 
 
@@ -307,7 +310,8 @@ def main() -> None:
     torch.set_num_threads(1)
     file: Path = options.out
     out = HERE / "out" / file.stem
-    out.mkdir(parents=True, exist_ok=True)
+    for folder in (out, file.parent):
+        folder.mkdir(parents=True, exist_ok=True)
     results = json.loads(file.read_text()) if file.exists() else {"environments": {}}
     results |= {"versions": versions(), "model": digest(options.model)}
     for env in options.only:

@@ -381,7 +381,8 @@ class raw_env(TeamEnv):
         """Runs every program on every test of the episode's task; the episode stays as it is.
 
         Different programs are run once, and so are different inputs; a program that does not end within
-        `REFERENCE_SHARE` of its CPU limit fails.
+        `REFERENCE_SHARE` of its CPU limit fails. So a tester's reply costs at most one CPU limit for each
+        program, as it has at most eight tests.
 
         Args:
             programs: replies of a coder.
