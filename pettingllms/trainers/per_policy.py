@@ -129,6 +129,11 @@ def check_policy_settings(
         # What follows from a model of its own stands there without anybody having given it.
         follows = FOLLOWING if own.keys() & {*DECIDING} else ()
         for name in own:
+            if name not in config.__dataclass_fields__:
+                raise ConfigError(
+                    f"policy_settings of {policy}: unknown setting {name!r}; "
+                    f"{did_you_mean(name, OWN)}"
+                )
             if name not in OWN:
                 raise ConfigError(
                     f"policy_settings of {policy}: {name} cannot differ between policies; "
