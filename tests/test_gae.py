@@ -106,14 +106,15 @@ def test_a_value_that_is_no_number_stops_the_training() -> None:
 def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Path) -> None:
     trainer = new_trainer(model)
     prompts = [(5, 6, 7), (5, 6), (9, 8, 7, 6, 5)]
-    together = trainer.policies.features(prompts, 100)
-    alone = {ids: trainer.policies.features([ids], 1)[ids] for ids in prompts}
+    [base] = trainer.policies.bases
+    together = base.features(prompts, 100)
+    alone = {ids: base.features([ids], 1)[ids] for ids in prompts}
     for ids in prompts:
         torch.testing.assert_close(together[ids], alone[ids])
     for policy in trainer.policies.names:
         state = {k: torch.ones_like(t) for k, t in trainer.policies.state(policy).items()}
         trainer.policies.load_state(policy, state)
-    for ids, state_X in trainer.policies.features(prompts, 100).items():
+    for ids, state_X in base.features(prompts, 100).items():
         assert torch.equal(state_X, together[ids])
 
 
@@ -130,12 +131,12 @@ def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
         for _ in range(3):
             each.train_step()
     assert_same(weights(twin), weights(trainer))
-    states = [each.estimator.state_dict()["critic"] for each in (trainer, twin)]
+    states = [each.estimator.state_dict()["0"] for each in (trainer, twin)]
     assert states[0]["fits"] == states[1]["fits"] == 6
     assert_same(states[0]["network"], states[1]["network"])
     unlearned = new_trainer(model)
     unlearned.train_step()
-    first = unlearned.estimator.state_dict()["critic"]["network"]
+    first = unlearned.estimator.state_dict()["0"]["network"]
     assert any(not torch.equal(first[name], states[0]["network"][name]) for name in first)
 
 
@@ -171,12 +172,3 @@ def test_full_policies_without_a_frozen_base_are_refused_before_anything_is_load
     with pytest.raises(ValueError, match="full policies do not keep"):
         plan_run(config)
     assert plan_run(dataclasses.replace(config, beta=0.01)).config.estimator == "gae"
-
-
-def test_a_policy_with_a_base_of_its_own_is_refused_before_anything_is_loaded(model: Path) -> None:
-    settings = json.dumps({"tool": {"model": str(model)}})
-    config = ATGRPOConfig(env="plan_path", method="marft_gae", policy_settings=settings)
-    with pytest.raises(
-        ValueError, match="reads one base model, and policy_settings gives the team 2"
-    ):
-        plan_run(config)

@@ -28,6 +28,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.models import EMBEDDED
+from pettingllms.policies.bases import Base
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
@@ -381,7 +382,7 @@ def test_a_run_is_exported_for_the_viewer(run: Path, tmp_path: Path) -> None:
             {"sampler": "vllm-server", "serve": True, "policy_settings": OTHER_DTYPE},
             "the team has 2 base models .* and a vLLM server holds one",
         ),
-        ({"estimator": "gae"}, "estimator gae reads one base model, .* gives the team 3"),
+        ({"estimator": "gae"}, "full policies do not keep .reader.; leave out full"),
         (
             {"policy_settings": {"judge": {"beta": 0.1}}, "train_roles": "writer"},
             "beta is of the update, and judge is not trained",
@@ -393,3 +394,25 @@ def test_what_a_team_of_several_bases_cannot_have_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         plan_run(settings(models, **changes))
+
+
+def test_every_base_model_has_a_critic_of_its_own(models: dict[str, Path]) -> None:
+    own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
+    config = resolve(settings(models, estimator="gae", num_generations=1, policy_settings=own))
+    policies = build_policies(config, TEAM)
+    trainer, twin = (ATGRPO(config, make_env(config, "train"), policies) for _ in range(2))
+    trainer.take_step()
+    learned = trainer.estimator.state_dict()
+    widths = [base.sampling_model(role).config.hidden_size for role, base in bases_of(policies)]
+    assert {name: each["size"] for name, each in learned.items()} == {
+        str(place): width for place, width in enumerate(widths)
+    }
+    twin.estimator.load_state_dict(learned)
+    for name, each in twin.estimator.state_dict().items():
+        for key, tensor in each["network"].items():
+            assert torch.equal(tensor, learned[name]["network"][key])
+
+
+def bases_of(policies: PolicySet) -> list[tuple[str, Base]]:
+    """The base models in the team's order, each with one of its policies."""
+    return [(next(iter(base.chats)), base) for base in policies.bases]

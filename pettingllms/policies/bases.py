@@ -113,10 +113,19 @@ class Base:
             _set_training(module, False)
             return batch_logprobs(module, batch, temperature=temperature)[0]
 
+    @torch.no_grad()
     def features(
         self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
     ) -> dict[tuple[int, ...], torch.Tensor]:
-        """Last hidden state of the model at the last token of each prompt; see `PolicySet.features`."""
+        """Last hidden state of the model at the last token of each prompt, float32 on the CPU.
+
+        Args:
+            prompts: token ids; equal ones are computed once.
+            tokens_per_batch: padded tokens of one forward pass.
+
+        Raises:
+            ConfigError: full policies without a frozen base.
+        """
         found: dict[tuple[int, ...], torch.Tensor] = {}
         ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
         with self.weights.reference() as module, self._precision():

@@ -227,25 +227,6 @@ class PolicySet:
         """Log-probabilities `_BT` of the batch under the policy's base model."""
         return self.base_of(policy).reference_logprobs(batch, temperature=temperature)
 
-    @torch.no_grad()
-    def features(
-        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
-    ) -> dict[tuple[int, ...], torch.Tensor]:
-        """Last hidden state of the base model at the last token of each prompt, float32 on the CPU.
-
-        Args:
-            prompts: token ids; equal ones are computed once.
-            tokens_per_batch: padded tokens of one forward pass.
-
-        Raises:
-            ConfigError: full policies without a frozen base, or policies on several models.
-        """
-        if len(self.bases) > 1:
-            raise ConfigError(
-                f"features are read from one base model, and the policies are on {len(self.bases)}"
-            )
-        return self.bases[0].features(prompts, tokens_per_batch)
-
     def publish(self, policy: str, *, version: int | None = None) -> int:
         """Hands the policy's weights to the engine; returns their version, one more if None."""
         self._published[policy] = self._counter(self._known(policy))

@@ -13,7 +13,6 @@ from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.estimators.needs import check_needs
 from pettingllms.trainers.per_policy import (
-    OF_THE_BASE,
     by_base,
     check_policy_settings,
     own_settings,
@@ -53,22 +52,17 @@ def check_method(
 
 
 def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:
-    """Refuses policies beside which there is no base model, or more than one, to read from.
+    """Refuses policies beside which there is no base model to read from.
 
     Raises:
         ConfigError: names the estimator that would read it.
     """
-    groups = by_base(config, policies)
-    if len(groups) > 1:
-        raise ConfigError(
-            f"estimator {config.estimator} reads one base model, and policy_settings gives the team "
-            f"{len(groups)}; leave out {', '.join(OF_THE_BASE)} there, or take another estimator"
-        )
-    if groups[0][0].full and not any(own_settings(config, name).beta for name in policies):
-        raise ConfigError(
-            f"estimator {config.estimator} reads the base model as it was before training, which full "
-            "policies do not keep; leave out --full, or give --beta above 0"
-        )
+    for base, names in by_base(config, policies):
+        if base.full and not any(own_settings(config, name).beta for name in names):
+            raise ConfigError(
+                f"estimator {config.estimator} reads the base model as it was before training, which "
+                f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
+            )
 
 
 def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:

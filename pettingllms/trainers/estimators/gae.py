@@ -30,7 +30,8 @@ class Gae(Estimator):
     agents have returns of their own, it is the agent's own next one. V after the last decision is 0,
     also where the turns ran out: their limit is part of the task. A is then centered and divided by
     its deviation over the step, unless `scale_rewards` is none. The critic learns `A_i + V(o_i)`
-    after it was asked. One episode of a task is enough.
+    after it was asked. One episode of a task is enough. Policies on different base models have a
+    critic for each; at the decisions of partners behind an API, V is 0.
 
     Args:
         config: resolved settings of the run.
@@ -69,55 +70,68 @@ class Gae(Estimator):
                 )
         self.gamma, self.lam, self.warmup = gamma, lam, warmup
         self.learning_rate, self.epochs = learning_rate, epochs
-        self.critic: Critic | None = None
+        self.critics: dict[int, Critic] = {}
+        """Place of a base model in the team's -> its critic, from its first decision on."""
         self._policies: PolicySet | None = None
 
     def attach(self, env: Any, policies: PolicySet) -> None:
-        """Takes the base model, whose features the critic reads."""
+        """Takes the base models, whose features the critics read."""
         del env
         self._policies = policies
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """One number for each decision, by the critic as it was before the step.
+        """One number for each decision, by the critics as they were before the step.
 
         Raises:
-            NonFiniteError: the critic predicts a value that is not finite.
+            NonFiniteError: a critic predicts a value that is not finite.
         """
         if not groups:
             return []
-        features_NX = self._features(groups)
-        critic = self.critic = self.critic or self._new_critic(features_NX.shape[1])
-        values_N = critic.values(features_NX)
+        features = self._features(groups)
+        values_N = torch.zeros(len(groups), dtype=torch.float64)
+        for base, (rows, features_NX) in features.items():
+            if base not in self.critics:
+                self.critics[base] = self._new_critic(base, features_NX.shape[1])
+            values_N[rows] = self.critics[base].values(features_NX)
         found_N = chained(groups, values_N, self.gamma, self.lam)
-        resting = critic.fits < self.warmup
-        critic.fit(features_NX, found_N + values_N)
+        resting = max((own.fits for own in self.critics.values()), default=0) < self.warmup
+        for base, (rows, features_NX) in features.items():
+            self.critics[base].fit(features_NX, (found_N + values_N)[rows])
         if resting:
             return [0.0] * len(groups)
         if self.config.scale_rewards != "none":
             found_N = standardized(found_N)
         return [*found_N.tolist()]
 
-    def _features(self, groups: Sequence[Group]) -> torch.Tensor:
+    def _features(self, groups: Sequence[Group]) -> dict[int, tuple[list[int], torch.Tensor]]:
+        """Place of a base model -> the groups of policies on it, and what it makes of their prompts."""
         if self._policies is None:
             raise ConfigError("estimator gae reads the base model; a trainer attaches it")
-        prompts = [group.prompt_ids for group in groups]
-        found = self._policies.features(prompts, self.config.tokens_per_batch)
-        return torch.stack([found[ids] for ids in prompts])
+        bases, rows = self._policies.bases, defaultdict[int, list[int]](list)
+        for row, group in enumerate(groups):
+            if group.policy in self._policies.names:
+                rows[bases.index(self._policies.base_of(group.policy))].append(row)
+        found = {}
+        for base, own in rows.items():
+            prompts = [groups[row].prompt_ids for row in own]
+            states = bases[base].features(prompts, self.config.tokens_per_batch)
+            found[base] = own, torch.stack([states[ids] for ids in prompts])
+        return found
 
-    def _new_critic(self, size: int) -> Critic:
-        rate, epochs = self.learning_rate, self.epochs
-        return Critic(size, self.config.seed, learning_rate=rate, epochs=epochs)
+    def _new_critic(self, base: int, size: int) -> Critic:
+        seed = self.config.seed + base
+        return Critic(size, seed, learning_rate=self.learning_rate, epochs=self.epochs)
 
     def state_dict(self) -> dict[str, Any]:
-        """The critic; empty before the first step."""
-        return {} if self.critic is None else {"critic": self.critic.state_dict()}
+        """The critics; empty before the first step."""
+        return {str(base): critic.state_dict() for base, critic in self.critics.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues with the critic of an earlier step, or without one."""
-        self.critic = None
-        if "critic" in state:
-            self.critic = self._new_critic(state["critic"]["size"])
-            self.critic.load_state_dict(state["critic"])
+        """Continues with the critics of an earlier step, or without any."""
+        self.critics = {}
+        for base, own in state.items():
+            critic = self.critics[int(base)] = self._new_critic(int(base), own["size"])
+            critic.load_state_dict(own)
 
 
 class _Next(NamedTuple):
