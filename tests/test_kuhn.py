@@ -75,10 +75,10 @@ def test_demonstrations_are_legal_and_show_all_moves_alike():
         cards.update(demo.reply for demo in play(poker, rng))
     assert len(opening) == 9
     assert max(opening.values()) < 40
-    # The card, what was done before, and both legal actions after it.
+    # What was done before, the card, and both legal actions after it.
     after = {"": "check bet", "check": "check bet", "bet": "fold call", "check bet": "fold call"}
     assert set(cards) == {
-        f"{card} {done} [{move}]".replace("  ", " ")
+        f"{done} {card} [{move}]".lstrip()
         for card in "JQK"
         for done, moves in after.items()
         for move in moves.split()
