@@ -18,6 +18,7 @@ from pettingllms.evaluation.folder import digest
 from pettingllms.models import PARTS
 from pettingllms.policies.sources import check_model
 from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.sharing import share
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Request
 
@@ -73,6 +74,10 @@ def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_
     assert "model: embedded:parts" in (run / "config.yaml").read_text()
     evaluate.main(["--adapters", str(run), "--tasks", "2", "--out", str(tmp_path / "eval")])
     assert "embedded:parts" in (tmp_path / "eval" / "results.json").read_text()
+    share(run, str(tmp_path / "shared"))
+    card = (tmp_path / "shared" / "README.md").read_text()
+    assert "pettingllms-eval --env plan_path --model embedded:parts" in card
+    assert "SHIPPED['embedded:parts']" in card
 
 
 def test_a_misspelt_embedded_model_is_suggested():

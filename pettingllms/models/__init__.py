@@ -12,13 +12,15 @@ EMBEDDED = Path(__file__).parent / "tiny"
 """The default of `--model`: weights, tokenizer and chat template, as transformers saves them."""
 PARTS = Path(__file__).parent / "parts"
 """A base that was shown parts of tasks only, and no bad replies: `--model embedded:parts`."""
-SHIPPED: Mapping[str, Path] = {"embedded": EMBEDDED, "embedded:parts": PARTS}
+DEFAULT = "embedded"
+SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
+"""Name, as `--model` takes it -> folder."""
 
 
 def shipped(model: str | None) -> str | None:
     """The key in `SHIPPED` of a model given by name or folder; None for any other model."""
     if model is None or model in SHIPPED:
-        return model or "embedded"
+        return model or DEFAULT
     path = Path(model).resolve()
     return next((name for name, folder in SHIPPED.items() if folder.resolve() == path), None)
 

@@ -18,6 +18,7 @@ from huggingface_hub.errors import HfHubHTTPError
 
 from pettingllms import __version__
 from pettingllms.data import reach
+from pettingllms.models import DEFAULT, shipped
 from pettingllms.policies.roles import parse_policies
 from pettingllms.policies.sources import HUB
 from pettingllms.runs import versions
@@ -125,7 +126,8 @@ def _on(shared: SharedRun, policy: str) -> str:
 def base_name(config: ATGRPOConfig) -> str:
     """The name of the base model for people elsewhere: its id, or the name of its folder."""
     if config.embedded:
-        return EMBEDDED_NAME
+        name = str(shipped(config.model))
+        return EMBEDDED_NAME if name == DEFAULT else name
     model = str(config.model)
     return Path(model).name if Path(model).is_absolute() else model
 
@@ -138,7 +140,9 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
         if name in found:
             found[name] = ",".join(_last(part) for part in str(found[name]).split(","))
     if config.embedded:
-        found.pop("model", None)
+        found["model"] = base_name(config)
+        if found["model"] == EMBEDDED_NAME:
+            del found["model"]  # is used where none is named
     if own := config.mapping("policy_settings"):
         found["policy_settings"] = json.dumps(
             {name: _public_own(each) for name, each in own.items()}
@@ -234,9 +238,10 @@ def _peft(shared: SharedRun, to: str) -> str:
     where = _public(to).removeprefix(HUB)
     config = own_settings(shared.config, own)
     first = "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
+    of = repr(base_name(config))
     if config.embedded:
-        first += "from pettingllms.models import EMBEDDED\n"
-    of = "EMBEDDED" if config.embedded else repr(base_name(config))
+        first += "from pettingllms.models import SHIPPED\n"
+        of = f"SHIPPED[{shipped(config.model)!r}]"
     return (
         f"{first}\nbase = AutoModelForCausalLM.from_pretrained({of})\n"
         f"model = PeftModel.from_pretrained(base, {where!r}, subfolder={own!r})"
