@@ -158,7 +158,9 @@ def earns_no_more(stalling, honest):
     means = [sum(r for *_, r in play) / len(play) for play in (stalling, honest)]
     assert means[0] <= means[1] + 1e-9
     for name in ESTIMATORS.paths():
-        if not ESTIMATORS.load(name).tree:
+        kind = ESTIMATORS.load(name)
+        # `m_grpo` is refused here, where nobody calls; a critic values decisions and not episodes.
+        if not kind.tree and not kind.frozen_base and "calls" not in kind.needs:
             groups = [
                 group(role, turn, depth, [reward], episode, sum(r for *_, r in decisions))
                 for episode, decisions in enumerate((stalling, honest))
@@ -166,7 +168,7 @@ def earns_no_more(stalling, honest):
             ]
             # A running baseline has seen the first episode when it meets the second: apart, it has not.
             own, other = groups[: len(stalling)], groups[len(stalling) :]
-            alone = ESTIMATORS.load(name).least == 1
+            alone = kind.least == 1
             values = [
                 *(advantages(own, name) + advantages(other, name) if alone else ()),
                 *(() if alone else advantages(groups, name)),
