@@ -10,39 +10,24 @@ import pytest
 import torch
 
 from pettingllms.errors import NonFiniteError
-from pettingllms.policies.loading import load_policies
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
-from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.critic import Critic
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.estimators.gae import chained, standardized
-from tests import letters_env
-from tests.test_checkpoints import assert_same, new_folder, weights
+from tests.test_checkpoints import CONFIG as SMALL
+from tests.test_checkpoints import assert_same, new_folder, new_trainer, weights
 from tests.test_estimators_golden import cases, decision, played
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
-CONFIG = ATGRPOConfig(
-    env="tests.letters_env:env",
-    estimator="gae",
-    num_generations=1,
-    tasks_per_step=4,
-    max_steps=6,
-    max_completion_length=6,
-    learning_rate=0.01,
-)
+CONFIG = dataclasses.replace(SMALL, estimator="gae", num_generations=1, tasks_per_step=4)
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("model"))
-
-
-def new_trainer(model: Path, config: ATGRPOConfig = CONFIG) -> ATGRPO:
-    policies = load_policies(model, {"writer": "writer", "reader": "reader"}, lora_r=4)
-    return ATGRPO(resolve(config), letters_env.env(max_turns=2), policies)
 
 
 GAMMA_LAMBDA = {
@@ -104,7 +89,7 @@ def test_a_value_that_is_no_number_stops_the_training() -> None:
 
 
 def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Path) -> None:
-    trainer = new_trainer(model)
+    trainer = new_trainer(model, CONFIG)
     prompts = [(5, 6, 7), (5, 6), (9, 8, 7, 6, 5)]
     [base] = trainer.policies.bases
     together = base.features(prompts, 100)
@@ -121,7 +106,7 @@ def test_features_are_those_of_the_base_whatever_else_is_in_the_batch(model: Pat
 def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
     model: Path, tmp_path: Path
 ) -> None:
-    trainer, twin = new_trainer(model), new_trainer(model)
+    trainer, twin = new_trainer(model, CONFIG), new_trainer(model, CONFIG)
     with new_folder(tmp_path / "run") as folder:
         for _ in range(3):
             trainer.train_step()
@@ -134,7 +119,7 @@ def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
     states = [each.estimator.state_dict()["0"] for each in (trainer, twin)]
     assert states[0]["fits"] == states[1]["fits"] == 6
     assert_same(states[0]["network"], states[1]["network"])
-    unlearned = new_trainer(model)
+    unlearned = new_trainer(model, CONFIG)
     unlearned.train_step()
     first = unlearned.estimator.state_dict()["0"]["network"]
     assert any(not torch.equal(first[name], states[0]["network"][name]) for name in first)

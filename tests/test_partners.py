@@ -38,7 +38,7 @@ from pettingllms.types import Task
 from tests import asked_env, letters_env
 from tests.api_stub import KEY, Stub, everything_in, stubbed
 from tests.served import running, serving, trained
-from tests.tiny_lm import save_tiny
+from tests.tiny_lm import SHORT_RUN, save_tiny
 
 torch.set_num_threads(1)
 
@@ -68,17 +68,7 @@ def settings(stub: Stub, model: Path, out: Path, **changes: Any) -> ATGRPOConfig
         "policies": "writer=mine,reader=api:theirs",
         "api_base": stub.base,
         "model": str(model),
-        "device": "cpu",
-        "lora_r": 4,
-        "max_steps": 3,
-        "num_generations": 4,
-        "tasks_per_step": 2,
-        "max_completion_length": 6,
-        "learning_rate": 0.01,
-        "warmup_steps": 0,
-        "eval_tasks": 2,
-        "eval_steps": 0,
-        "save_steps": 1,
+        **SHORT_RUN,
         "output_dir": str(out),
     }
     return ATGRPOConfig(**{**values, **changes})

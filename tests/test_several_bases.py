@@ -41,7 +41,7 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.per_policy import own_settings
 from pettingllms.types import Request, Sample
 from tests.served import running
-from tests.tiny_lm import save_tiny, save_tiny_llama
+from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama
 
 torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]
@@ -70,17 +70,7 @@ def settings(models: dict[str, Path], **changes: Any) -> ATGRPOConfig:
             "reader": {"model": str(models["reader"]), "full": True, "learning_rate": 1e-3},
             "judge": {"model": str(models["judge"]), "lora_r": 2},
         },
-        "device": "cpu",
-        "lora_r": 4,
-        "max_steps": 3,
-        "num_generations": 4,
-        "tasks_per_step": 2,
-        "max_completion_length": 6,
-        "learning_rate": 0.01,
-        "warmup_steps": 0,
-        "eval_tasks": 2,
-        "eval_steps": 0,
-        "save_steps": 1,
+        **SHORT_RUN,
     }
     return ATGRPOConfig(**{**values, **changes})
 

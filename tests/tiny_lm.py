@@ -15,6 +15,20 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+SHORT_RUN: dict[str, Any] = {
+    "device": "cpu",
+    "lora_r": 4,
+    "max_steps": 3,
+    "num_generations": 4,
+    "tasks_per_step": 2,
+    "max_completion_length": 6,
+    "learning_rate": 0.01,
+    "warmup_steps": 0,
+    "eval_tasks": 2,
+    "eval_steps": 0,
+    "save_steps": 1,
+}
+"""Settings of a run of three steps, each of which leaves a checkpoint."""
 SPECIAL = ("<pad>", "<|start|>", "<|end|>")
 TEMPLATE = (
     "{% for message in messages %}<|start|>{{ message['role'] }}\n{{ message['content'] }}"
