@@ -13,7 +13,7 @@ from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.assembly import make_env
 from pettingllms.cli import evaluate, train
 from pettingllms.envs import make
-from pettingllms.errors import UnknownNameError
+from pettingllms.errors import PettingLLMsError
 from pettingllms.evaluation.folder import digest
 from pettingllms.models import PARTS
 from pettingllms.policies.sources import check_model
@@ -80,9 +80,10 @@ def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_
     assert "SHIPPED['embedded:parts']" in card
 
 
-def test_a_misspelt_embedded_model_is_suggested():
-    with pytest.raises(UnknownNameError, match="embedded:parts"):
-        check_model("embedded:part")
+@pytest.mark.parametrize("model", ["embedded:part", "embeded:parts"])
+def test_a_misspelt_embedded_model_is_suggested(model):
+    with pytest.raises(PettingLLMsError, match="did you mean 'embedded:parts'"):
+        check_model(model)
 
 
 def test_a_base_of_parts_is_never_written_over_the_embedded_one(capsys):

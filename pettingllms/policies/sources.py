@@ -69,7 +69,10 @@ def check_model(model: str, revision: str | None = None) -> None:
         if isinstance(try_to_load_from_cache(model, "config.json", revision=revision), str):
             return
     except HFValidationError as error:
-        raise ConfigError(f"model: there is no folder {model}, and it is no hub id") from error
+        raise ConfigError(
+            f"model: there is no folder {model}, and it is no hub id nor an embedded model; "
+            f"{did_you_mean(model, SHIPPED)}"
+        ) from error
     _from_hub(model, revision, ["config.json"], f"model: there is no folder {model}")
 
 
