@@ -37,6 +37,7 @@ from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
+from pettingllms.models import DEFAULT
 from pettingllms.runs import versions
 
 HERE = Path(__file__).parent
@@ -70,8 +71,7 @@ class Lab:
 
     def __init__(self, options: argparse.Namespace, extra: Sequence[str] = ()) -> None:
         self.options, self.extra = options, list(extra)
-        if options.model:
-            self.extra += ["--model", options.model]
+        self.extra += ["--model", options.model]
         self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     def run(self, jobs: Sequence[Job]) -> list[Record]:
@@ -134,13 +134,13 @@ class Lab:
         asked = ["--env", job.env, "--limit", str(self.options.tasks), "--seed", str(job.seed)]
         if adapters is not None:
             asked += ["--adapters", str(adapters), "--no-base"]
-        elif self.options.model:
+        else:
             asked += ["--model", self.options.model]
         if arm.combine:
             asked += ["--policies", "per-role"]
         asked += arm.options
         slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
-        model = _slug(self.options.model or "embedded")
+        model = _slug(self.options.model)
         parent = adapters or HERE / "out" / "paper" / job.env / f"base-{model}-{job.seed}"
         out = parent / slug
         with self._locks[out]:
@@ -204,7 +204,7 @@ class Lab:
                 "tokens": {
                     env: self.tokens(env) for env in dict.fromkeys(r["env"] for r in records)
                 },
-                "model": options.model or "embedded",
+                "model": options.model,
                 "extra": self.extra,
             },
             "versions": versions(),
@@ -272,7 +272,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-    parser.add_argument("--model", help="a Hugging Face model; default: the embedded one")
+    parser.add_argument("--model", default=DEFAULT, help="a Hugging Face model; default: %(default)s")
     parser.add_argument("--name", help="of the result; default: that of the experiment")
     parser.add_argument("--dry-run", action="store_true", help="print the trainings; run nothing")
     options, extra = parser.parse_known_args(argv)

@@ -75,15 +75,25 @@ def learned() -> dict[str, dict[str, list[Any]]]:
 
 
 def outcomes() -> str:
-    """Success before and after training, for the README."""
+    """Success before and after training from the environment's default base, for the README."""
+    own = load("parts")["environments"] if published("parts") else {}
+    success = importlib.import_module("benchmarks.parts").success
     rows = [
-        [f"`{env}`", *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters"))]
+        [f"`{env}`", "parts", *(f"{share:.2f}" for share in success(each))]
+        for env, each in sorted(own.items())
+    ]
+    rows += [
+        [
+            f"`{env}`",
+            "habits",
+            *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters")),
+        ]
         for env, runs in learned().items()
-        if "per-role" in runs
+        if "per-role" in runs and env not in own
     ]
     if not rows:
         return UNPUBLISHED
-    return markdown(["environment", "success before", "success after training"], rows)
+    return markdown(["environment", "shown before", "success", "after training"], rows)
 
 
 def _mean(runs: Sequence[Any], team: str, how: str = "sampled") -> float:

@@ -170,9 +170,14 @@ class raw_env(TeamEnv):
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    # The base of parts was shown programs of one and two steps.
-    embedded_parts: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "steps": (3, 3)}
-    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 80, "eval_steps": 10}
+    # The base of parts was shown programs of one and two steps. Of arithmetic it never writes three.
+    embedded_model: ClassVar[str] = "embedded:parts"
+    embedded_parts: ClassVar[Mapping[str, Any]] = {
+        "prompt": "compact",
+        "steps": (3, 3),
+        "families": ("numbers",),
+    }
+    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 60, "eval_steps": 10}
     reset_options = ("question",)
     team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 

@@ -89,6 +89,7 @@ class raw_env(BoardEnv):
         "moves": (6, 36),
     }
     # Open boards and one move at a time: the planner has to find out whom to listen to.
+    embedded_model: ClassVar[str] = "embedded:parts"
     embedded_parts: ClassVar[Mapping[str, Any]] = {
         "prompt": "compact",
         "height": 6,
