@@ -272,7 +272,9 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-    parser.add_argument("--model", default=DEFAULT, help="a Hugging Face model; default: %(default)s")
+    parser.add_argument(
+        "--model", default=DEFAULT, help="a Hugging Face model; default: %(default)s"
+    )
     parser.add_argument("--name", help="of the result; default: that of the experiment")
     parser.add_argument("--dry-run", action="store_true", help="print the trainings; run nothing")
     options, extra = parser.parse_known_args(argv)

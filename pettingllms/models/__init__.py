@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 
 EMBEDDED = Path(__file__).parent / "tiny"
-"""The default of `--model`: weights, tokenizer and chat template, as transformers saves them."""
+"""A base that knows all five games, and bad habits: weights, tokenizer and chat template."""
 PARTS = Path(__file__).parent / "parts"
-"""A base that was shown parts of tasks only, and no bad replies: `--model embedded:parts`."""
+"""A base that was shown parts of tasks only, and no bad replies: the default of two environments."""
 DEFAULT = "embedded"
 SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
 """Name, as `--model` takes it -> folder."""
+DECLARED: Mapping[str, str] = {DEFAULT: "embedded", "embedded:parts": "embedded_parts"}
+"""Name -> the class attribute in which an environment declares its arguments for this model."""
 
 
 def shipped(model: str | None) -> str | None:
