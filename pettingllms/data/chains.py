@@ -199,6 +199,17 @@ def stages(rng: random.Random, family: Family, steps: int) -> tuple[int, ...]:
     return (KEEP, *[CHANGE] * (steps - 2), REPORT)
 
 
+def problem(
+    rng: random.Random, steps: tuple[int, int], families: Sequence[str], split: Split
+) -> grammar.Composition | Chain:
+    """Draws what a task computes: a chain of the split, or of three steps a composition of the grammar."""
+    count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
+    name = pick(rng, families)
+    if count != 3:
+        return draw(rng, name, count, split)
+    return rng.choice([c for c in grammar.COMPOSITIONS[split] if c.family.name == name])
+
+
 def pick(rng: random.Random, families: Sequence[str]) -> str:
     """Picks one of `families`, as often as `FAMILIES` says."""
     return rng.choices(families, [FAMILIES[name] for name in families])[0]
