@@ -39,7 +39,7 @@ from pettingllms.envs.aec import (
     takes_anything,
 )
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
-from pettingllms.models import DECLARED
+from pettingllms.models import SHIPPED, declared_in
 
 BROKEN = 1
 """Exit code of `check` where the environment breaks a promise."""
@@ -149,9 +149,9 @@ def explained(name: str) -> str:
         lines += [f"  reset options: {', '.join(kind.reset_options) or 'none'}"]
         if schemes := getattr(kind, "schemes", ()):
             lines += [f"  reward schemes: {', '.join(schemes)}"]
-        for model, attribute in DECLARED.items():
-            if hasattr(kind, attribute):
-                given = ", ".join(f"{k}={v!r}" for k, v in getattr(kind, attribute).items())
+        for model in SHIPPED:
+            if (declared := getattr(kind, declared_in(model), None)) is not None:
+                given = ", ".join(f"{key}={value!r}" for key, value in declared.items())
                 lines += [f"  for --model {model}: {given or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6

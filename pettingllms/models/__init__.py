@@ -15,8 +15,11 @@ PARTS = Path(__file__).parent / "parts"
 DEFAULT = "embedded"
 SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
 """Name, as `--model` takes it -> folder."""
-DECLARED: Mapping[str, str] = {DEFAULT: "embedded", "embedded:parts": "embedded_parts"}
-"""Name -> the class attribute in which an environment declares its arguments for this model."""
+
+
+def declared_in(name: str) -> str:
+    """The class attribute in which an environment declares its arguments for a shipped model."""
+    return name.replace(":", "_")
 
 
 def shipped(model: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import DECLARED, DEFAULT, shipped
+from pettingllms.models import DEFAULT, declared_in, shipped
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -88,8 +88,8 @@ def _kind(config: ATGRPOConfig, env: Any) -> Any:
 
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
     """What an environment declares for the embedded model in use: the attribute and its value."""
-    own = f"{DECLARED.get(shipped(config.model) or DEFAULT)}{ending}"
-    name = own if hasattr(kind, own) else f"{DECLARED[DEFAULT]}{ending}"
+    own = declared_in(f"{shipped(config.model)}{ending}")
+    name = own if hasattr(kind, own) else f"{DEFAULT}{ending}"
     return name, getattr(kind, name, {})
 
 
