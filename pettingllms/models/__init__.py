@@ -12,8 +12,14 @@ EMBEDDED = Path(__file__).parent / "tiny"
 """The default of `--model`: weights, tokenizer and chat template, as transformers saves them."""
 PARTS = Path(__file__).parent / "parts"
 """A base that was shown parts of tasks only, and no bad replies: `--model embedded:parts`."""
+SEARCH = Path(__file__).parent / "search"
+"""A base for `search` alone, that was shown single look-ups and how to copy names: `--model embedded:search`."""
 DEFAULT = "embedded"
-SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
+SHIPPED: Mapping[str, Path] = {
+    DEFAULT: EMBEDDED,
+    "embedded:parts": PARTS,
+    "embedded:search": SEARCH,
+}
 """Name, as `--model` takes it -> folder."""
 
 

@@ -89,7 +89,7 @@ class ATGRPOConfig:
     model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
-        "tiny model; embedded:parts is another, for coding and plan_path",
+        "tiny model; others: embedded:parts (coding, plan_path), embedded:search",
         shared="run",
     )
     revision: str | None = policies_setting(

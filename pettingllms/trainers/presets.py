@@ -78,9 +78,9 @@ def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
 
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
     """What an environment declares for the embedded model in use: the attribute and its value."""
-    name, own = f"embedded{ending}", f"embedded_parts{ending}"
-    if shipped(config.model) == "embedded:parts" and hasattr(kind, own):
-        name = own
+    # `embedded:parts` has `embedded_parts`, and so on.
+    own = f"{shipped(config.model)}{ending}".replace(":", "_")
+    name = own if hasattr(kind, own) else f"embedded{ending}"
     return name, getattr(kind, name, {})
 
 
