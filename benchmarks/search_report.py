@@ -23,6 +23,7 @@ from benchmarks.evidence import (
 Run = Mapping[str, Any]
 AGENT, TASK = "dr_mas", "grpo"
 """The two arms whose difference is the question: a mean for each agent, and one for all."""
+BEFORE = {"base": "base", "start": "the team that the others begin with"}
 BEGINNING = 5
 """Steps over which advantages are averaged: later the agents differ in what they have learned."""
 
@@ -40,21 +41,23 @@ def digits(runs: Sequence[Run], hops: int) -> np.ndarray:
 
 def table(result: Mapping[str, Any]) -> Table:
     """What the base and each arm reach, by number of look-ups."""
-    base = result["base"]
-    row = [shown(estimate(digits([base], hops))) for hops in (2, 1, 3)]
-    found = [f"{base['found']['2'][name]:.2f}" for name in ("some", "all")]
-    rows = [["base", "", "", row[0], "", *found, *row[1:]]]
-    for arm, about in result["arms"].items():
+    rows = []
+    for title in ("base", "start"):
+        team = result[title]
+        two, *others = (shown(estimate(digits([team], hops))) for hops in (2, 1, 3))
+        found = [f"{team['found']['2'][name]:.2f}" for name in ("some", "all")]
+        rows.append([BEFORE[title], "", "", two, "", *found, *others])
+    for arm in result["arms"]:
         if not (runs := of(result, arm)):
             continue
         two, one, three = (shown(estimate(digits(runs, hops))) for hops in (2, 1, 3))
         by_seed = " ".join(f"{share:.2f}" for share in digits(runs, 2).mean(1))
         found = [spread([run["found"]["2"][name] for run in runs]) for name in ("some", "all")]
         steps = spread([run["steps"] for run in runs], 0)
-        rows.append(
-            [f"`{arm}`" if about["rewards"] == "sparse" else f"`{arm.split(',')[0]}`, dense rewards"]
-            + [f"{result['rates'][arm]:g}", steps, two, by_seed, *found, one, three]
-        )
+        name, _, dense = arm.partition(",")
+        title = f"`{name}`, dense rewards" if dense else f"`{name}`"
+        rate = f"{result['rates'][arm]:g}"
+        rows.append([title, rate, steps, two, by_seed, *found, one, three])
     header = ["", "learning rate", "steps", "success, two look-ups", "by seed", "finds a fact"]
     return [*header, "finds both", "success, one look-up", "success, three look-ups"], rows
 

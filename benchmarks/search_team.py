@@ -1,9 +1,12 @@
 """Does a mean for each agent help? The search team: dense rewards, and methods for an outcome at the end.
 
-    python -m benchmarks.search_team               everything that is missing; --minutes 4 ends earlier and keeps what it has
+    python -m benchmarks.search_team               everything that is missing; what is finished in out/search_team is not repeated
+    python -m benchmarks.search_team --only grpo   these arms, as a process beside others; --minutes 4 begins no run after so long
 
 A verifier, a searcher and an answerer with an adapter each, questions of two look-ups, on the base `embedded:search`, which
-was shown single look-ups and, of questions of two, moves drawn by lot (`benchmarks.priming.search`). All arms train on the same number of
+was shown single look-ups and, of questions of two, moves drawn by lot (`benchmarks.priming.search`). It solves none in 200, so that an outcome at
+the end teaches nothing from there. Arms that are paid at the end alone begin with one and the same team, `START`: a few steps with dense rewards, on
+a seed of its own. All arms train on the same number of
 generated tokens. The learning rate of each is chosen on the seeds `TUNING` by validation tasks; the results are of the seeds of
 its arm, and test tasks. Writes `results/search_team.json` and `docs/search_team.png`.
 """
@@ -38,14 +41,18 @@ from pettingllms.trainers.config import ATGRPOConfig
 
 RESULTS = Path(__file__).parent / "results" / "search_team.json"
 PICTURE = Path(__file__).parents[1] / "docs" / "search_team.png"
+OUT = Path(__file__).parent / "out" / "search_team"
+START = OUT / "start"
+"""Adapters of the team with which arms begin that are paid at the end."""
+START_SEED, START_RATE, START_TOKENS = 99, 4e-3, 30_000
 ROLES = {role: role for role in ("verifier", "searcher", "answerer")}
 HOPS = (1, 2, 3)
 """Look-ups of the test questions; two are trained, three never seen by anyone."""
-TASKS, VALIDATION = 200, 60
-"""Test tasks of each number of look-ups, and validation tasks of each measurement."""
+TASKS, OTHER_TASKS, VALIDATION = 200, 100, 60
+"""Test tasks of two look-ups and of each other number, and validation tasks of each measurement."""
 LENGTH = 20
 """Tokens of a completion; fourteen are needed."""
-TOKENS = 250_000
+TOKENS = 100_000
 POINTS = 5
 """Measurements on validation tasks during a training."""
 COMMON: Mapping[str, Any] = {
@@ -57,7 +64,7 @@ COMMON: Mapping[str, Any] = {
     "max_steps": 1000,
     "max_tokens": TOKENS,
     "num_generations": 8,
-    "tasks_per_step": 16,
+    "tasks_per_step": 8,
     "lr_scheduler_type": "constant",
 }
 
@@ -120,14 +127,34 @@ def by_agent(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float
     }
 
 
+def begun(base: Path, arm: Arm, rate: float, seed: int, tokens: int) -> ATGRPO:
+    """A trainer of an arm before its first step."""
+    env = make("search", split="train", prompt="compact", hops=(2, 2), rewards=arm.rewards)
+    adapters = START if arm.rewards == "sparse" else None
+    policies = load_policies(base, ROLES, seed=seed, adapters=adapters)
+    given = {**COMMON, **arm.settings, "learning_rate": rate, "max_tokens": tokens}
+    config = ATGRPOConfig(env="search", model=str(base), policies="per-role", seed=seed, **given)
+    return ATGRPO(config, env, policies)
+
+
+def begin(base: Path) -> None:
+    """Makes the team with which arms begin that are paid at the end, unless it is there."""
+    if START.exists():
+        return
+    trainer = begun(base, ARMS["at_grpo, dense"], START_RATE, START_SEED, START_TOKENS)
+    while trainer.tokens < START_TOKENS:
+        trainer.train_step()
+    made = START.with_name(f"{START.name}-unfinished")
+    for role in ROLES:
+        trainer.policies.save(role, made / role)
+    made.rename(START)
+
+
 def train(base: Path, arm: Arm, rate: float, seed: int, tokens: int = TOKENS) -> dict[str, Any]:
     """Trains a team; returns what it reached, on the way and at the end."""
     started = time.process_time()
-    env = make("search", split="train", prompt="compact", hops=(2, 2), rewards=arm.rewards)
-    policies = load_policies(base, ROLES, seed=seed)
-    given = {**COMMON, **arm.settings, "learning_rate": rate, "max_tokens": tokens}
-    config = ATGRPOConfig(env="search", model=str(base), policies="per-role", seed=seed, **given)
-    trainer = ATGRPO(config, env, policies)
+    trainer = begun(base, arm, rate, seed, tokens)
+    policies = trainer.policies
     curve: list[dict[str, float]] = []
     norms: dict[str, list[float]] = {role: [] for role in ROLES}
     advantages: dict[str, list[tuple[float, float]]] = {role: [] for role in ROLES}
@@ -146,17 +173,47 @@ def train(base: Path, arm: Arm, rate: float, seed: int, tokens: int = TOKENS) ->
             advantages[role].append(values)
         if trainer.tokens >= len(curve) * tokens / POINTS:
             note()
-    tests = {hops: played(policies, "test", hops, TASKS) for hops in HOPS}
     return {
         "steps": trainer.step,
         "tokens": trainer.tokens,
         "curve": curve,
         "grad_norm": norms,
         "advantages": advantages,
-        "tasks": {str(hops): solved_digits(episodes) for hops, episodes in tests.items()},
-        "found": {str(hops): look_ups(episodes) for hops, episodes in tests.items()},
+        **tested(policies),
         "cpu_s": round(time.process_time() - started),
     }
+
+
+def tested(policies: PolicySet) -> dict[str, Any]:
+    """Which test tasks a team solves, and how far its searches come, by number of look-ups."""
+    tests = {
+        str(hops): played(policies, "test", hops, TASKS if hops == 2 else OTHER_TASKS)
+        for hops in HOPS
+    }
+    return {
+        "tasks": {hops: solved_digits(episodes) for hops, episodes in tests.items()},
+        "found": {hops: look_ups(episodes) for hops, episodes in tests.items()},
+    }
+
+
+def run(base: Path, arm: str, rate: float, seed: int, until: float) -> dict[str, Any]:
+    """A run, which is trained unless it is finished.
+
+    Raises:
+        SystemExit: it is missing, and `until`, in seconds of `time.monotonic`, is over.
+    """
+    path = OUT / f"{key(arm, rate, seed).replace('/', '-').replace(', ', '-')}.json"
+    if not path.exists():
+        if time.monotonic() > until:
+            raise SystemExit("runs are missing; run again")
+        found = train(base, ARMS[arm], rate, seed)
+        unfinished = path.with_suffix(".unfinished")
+        unfinished.write_text(json.dumps(found), encoding="utf-8")
+        unfinished.rename(path)
+        share = found["tasks"]["2"].count("1") / TASKS
+        print(key(arm, rate, seed), share, found["found"]["2"], f"{found['cpu_s']} s", flush=True)
+    made: dict[str, Any] = json.loads(path.read_text())
+    return made
 
 
 def key(arm: str, rate: float, seed: int) -> str:
@@ -164,68 +221,49 @@ def key(arm: str, rate: float, seed: int) -> str:
     return f"{arm}/{rate:g}/{seed}"
 
 
-def chosen_rate(runs: Mapping[str, Any], arm: str) -> float:
-    """The rate with the best last validation on the tuning seeds; the lower one where they are equal."""
+def runs_of(base: Path, arm: str, until: float) -> tuple[float, dict[str, Any]]:
+    """The rate of an arm, with the best last validation on the tuning seeds, and all its runs."""
+    runs = {
+        key(arm, rate, seed): run(base, arm, rate, seed, until) for rate in RATES for seed in TUNING
+    }
 
     def score(rate: float) -> tuple[float, float]:
         found = (runs[key(arm, rate, seed)]["curve"][-1]["success"] for seed in TUNING)
-        return sum(found), -rate
+        return sum(found), -rate  # the lower one where they are equal
 
-    return max(RATES, key=score)
-
-
-def cells(runs: Mapping[str, Any]) -> list[tuple[str, float, int]]:
-    """All runs that are due now; those of the results follow from those of the tuning."""
-    due = [(arm, rate, seed) for seed in TUNING for rate in RATES for arm in ARMS]
-    if any(key(*cell) not in runs for cell in due):
-        return due
-    rates = {arm: chosen_rate(runs, arm) for arm in ARMS}
-    seeds = sorted({seed for arm in ARMS.values() for seed in arm.seeds})
-    return due + [
-        (name, rates[name], seed)
-        for seed in seeds
-        for name, arm in ARMS.items()
-        if seed in arm.seeds
-    ]
-
-
-def start(base: Path) -> dict[str, Any]:
-    """What the base reaches."""
-    policies = load_policies(base, ROLES)
-    tests = {str(hops): played(policies, "test", hops, TASKS) for hops in HOPS}
-    return {
-        "tasks": {hops: solved_digits(episodes) for hops, episodes in tests.items()},
-        "found": {hops: look_ups(episodes) for hops, episodes in tests.items()},
-    }
+    best = max(RATES, key=score)
+    runs |= {key(arm, best, seed): run(base, arm, best, seed, until) for seed in ARMS[arm].seeds}
+    return best, runs
 
 
 def main() -> None:
     """Trains what is missing, plays, writes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, default=SEARCH, help="another base, to be compared")
-    parser.add_argument("--minutes", type=float, default=60.0, help="begin no run after so long")
+    parser.add_argument("--only", nargs="+", choices=ARMS, help="train these arms; publish nothing")
+    parser.add_argument("--minutes", type=float, default=600.0, help="begin no run after so long")
     parser.add_argument("--out", type=Path, default=RESULTS)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    result = json.loads(options.out.read_text()) if options.out.exists() else {"runs": {}}
-    result |= {"versions": versions(), "model": digest(options.base), "settings": dict(COMMON)}
-    result |= {"roles": [*ROLES], "arms": {name: arm._asdict() for name, arm in ARMS.items()}}
-    runs, until = result["runs"], time.monotonic() + 60 * options.minutes
-    if "base" not in result:
-        result["base"] = start(options.base)
-    while missing := [cell for cell in cells(runs) if key(*cell) not in runs]:
-        if time.monotonic() > until:
-            print(f"{len(missing)} runs of this part are missing; run again", flush=True)
-            break
-        arm, rate, seed = missing[0]
-        run = runs[key(arm, rate, seed)] = train(options.base, ARMS[arm], rate, seed)
-        share = run["tasks"]["2"].count("1") / TASKS
-        print(key(arm, rate, seed), share, run["found"]["2"], f"{run['cpu_s']} s", flush=True)
-        options.out.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
-    if not missing:
-        result["rates"] = {arm: chosen_rate(runs, arm) for arm in ARMS}
-        options.out.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
-        draw(result, PICTURE)
+    OUT.mkdir(parents=True, exist_ok=True)
+    begin(options.base)
+    until = time.monotonic() + 60 * options.minutes
+    found = {arm: runs_of(options.base, arm, until) for arm in options.only or ARMS}
+    if options.only:
+        return
+    result = {
+        "versions": versions(),
+        "model": digest(options.base),
+        "settings": dict(COMMON),
+        "roles": [*ROLES],
+        "arms": {name: arm._asdict() for name, arm in ARMS.items()},
+        "base": tested(load_policies(options.base, ROLES)),
+        "start": tested(load_policies(options.base, ROLES, adapters=START)),
+        "rates": {arm: rate for arm, (rate, _) in found.items()},
+        "runs": {name: each for _, runs in found.values() for name, each in runs.items()},
+    }
+    options.out.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
+    draw(result, PICTURE)
 
 
 if __name__ == "__main__":
