@@ -163,7 +163,8 @@ class raw_env(TeamEnv):
     embedded_search: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "hops": (2, 2)}
     embedded_search_training: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 4e-3,
-        "max_steps": 25,
+        "tasks_per_step": 8,
+        "max_steps": 40,
         "max_completion_length": 20,
         "eval_steps": 5,
     }
