@@ -115,8 +115,8 @@ def by_agent(trajectories: Sequence[Trajectory]) -> dict[str, tuple[float, float
     found: dict[str, list[float]] = defaultdict(list)
     for each in trajectories:
         for group in each.groups:
-            values = (c.advantage for c in group.candidates if c.advantage is not None)
-            found[group.key.role] += [float(value) for value in values]
+            values = (c.advantage for c in group.candidates)
+            found[group.key.role] += [value for value in values if isinstance(value, float)]
     return {
         role: (
             round(sum(values) / len(values), 4),
