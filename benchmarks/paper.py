@@ -32,7 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evidence import Record, solved_digits
+from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.folder import read_trajectories
@@ -47,6 +47,7 @@ TOKENS = {
     "sudoku": 120_000,
     "sokoban": 140_000,
     "plan_path": 140_000,
+    "search": 100_000,
     "benchmarks.calling:env": 40_000,
 }
 """Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
@@ -195,15 +196,19 @@ class Lab:
         return int(self.options.tokens or TOKENS[env])
 
     def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
-        """Writes `results/<name>.json` and `.png`; returns the verdict."""
-        verdict, options = experiment.verdict(records), self.options
+        """Writes `results/<name>.json` and `.png`, with what is there of other environments; returns the verdict."""
+        options, path = self.options, HERE / "results" / f"{name}.json"
+        tokens = {env: self.tokens(env) for env in envs_of(records)}
+        old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+        if others := [run for run in old["runs"] if run["env"] not in tokens]:
+            records = [*others, *records]
+            tokens = {env: old["settings"]["tokens"][env] for env in envs_of(others)} | tokens
+        verdict = experiment.verdict(records)
         result = {
             "settings": {
                 "seeds": options.seeds,
                 "tasks": options.tasks,
-                "tokens": {
-                    env: self.tokens(env) for env in dict.fromkeys(r["env"] for r in records)
-                },
+                "tokens": tokens,
                 "model": options.model,
                 "extra": self.extra,
             },
@@ -211,7 +216,6 @@ class Lab:
             "verdict": verdict,
             "runs": records,
         }
-        path = HERE / "results" / f"{name}.json"
         text = re.sub(r"\n {4,}", " ", json.dumps(result, indent=1))
         path.write_text(text.replace(f"{HERE.parent}/", "") + "\n", encoding="utf-8")
         experiment.draw(records, path.with_suffix(".png"))

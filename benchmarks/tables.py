@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers_report, speed_tables
+from benchmarks import peers_report, search_report, speed_tables
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
@@ -194,6 +194,17 @@ def peers() -> str:
     return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
 
 
+def search_team() -> str:
+    """What search teams reach, and whether a mean for each agent helps."""
+    result = load("search_team")
+    return f"{markdown(*search_report.table(result))}\n\n{search_report.verdict(result)}"
+
+
+def search_norms() -> str:
+    """Advantages and gradients of both means."""
+    return markdown(*search_report.norms(load("search_team")))
+
+
 def _of_script(name: str, table: str = "table") -> str:
     """A table of a script that makes its own."""
     made = getattr(importlib.import_module(f"benchmarks.{name}"), table)
@@ -239,6 +250,8 @@ def tables() -> dict[str, Callable[[], str]]:
         }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
+    if published("search_team"):
+        found |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):
         found["peers"] = peers
     if published("learning_coding"):

@@ -160,6 +160,15 @@ class raw_env(TeamEnv):
         "render_fps": 1,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    embedded_model: ClassVar[str] = "embedded:search"
+    embedded_search: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "hops": (2, 2)}
+    embedded_search_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 4e-3,
+        "tasks_per_step": 8,
+        "max_steps": 40,
+        "max_completion_length": 20,
+        "eval_steps": 5,
+    }
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
     interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
     reset_options = ("question",)

@@ -12,8 +12,14 @@ EMBEDDED = Path(__file__).parent / "tiny"
 """A base that knows all five games, and bad habits: weights, tokenizer and chat template."""
 PARTS = Path(__file__).parent / "parts"
 """A base that was shown parts of tasks only, and no bad replies: the default of two environments."""
+SEARCH = Path(__file__).parent / "search"
+"""A base for `search` alone, that was shown single look-ups and how to copy names."""
 DEFAULT = "embedded"
-SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
+SHIPPED: Mapping[str, Path] = {
+    DEFAULT: EMBEDDED,
+    "embedded:parts": PARTS,
+    "embedded:search": SEARCH,
+}
 """Name, as `--model` takes it -> folder."""
 
 

@@ -89,7 +89,7 @@ class ATGRPOConfig:
     model: str | None = policies_setting(
         None,
         "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: one that comes "
-        "with the package; embedded:parts for coding and plan_path, embedded for the others",
+        "with the package, by environment: embedded:parts, embedded:search, or embedded",
         shared="run",
     )
     revision: str | None = policies_setting(
