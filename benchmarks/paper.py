@@ -72,7 +72,8 @@ class Lab:
 
     def __init__(self, options: argparse.Namespace, extra: Sequence[str] = ()) -> None:
         self.options, self.extra = options, list(extra)
-        self.extra += ["--model", options.model]
+        if options.model:
+            self.extra += ["--model", options.model]
         self._locks: dict[Path, threading.Lock] = defaultdict(threading.Lock)
 
     def run(self, jobs: Sequence[Job]) -> list[Record]:
@@ -120,7 +121,7 @@ class Lab:
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = VALIDATION | dict(settings)
+                given = VALIDATION | {"model": DEFAULT} | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
                 for name, value in given.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -135,13 +136,13 @@ class Lab:
         asked = ["--env", job.env, "--limit", str(self.options.tasks), "--seed", str(job.seed)]
         if adapters is not None:
             asked += ["--adapters", str(adapters), "--no-base"]
-        else:
-            asked += ["--model", self.options.model]
+        elif "--model" not in arm.options:
+            asked += ["--model", self.options.model or DEFAULT]
         if arm.combine:
             asked += ["--policies", "per-role"]
         asked += arm.options
         slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
-        model = _slug(self.options.model)
+        model = _slug(self.options.model or DEFAULT)
         parent = adapters or HERE / "out" / "paper" / job.env / f"base-{model}-{job.seed}"
         out = parent / slug
         with self._locks[out]:
@@ -209,7 +210,7 @@ class Lab:
                 "seeds": options.seeds,
                 "tasks": options.tasks,
                 "tokens": tokens,
-                "model": options.model,
+                "model": options.model or DEFAULT,
                 "extra": self.extra,
             },
             "versions": versions(),
@@ -276,9 +277,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at the same time")
-    parser.add_argument(
-        "--model", default=DEFAULT, help="a Hugging Face model; default: %(default)s"
-    )
+    parser.add_argument("--model", help="a Hugging Face model; default: the embedded one")
     parser.add_argument("--name", help="of the result; default: that of the experiment")
     parser.add_argument("--dry-run", action="store_true", help="print the trainings; run nothing")
     options, extra = parser.parse_known_args(argv)
