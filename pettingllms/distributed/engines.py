@@ -19,6 +19,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import ray
+from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
 from pettingllms.distributed.actors import RolloutWorker, RunSpec
@@ -38,6 +39,7 @@ from pettingllms.trainers.per_policy import own_settings
 logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 """Between two looks at each engine."""
+CLOSE_SECONDS = 2.0
 ENGINE_SHARE = 0.9
 """Of the memory of its part of a GPU, for an engine."""
 
@@ -104,7 +106,8 @@ class Engines:
         for names, spec, share in _engines(policies, config, pools):
             options = {**share.options, "max_restarts": -1, "max_concurrency": 10_000}
             maker: Any = ray.remote(**options)(Engine)
-            made = [maker.remote(spec) for _ in range(share.replicas)]
+            given = cloudpickle.dumps(spec)
+            made = [maker.remote(given) for _ in range(share.replicas)]
             serving |= dict.fromkeys(names, made)
         self._asked = [_asked(base) for base in policies.bases]
         for each in self._asked:
@@ -157,6 +160,11 @@ class Engines:
         """Ends the engines."""
         self._closed.set()
         self._watching.join()
+        ray.wait(
+            [each.engine.close.remote() for each in self._places],
+            timeout=CLOSE_SECONDS,
+            num_returns=len(self._places),
+        )
         for place in self._places:
             ray.kill(place.engine)
 

@@ -12,12 +12,16 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import pickle
+import shutil
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
@@ -31,10 +35,14 @@ from pettingllms.samplers.base import (
     ServedPolicies,
     Weights,
 )
-from pettingllms.samplers.vllm_loop import Answer, Question, VllmLoop
 from pettingllms.types import Request
 
+if TYPE_CHECKING:
+    from pettingllms.samplers.vllm_loop import Answer, VllmLoop
+
 PATIENCE_SECONDS = 600.0
+DOWN_SECONDS = 5.0
+"""In which an engine that was lost is not asked, if there are others."""
 
 
 class EngineSpec(NamedTuple):
@@ -49,16 +57,36 @@ class EngineSpec(NamedTuple):
 
 
 class Engine:
-    """One vLLM engine. Its process ends where vLLM fails, so that Ray starts another."""
+    """One vLLM engine. Its process ends where vLLM fails, so that Ray starts another.
 
-    def __init__(self, spec: EngineSpec) -> None:
-        # Engines of one machine would otherwise bind their threads to the same cores.
-        os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        here = ray.get_runtime_context()
-        log = spec.log if spec.log is not None and spec.log.is_dir() else None
-        # Ray's folder goes with its cluster, also if this process is killed.
-        folder = Path(here.get_temp_dir(), here.get_session_name())
-        self._loop = VllmLoop(spec.base, spec.end_ids, spec.arguments, folder=folder, log=log)
+    Nothing heavy is imported before it answers, so that who asks it learns soon that it only starts.
+
+    Args:
+        spec: an `EngineSpec`, pickled, because what it holds imports a lot.
+    """
+
+    def __init__(self, spec: bytes) -> None:
+        self._loop: Future[VllmLoop] = Future()
+        # Beside Ray's own files, which go with its cluster also if this process is killed. What vLLM
+        # leaves among temporary files is there as well.
+        parent = ray.get_runtime_context().get_temp_dir()
+        self._folder = Path(tempfile.mkdtemp(prefix="engine-", dir=parent))
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self._folder)
+        threading.Thread(target=self._start, args=(spec,), daemon=True).start()
+
+    def _start(self, spec: bytes) -> None:
+        try:
+            from pettingllms.samplers.vllm_loop import VllmLoop
+
+            # Engines of one machine would otherwise bind their threads to the same cores.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            base, end_ids, arguments, log = pickle.loads(spec)
+            log = log if log is not None and log.is_dir() else None
+            loop = VllmLoop(base, end_ids, arguments, folder=self._folder, log=log)
+            loop.started.result()
+            self._loop.set_result(loop)
+        except Exception as error:  # noqa: BLE001 - whoever asks is told
+            self._loop.set_exception(error)
 
     async def ready(self) -> None:
         """Done once it answers.
@@ -66,7 +94,7 @@ class Engine:
         Raises:
             ConfigError: vLLM cannot run this model with these settings.
         """
-        await asyncio.wrap_future(self._loop.started)
+        await asyncio.wrap_future(self._loop)
 
     async def complete(
         self, request: Request, n: int, params: SamplingParams, version: int, weights: list[Any]
@@ -84,22 +112,27 @@ class Engine:
             ConfigError: a request that does not fit the engine.
             SamplerUnavailable: vLLM failed; the process ends a second later.
         """
+        if not self._loop.done():
+            await asyncio.wait([asyncio.wrap_future(self._loop)], timeout=1.0)
+            return None
         try:
-            if not self._loop.started.done():
-                await asyncio.wait([asyncio.wrap_future(self._loop.started)], timeout=1.0)
-                return None
-            if error := self._loop.started.exception():
+            if error := self._loop.exception():
                 raise SamplerUnavailable(str(error))
-            key, files = weights[0].hex(), await weights[0]
-            question = Question(request, n, params, version, key, files)
-            return await asyncio.wrap_future(self._loop.ask(question))
+            asked = self._loop.result().ask(
+                request, n, params, version, weights[0].hex(), await weights[0]
+            )
+            return await asyncio.wrap_future(asked)
         except SamplerUnavailable:
             asyncio.get_running_loop().call_later(1.0, os._exit, 1)
             raise
 
     async def pulse(self) -> tuple[int, float, float]:
         """The process, its busy seconds, and the seconds since it last got anywhere."""
-        return (os.getpid(), *self._loop.pulse())
+        return (os.getpid(), *(self._loop.result().pulse() if self._loop.done() else (0.0, 0.0)))
+
+    async def close(self) -> None:
+        """Removes its files; it is not asked any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
 
 
 class RemoteEngine:
@@ -119,6 +152,8 @@ class RemoteEngine:
         self.serving: Mapping[str, Sequence[Any]] = {}
         """Policy -> the engines that serve it."""
         self._turns = itertools.count(os.getpid())
+        self._down: dict[Any, float] = {}
+        """Engine that was lost or only started -> when it may be asked again."""
 
     @property
     def versions(self) -> Mapping[str, int]:
@@ -139,11 +174,11 @@ class RemoteEngine:
             SamplerUnavailable: none of them has answered for `patience` seconds.
         """
         found: dict[int, list[SampledTokens]] = {}
-        asked = {self._ask(request, n, params): i for i, request in enumerate(requests)}
-        last, reason = time.monotonic(), "it is busy"
+        asked = dict(self._ask(place, requests, n, params) for place in range(len(requests)))
+        last, reason = time.monotonic(), "they only start"
         while asked:
             [done], _ = ray.wait(list(asked), num_returns=1)
-            place = asked.pop(done)
+            place, engine = asked.pop(done)
             answer: Answer | None = None
             try:
                 answer = ray.get(done)
@@ -158,8 +193,9 @@ class RemoteEngine:
                     raise SamplerUnavailable(
                         f"no engine has answered for {self.patience:g} seconds: {reason}"
                     )
-                time.sleep(0.05)
-                asked[self._ask(requests[place], n, params)] = place
+                self._down[engine] = time.monotonic() + DOWN_SECONDS
+                again, asking = self._ask(place, requests, n, params)
+                asked[again] = asking
                 continue
             last = time.monotonic()
             policy = requests[place].policy
@@ -171,10 +207,16 @@ class RemoteEngine:
             found[place] = answer.completions
         return [found[place] for place in range(len(requests))]
 
-    def _ask(self, request: Request, n: int, params: SamplingParams) -> Any:
-        engines, (version, weights) = self.serving[request.policy], self.held[request.policy]
+    def _ask(
+        self, place: int, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> tuple[Any, tuple[int, Any]]:
+        """Asks the next engine that is not known to be down; what will be the answer, and to what."""
+        request, now = requests[place], time.monotonic()
+        engines = self.serving[request.policy]
+        engines = [each for each in engines if self._down.get(each, 0.0) < now] or engines
         engine = engines[next(self._turns) % len(engines)]
-        return engine.complete.remote(request, n, params, version, [weights])
+        version, weights = self.held[request.policy]
+        return engine.complete.remote(request, n, params, version, [weights]), (place, engine)
 
     def close(self) -> None:
         """Nothing to do: the engines are the driver's (`Engines`)."""

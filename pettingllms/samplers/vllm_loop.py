@@ -10,6 +10,7 @@ Each answer says which version has made it, by what vLLM says of the request.
 
 from __future__ import annotations
 
+import logging
 import queue
 import threading
 import time
@@ -102,14 +103,14 @@ class VllmLoop:
         self._busy, self._since, self._beat = 0.0, 0.0, time.monotonic()
         threading.Thread(target=self._run, name="vllm", daemon=True).start()
 
-    def ask(self, question: Question) -> Future[Answer]:
-        """Has a request completed.
+    def ask(self, *question: Any) -> Future[Answer]:
+        """Has a request completed, whose parts are those of `Question`.
 
         The future raises `ConfigError` for a request that does not fit the engine, and
         `SamplerUnavailable` once vLLM has failed, as it does for all that is asked afterwards.
         """
         answer: Future[Answer] = Future()
-        self._asked.put((question, answer))
+        self._asked.put((Question(*question), answer))
         return answer
 
     def pulse(self) -> tuple[float, float]:
@@ -139,6 +140,7 @@ class VllmLoop:
             while True:
                 self._turn()
         except FAILURES as error:
+            logging.getLogger("vllm").exception("the engine is given up")
             self._fail(SamplerUnavailable(f"vLLM failed: {last_line(error)}"))
 
     def _turn(self) -> None:
