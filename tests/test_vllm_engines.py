@@ -19,16 +19,21 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from benchmarks.scale import actors
+from pettingllms.errors import ConfigError
+from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
+from pettingllms.samplers.vllm_args import engine_options
 from pettingllms.session import train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Completion, Request
 from tests.processes import alive, descendants, eventually
-from tests.vllm_policies import OPTIONS, save_model
+from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
@@ -78,6 +83,12 @@ def settings(model_dir: Path, folder: Path, **changes: Any) -> dict[str, Any]:
     }
 
 
+def engines() -> list[int]:
+    """Processes of engines."""
+    workers = actors("EngineWorker")
+    return [each for each in actors("Engine") if each not in workers]
+
+
 class Hit(Callback):
     """Sends an engine a signal while the step after `step` is played."""
 
@@ -87,11 +98,8 @@ class Hit(Callback):
     def on_step(self, trainer: ATGRPO, row: Any) -> None:
         del row
         if trainer.step in self._hits:
-            [*engines] = actors("Engine.", "Engine:", "Engine\0") or [
-                each for each in actors("Engine") if each not in actors("EngineWorker")
-            ]
-            self.struck.append(engines[0])
-            threading.Timer(0.2, os.kill, (engines[0], self._hits[trainer.step])).start()
+            self.struck.append(engines()[0])
+            threading.Timer(0.2, os.kill, (self.struck[-1], self._hits[trainer.step])).start()
 
 
 def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
@@ -141,30 +149,78 @@ def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
     assert eventually(lambda: not actors("Engine", "Learner"))
 
 
-def test_stale_weights_are_those_of_one_update_before(ray, model_dir, tmp_path):
-    run, pools = tmp_path / "stale", {"workers": HALVES, "engines": HALVES}
-    config = settings(model_dir, run, max_staleness=1, workers=1, pools=json.dumps(pools))
-    assert train(ATGRPOConfig(**config)).finished
-    check_versions(run, lambda step: max(0, step - 2))
-
-
-def test_each_full_model_has_engines_of_its_own(ray, model_dir, tmp_path):
-    run, pools = tmp_path / "full", {"workers": HALVES, "engines": HALVES}
-    own = {"reader": {"full": True, "learning_rate": 0.0005}}
-    config = settings(
-        model_dir, run, workers=1, policy_settings=json.dumps(own), pools=json.dumps(pools)
-    )
+def test_stale_weights_are_those_of_one_update_before_with_engines_for_each_full_model(
+    ray, model_dir, tmp_path
+):
     seen = list[int]()
 
     class Count(Callback):
         def on_step(self, trainer: ATGRPO, row: Any) -> None:
             del trainer, row
-            seen.append(len([e for e in actors("Engine") if e not in actors("EngineWorker")]))
+            seen.append(len(engines()))
 
+    run, pools = tmp_path / "stale", {"workers": HALVES, "engines": HALVES}
+    own = {"reader": {"full": True, "learning_rate": 0.0001}}
+    config = settings(
+        model_dir,
+        run,
+        workers=1,
+        max_staleness=1,
+        policy_settings=json.dumps(own),
+        pools=json.dumps(pools),
+    )
     assert train(ATGRPOConfig(**config), callbacks=[Count()]).finished
     assert seen == [2, 2, 2, 2]
-    check_versions(run, lambda step: step - 1)
-    check_weights(run)
+    check_versions(run, lambda step: max(0, step - 2))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "full-model"])
+def test_an_engine_answers_with_the_weights_that_it_is_asked_for_however_versions_alternate(
+    model_dir, tmp_path, full
+):
+    from pettingllms.samplers.vllm_loop import VllmLoop
+
+    policies = team(model_dir, {"coder": "coder"}, full=full, sampler=SamplerSettings())
+    with contextlib.closing(policies):
+        rank = None if full else 4
+        served = ServedPolicies(
+            policies.bases[0].weights, ("coder",), policies.chat.end_ids, 0, rank, torch.float32
+        )
+        options = engine_options(served, SamplerSettings("vllm", OPTIONS), engines=1)
+        loop = VllmLoop(
+            str(model_dir), served.end_ids, lambda: options, folder=tmp_path, log=tmp_path
+        )
+        loop.started.result(timeout=300)
+        folders = []
+        for version in range(3):
+            folders.append(tmp_path / f"v{version}")
+            policies.save("coder", folders[-1])
+            stir(policies, "coder", seed=version)
+        files = [{f.name: np.fromfile(f, np.uint8) for f in each.iterdir()} for each in folders]
+        requests, params = requests_for(policies), SamplingParams(12)
+        order = [1, 0, 2, 0, 1, 2, 0]
+        asked = [
+            (v, [loop.ask(each, 2, params, v, f"key {v}", files[v]) for each in requests])
+            for v in order
+        ]
+        for version, answers in asked:
+            found = [answer.result(timeout=120) for answer in answers]
+            assert {answer.version for answer in found} == {version}
+            policies.load("coder", folders[version])
+            replies = [
+                [
+                    Completion(each.prompt_ids, c.token_ids, c.logprobs, "", c.truncated, version)
+                    for c in answer.completions
+                ]
+                for each, answer in zip(requests, found, strict=True)
+            ]
+            assert differences(policies, requests, replies)["coder"] < 1e-4
+            policies.load("coder", folders[(version + 1) % 3])
+            assert differences(policies, requests, replies)["coder"] > 1e-2
+        too_long = Request("coder", (5,) * 2000, 0)
+        with pytest.raises(ConfigError, match="a prompt of 2000 tokens"):
+            loop.ask(too_long, 1, params, 0, "key 0", files[0]).result(timeout=60)
+        assert loop.pulse()[1] == 0
 
 
 @pytest.fixture
@@ -182,21 +238,23 @@ def test_a_killed_driver_leaves_no_engine_and_no_file(model_dir, tmp_path, short
         f"--{name.replace('_', '-')}={value}" for name, value in config.items() if name != "vllm"
     ]
     words += [f"--vllm.{name}={value}" for name, value in OPTIONS.items()]
-    with subprocess.Popen(
-        [sys.executable, "-m", "pettingllms.cli.train", *words],
-        env=os.environ | {"TMPDIR": str(short)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as process:
-        with contextlib.ExitStack() as stack:
-            stack.callback(process.kill)
-            deadline = time.monotonic() + 300
-            while not list(run.glob("checkpoints/step-*")):
-                assert process.poll() is None, process.communicate()[0]
-                assert time.monotonic() < deadline
-                time.sleep(0.1)
-            started = descendants(process.pid)
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "pettingllms.cli.train", *words],
+            env=os.environ | {"TMPDIR": str(short)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        deadline = time.monotonic() + 300
+        while not list(run.glob("checkpoints/step-*")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        started = descendants(process.pid)
     assert len(started) > 4
     assert eventually(lambda: not any(map(alive, started)))
     assert eventually(lambda: not list(short.iterdir()))

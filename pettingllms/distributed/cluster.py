@@ -26,6 +26,7 @@ from typing import Any
 from pettingllms import __version__
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.samplers.vllm_args import require_vllm
 from pettingllms.trainers.config import ATGRPOConfig
 
 BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -60,6 +61,8 @@ def connected(
             Python or this package, or it has too few CPUs or GPUs.
     """
     address, pools = config.ray_address, pools_of(config, learners, policies)
+    if config.sampler == "vllm":
+        require_vllm()
     if address is None:
         os.environ.setdefault(BESIDE, "0")  # Ray's own processes read it, too
     try:

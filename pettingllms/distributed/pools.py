@@ -18,7 +18,6 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.samplers.vllm_args import require_vllm
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.per_policy import by_base
 from pettingllms.trainers.streamed import RANKS
@@ -56,7 +55,7 @@ def pools_of(
         policies: those that have weights here, and are sampled.
 
     Raises:
-        ConfigError: a pool that there is not, a value that is no share, or vLLM is not installed.
+        ConfigError: a pool that there is not, or a value that is no share.
     """
     given, known = config.mapping("pools"), (WORKERS, *learners)
     engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
@@ -84,9 +83,8 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
     """The share of an engine of each kind: adapters of one base share engines, full models do not.
 
     Raises:
-        ConfigError: a value that is no share, or not what vLLM needs; vLLM is not installed.
+        ConfigError: a value that is no share, or not what vLLM needs.
     """
-    require_vllm()
     share, options = (
         _share(ENGINES, config.mapping("pools").get(ENGINES, {})),
         config.mapping("vllm"),
