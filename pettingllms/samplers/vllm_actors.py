@@ -38,7 +38,7 @@ from pettingllms.samplers.base import (
 from pettingllms.types import Request
 
 if TYPE_CHECKING:
-    from pettingllms.samplers.vllm_loop import Answer, VllmLoop
+    from pettingllms.samplers.vllm_loop import Completed, VllmLoop
 
 PATIENCE_SECONDS = 600.0
 DOWN_SECONDS = 5.0
@@ -98,7 +98,7 @@ class Engine:
 
     async def complete(
         self, request: Request, n: int, params: SamplingParams, version: int, weights: list[Any]
-    ) -> Answer | None:
+    ) -> Completed | None:
         """Completes a request `n` times; None while the engine starts, and others may be asked.
 
         Args:
@@ -179,7 +179,7 @@ class RemoteEngine:
         while asked:
             [done], _ = ray.wait(list(asked), num_returns=1)
             place, engine = asked.pop(done)
-            answer: Answer | None = None
+            answer: Completed | None = None
             try:
                 answer = ray.get(done)
             except RayActorError as error:

@@ -47,7 +47,7 @@ Files = Mapping[str, np.ndarray[Any, Any]]
 """Name -> content, of the folder that a policy is saved as."""
 
 
-class Question(NamedTuple):
+class Query(NamedTuple):
     """A request, and what it is to be answered with."""
 
     request: Request
@@ -59,7 +59,7 @@ class Question(NamedTuple):
     files: Files
 
 
-class Answer(NamedTuple):
+class Completed(NamedTuple):
     """The completions of a request, and the version of the policy that has made them."""
 
     version: int
@@ -67,9 +67,9 @@ class Answer(NamedTuple):
 
 
 class _Running(NamedTuple):
-    question: Question
+    question: Query
     weights: PublishedAdapter
-    answer: Future[Answer]
+    answer: Future[Completed]
 
 
 class VllmLoop:
@@ -96,21 +96,21 @@ class VllmLoop:
         self._folder, self._log = folder, log
         self.started: Future[None] = Future()
         """Done once the engine answers; raises a `ConfigError` that says why it cannot."""
-        self._asked: queue.SimpleQueue[tuple[Question, Future[Answer]]] = queue.SimpleQueue()
-        self._waiting: deque[tuple[Question, Future[Answer]]] = deque()
+        self._asked: queue.SimpleQueue[tuple[Query, Future[Completed]]] = queue.SimpleQueue()
+        self._waiting: deque[tuple[Query, Future[Completed]]] = deque()
         self._running: dict[str, _Running] = {}
         self._held: dict[tuple[str, str], PublishedAdapter] = {}  # by policy and key, latest last
         self._busy, self._since, self._beat = 0.0, 0.0, time.monotonic()
         threading.Thread(target=self._run, name="vllm", daemon=True).start()
 
-    def ask(self, *question: Any) -> Future[Answer]:
-        """Has a request completed, whose parts are those of `Question`.
+    def ask(self, *question: Any) -> Future[Completed]:
+        """Has a request completed, whose parts are those of `Query`.
 
         The future raises `ConfigError` for a request that does not fit the engine, and
         `SamplerUnavailable` once vLLM has failed, as it does for all that is asked afterwards.
         """
-        answer: Future[Answer] = Future()
-        self._asked.put((Question(*question), answer))
+        answer: Future[Completed] = Future()
+        self._asked.put((Query(*question), answer))
         return answer
 
     def pulse(self) -> tuple[float, float]:
@@ -160,7 +160,7 @@ class VllmLoop:
                     self._finish(output)
         self._beat = time.monotonic()
 
-    def _begin(self, question: Question, answer: Future[Answer]) -> bool:
+    def _begin(self, question: Query, answer: Future[Completed]) -> bool:
         """Gives a request to vLLM; false if it has to wait for others to be completed."""
         request, params = question.request, question.params
         key = request.policy, question.key
@@ -191,11 +191,11 @@ class VllmLoop:
             used = next(each for each in self._held.values() if each.number == number)
         found = [sampled_tokens(each, self._end_ids) for each in output.outputs]
         completions = found * question.n if question.params.greedy else found
-        answer.set_result(Answer(used.version, completions))
+        answer.set_result(Completed(used.version, completions))
 
     # -------------------------------------------------------------------------------- weights
 
-    def _load(self, question: Question) -> PublishedAdapter:
+    def _load(self, question: Query) -> PublishedAdapter:
         policy = question.request.policy
         self._files = question.files
         fresh = self._adapters.write(policy, question.version)
