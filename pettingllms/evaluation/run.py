@@ -31,7 +31,7 @@ from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
-from pettingllms.evaluation.config import SHARED, EvalConfig
+from pettingllms.evaluation.config import SHARED, EvalConfig, without_engines
 from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
@@ -322,7 +322,7 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if options.agents is not None:
         arguments = config.mapping("env_args") | {"agents": options.agents}
         config = dataclasses.replace(config, env_args=json.dumps(arguments))
-    return resolve(config, source)
+    return without_engines(resolve(config, source))
 
 
 def run_of(adapters: str) -> Path | None:
