@@ -49,9 +49,10 @@ def fleet(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def learner(ray: Any, tmp_path: Path) -> Iterator[Any]:
     from pettingllms.distributed.fleet import JournaledActor
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
 
-    actor = ray.remote(num_cpus=1)(Sum)
-    made = JournaledActor(lambda: actor.remote(str(tmp_path)), ray.put(100), timeout=60.0)
+    made = JournaledActor(lambda: Ranks(Sum, Share(), str(tmp_path)), ray.put(100), timeout=60.0)
     yield made
     made.close()
 

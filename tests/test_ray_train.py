@@ -13,6 +13,7 @@ from benchmarks.scale import actors, run
 from pettingllms.runs import checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
 from tests.processes import eventually
+from tests.tiny_lm import save_tiny, save_tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -92,6 +93,56 @@ def test_ranks_of_a_learner_change_no_bit_also_where_one_is_killed(ray):
     assert parts["records"] + rest["records"] == whole["records"]
     assert rest["state"] == whole["state"]
     assert eventually(lambda: not actors("RolloutWorker", "Learner", "Rank"))
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A team of two architectures, one of whose policies is a full model."""
+    folder = tmp_path_factory.mktemp("models")
+    llama = {"model": str(save_tiny_llama(folder / "llama")), "full": True}
+    return {
+        "env": "tests.trio_env:env",
+        "env_args": {"max_turns": 1},
+        "model": str(save_tiny(folder / "qwen")),
+        "policy_settings": {"reader": {**llama, "learning_rate": 1e-3}},
+        "lora_r": 4,
+        "max_completion_length": 6,
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])
+def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray, models, streamed):
+    settings: dict[str, Any] = {**models, "train_roles": "reader", "stream_gradients": streamed}
+    ranks: dict[str, Any] = {"workers": 2, "pools": {"reader": {"ranks": 2}}}
+    kept: list[checkpoints.TrainerState] = []
+
+    def keep(trainer: ATGRPO) -> None:
+        if trainer.step == 2:
+            kept.append(checkpoints.capture(trainer))
+
+    def disturbed(trainer: ATGRPO) -> None:
+        if trainer.step == 1:
+            hit("Learner", signal.SIGKILL)
+        keep(trainer)
+
+    def go_on(trainer: ATGRPO) -> None:
+        if not trainer.step:
+            checkpoints.restore(trainer, kept[0])
+
+    alone = run(ray, 2, **ranks, **settings)
+    assert run(ray, 2, disturbed, **ranks, **settings) == alone
+    run(None, 2, keep, **settings)
+    assert apart(kept[0], kept[1]) < 2e-6
+    # The weights have come to workers, and a checkpoint of two ranks goes on with one.
+    rest = [run(ray, 1, go_on, workers=1, **settings), run(ray, 1, go_on, **ranks, **settings)]
+    assert rest[0]["records"][:-1] == rest[1]["records"][:-1] != alone["records"][:2]
+    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+
+
+def apart(one: checkpoints.TrainerState, other: checkpoints.TrainerState) -> float:
+    pairs = zip(one.policies["reader"].values(), other.policies["reader"].values(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
 
 
 def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):

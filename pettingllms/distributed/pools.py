@@ -75,7 +75,7 @@ def _share(name: str, given: Any) -> Share:
 
 
 def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
-    """Refuses learners of several ranks whose gradients cannot be added exactly.
+    """Refuses adapters on several ranks whose gradients cannot be added exactly.
 
     Args:
         pools: as from `pools_of`.
@@ -86,12 +86,7 @@ def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: 
         ConfigError: names the policy, and the cure.
     """
     for name, share in pools.items():
-        if share.ranks > 1 and name in full:
-            raise ConfigError(
-                f"pools: {name} has {share.ranks} ranks, each with a whole model, and full models are "
-                "not divided between ranks yet; train adapters, or leave ranks out"
-            )
-        if share.ranks > 1 and not streamed:
+        if share.ranks > 1 and name not in full and not streamed:
             raise ConfigError(
                 f"pools: {name} has {share.ranks} ranks, which need gradients that are added by shard; "
                 "give --stream-gradients and what it needs, or leave ranks out"

@@ -25,6 +25,7 @@ from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_a
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
+from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -69,13 +70,10 @@ class RayATGRPO(ATGRPO):
         check_ranks(pools, full=full, streamed=bool(self.sums))
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
         worker: Any = ray.remote(**pools[WORKERS].options)(RolloutWorker)
-        makers: dict[str, Any] = {
-            name: ray.remote(**pools[name].options)(Learner) for name in self.trained
-        }
         bases = self._bases()
         self.learners = {
             name: JournaledActor(
-                partial(makers[name].remote, given, name, pools[name]),
+                partial(Ranks, Learner, pools[name], given, name, pools[name].ranks),
                 bases[name],
                 timeout=timeout,
                 room=self._make_room,
