@@ -11,7 +11,7 @@
 processes included. `chaos` kills and stops workers, learners and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
 has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
-compares seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
+compares seconds and CPU-seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
 shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
 """
 
@@ -177,17 +177,16 @@ def stream(steps: int) -> list[dict[str, Any]]:
     settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 1, "workers": 2}
     with connected(ATGRPOConfig(workers=4)) as ray:
         for streamed in (False, True):
-            times: list[float] = []
-            run(
-                ray,
-                steps + 1,
-                lambda _, times=times: times.append(time.perf_counter()),  # type: ignore[misc]
-                **settings,
-                num_generations=8,
-                stream_gradients=streamed,
-            )
-            _print(rows, streamed=streamed, seconds_a_step=(times[-1] - times[1]) / steps)
-    _print(rows, ratio=rows[0]["seconds_a_step"] / rows[1]["seconds_a_step"])
+            times: list[tuple[float, float]] = []
+
+            def note(_: ATGRPO, times: list[tuple[float, float]] = times) -> None:
+                times.append((time.perf_counter(), _cpu_seconds()))
+
+            run(ray, steps + 1, note, **settings, num_generations=8, stream_gradients=streamed)
+            wall, spent = ((times[-1][n] - times[1][n]) / steps for n in (0, 1))
+            _print(rows, streamed=streamed, seconds_a_step=wall, cpu_s_a_step=spent)
+    ratios = {f"{name}_ratio": rows[0][name] / rows[1][name] for name in list(rows[0])[1:]}
+    _print(rows, **ratios)
     return rows
 
 

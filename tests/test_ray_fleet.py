@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -143,8 +144,54 @@ def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
     learner.rebase(ray.put(101), same=True)
     befall(tmp_path, "add-2", "kill")
     assert learner.do("add", 2).result() == 103
+    process = learner.ask("process").result()
     learner.rebase(ray.put(7), same=False)
     assert learner.do("add", 1).result() == 8
+    assert learner.ask("process").result() == process  # a start costs seconds
+
+
+def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp_path, monkeypatch):
+    from pettingllms.distributed import fleet as module
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
+
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.5)
+
+    def started(room: Callable[..., None]) -> None:
+        befall(tmp_path, "ready", "late")
+        learner = module.JournaledActor(
+            lambda: Ranks(Sum, Share(), str(tmp_path)), ray.put(1), timeout=60.0, room=room
+        )
+        with contextlib.closing(learner):
+            assert learner.do("add", 1).result() == 2
+
+    asked: list[bool] = []
+    started(lambda *, needed: asked.append(needed))
+    assert asked == [False]
+    hands = fleet(size=4)  # as many as there are places
+    ready = [hands.submit("square", number) for number in range(8)]
+    assert [job.result() for job in ready] == [number * number for number in range(8)]
+    assert eventually(lambda: ray.available_resources().get("CPU", 0) < 1)
+    started(hands.spare)
+
+
+def test_an_error_of_one_rank_is_raised_though_the_others_wait_for_it(ray, tmp_path, monkeypatch):
+    from pettingllms.distributed import fleet as module
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
+
+    monkeypatch.setattr(module, "RANK_SECONDS", 1.0)
+    team = module.JournaledActor(
+        lambda: Ranks(Sum, Share(ranks=2), str(tmp_path)), ray.put(1), timeout=120.0
+    )
+    with contextlib.closing(team):
+        assert team.do("add", 1).result() == 2
+        befall(tmp_path, "add-2", "fail", "stop")
+        with pytest.raises(SandboxUnavailable, match="the sandbox is gone"):
+            team.do("add", 2).result(timeout=60)
+        befall(tmp_path, "add-4", "kill")
+        assert team.do("add", 4).result() == 6
+        assert team.lost == 1
 
 
 def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):

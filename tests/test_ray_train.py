@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks.scale import actors, run
-from pettingllms.runs import checkpoints
+from pettingllms.runs import RunFolder, checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
 from tests.processes import eventually
 from tests.tiny_lm import save_tiny, save_tiny_llama
@@ -38,7 +38,7 @@ def hit(kind: str, number: signal.Signals) -> None:
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
         (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
-        (1, {"env": "coding", "stream_gradients": True}),
+        (2, {"env": "coding", "stream_gradients": True}),
         (3, {"env": "math", "policies": "shared", "stream_gradients": True, "beta": 0.01}),
     ],
     ids=[
@@ -145,20 +145,26 @@ def apart(one: checkpoints.TrainerState, other: checkpoints.TrainerState) -> flo
     return max((a - b).abs().max().item() for a, b in pairs)
 
 
-def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):
+def test_stale_weights_are_fixed_and_survive_kills_and_a_checkpoint(ray, tmp_path):
     settings: dict[str, Any] = {"env": "math", "policies": "shared", "tasks_per_step": 2}
-    kept: list[checkpoints.TrainerState] = []
+    stale: dict[str, Any] = {**settings, "max_staleness": 1}
+    folder = RunFolder.create(tmp_path / "run")
 
     def keep(trainer: ATGRPO) -> None:
         if trainer.step == 2:
-            kept.append(checkpoints.capture(trainer))
+            checkpoints.save(folder, trainer)
+
+    def kill(trainer: ATGRPO) -> None:
+        if trainer.step == 1:  # workers play step 1 already, with the weights of step 0
+            hit("RolloutWorker", signal.SIGKILL)
 
     def go_on(trainer: ATGRPO) -> None:
         if not trainer.step:
-            checkpoints.restore(trainer, kept[0])
+            assert checkpoints.resume(folder, trainer) == 2
 
-    whole = run(ray, 3, keep, workers=2, max_staleness=1, **settings)
-    rest = run(ray, 1, go_on, workers=1, max_staleness=1, **settings)
+    whole = run(ray, 3, keep, workers=1, **stale)
+    assert run(ray, 3, kill, workers=3, **stale) == whole
+    rest = run(ray, 1, go_on, workers=2, **stale)
     assert rest["state"] == whole["state"]
     assert rest["records"] == whole["records"][-len(rest["records"]) :]
     assert run(None, 3, **settings)["state"] != whole["state"]

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.multiprocessing as mp
-from torch.distributed import init_device_mesh
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor
+from torch.multiprocessing.spawn import start_processes
 
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.policies.policy_set import PolicySet
@@ -48,7 +48,11 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def settings(model: Path, **changes: Any) -> ResolvedConfig:
-    values = {"env": "tests.trio_env:env", "env_args": {"max_turns": 1}, "model": str(model)}
+    values: dict[str, Any] = {
+        "env": "tests.trio_env:env",
+        "env_args": {"max_turns": 1},
+        "model": str(model),
+    }
     values |= {"full": True, "beta": 0.02, "max_grad_norm": 0.1, "tokens_per_batch": 96}
     return resolve(ATGRPOConfig(**{**SHORT_RUN, **values, **changes}))
 
@@ -118,7 +122,7 @@ def on_ranks(ranks: int, work: Callable[..., Any], *arguments: Any) -> list[Any]
     """What each of some forked processes returns, which are one process group."""
     with tempfile.TemporaryDirectory() as folder:
         given = (ranks, folder, work, arguments)
-        mp.start_processes(_joined, given, nprocs=ranks, start_method="fork")
+        start_processes(_joined, given, nprocs=ranks, start_method="fork")
         return [torch.load(f"{folder}/{n}", weights_only=False) for n in range(ranks)]
 
 

@@ -18,6 +18,8 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from torch.distributed import TCPStore
+from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
 from pettingllms.envs.reward_funcs import reward_functions
@@ -165,7 +167,7 @@ class Learner:
         host = ray.util.get_node_ip_address()
         with socket.create_server((host, 0)) as found:
             port = found.getsockname()[1]
-            self._meeting = torch.distributed.TCPStore(
+            self._meeting = TCPStore(
                 host, port, is_master=True, wait_for_workers=False, master_listen_fd=found.detach()
             )
         return host, port
@@ -181,7 +183,7 @@ class Learner:
         self._rank = rank
         if place[0].startswith("127."):
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        store = self._meeting if rank == 0 else torch.distributed.TCPStore(*place)
+        store = self._meeting if rank == 0 else TCPStore(*place)
         torch.distributed.init_process_group(
             "nccl" if self._device == "cuda" else "gloo",
             store=store,
@@ -191,7 +193,7 @@ class Learner:
             timeout=timedelta(seconds=2 * self._spec.config.worker_timeout),
         )
         if self._divided:
-            mesh = torch.distributed.init_device_mesh(self._device, (ranks,))
+            mesh = init_device_mesh(self._device, (ranks,))
             self._policies = ShardedPolicies(self._policies, mesh)
 
     def load(self, state: Mapping[str, Any]) -> None:

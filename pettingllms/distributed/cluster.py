@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms import __version__
+from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
@@ -66,7 +67,8 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
             f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
         ) from error
     if ray.is_initialized():
-        yield ray
+        with watched(ray):
+            yield ray
         return
     with contextlib.ExitStack() as stack:
         if address is None:
@@ -79,6 +81,7 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
         if address is not None:
             check_nodes(ray)
         placed(pools, config.workers, config.device, ray.cluster_resources())
+        stack.enter_context(watched(ray))
         yield ray
 
 

@@ -30,6 +30,7 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from pettingllms.distributed.heart import check
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLost
 
@@ -145,7 +146,11 @@ class Fleet:
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
 
     def _worker(self) -> Any:
-        worker = self._free.get()
+        while True:
+            check()
+            with contextlib.suppress(queue.Empty):
+                worker = self._free.get(timeout=1.0)
+                break
         if self._broken is None and worker is not None:
             return worker
         self._free.put(worker)  # for whoever else waits
@@ -283,6 +288,7 @@ class JournaledActor:
         ranks = self._ranks = self._make()
         began = time.monotonic()
         while not ranks.placed(PATIENCE_SECONDS):
+            check()
             if self._closed.is_set():
                 raise Closed
             if time.monotonic() - began > START_SECONDS:
@@ -309,10 +315,12 @@ def _result(references: Sequence[Any], timeout: float | None, closed: threading.
     Raises:
         Hung: it takes longer than `timeout` seconds.
         Closed: the run has ended meanwhile.
+        WorkersLost: the cluster is dead.
     """
     until = None if timeout is None else time.monotonic() + timeout
     waiting = list(references)
     while waiting:
+        check()
         if closed.is_set():
             raise Closed
         left = 1.0 if until is None else until - time.monotonic()

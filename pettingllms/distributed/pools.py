@@ -7,7 +7,7 @@
 
 What is not given: one CPU, and an equal share of the GPUs that are left, at most one, unless the device
 is cpu. A share below 1 is of one GPU's time and memory; several processes then use that GPU. The `ranks`
-of a learner have such a share each, and add each other's gradients.
+of a learner have such a share each, and add each other's gradients; a full model is divided between them.
 """
 
 from __future__ import annotations
