@@ -63,6 +63,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
     options.add_argument("--shards", type=int, default=512, help="of the sleepers' step")
     options.add_argument("--tasks", type=int, default=128, help="of a simulated step")
+    options.add_argument("--at-once", type=int, help="of them that are played at a time")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
     measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -71,7 +72,7 @@ def main() -> None:
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
         "stream": lambda: stream(given.steps),
         "weights": weights,
-        "simulate": lambda: simulated(given.tasks),
+        "simulate": lambda: simulated(given.tasks, given.at_once),
     }
     rows = measured[given.what]()
     if given.json:
@@ -215,10 +216,10 @@ def weights(engines: int = 8, rank: int = 16, layers: int = 36) -> list[dict[str
     return rows
 
 
-def simulated(tasks: int) -> list[dict[str, Any]]:
+def simulated(tasks: int, at_once: int | None) -> list[dict[str, Any]]:
     """A step of an 8B model on 8 GPUs under several schedules."""
     rows: list[dict[str, Any]] = []
-    for row in simulate(tasks):
+    for row in simulate(tasks, at_once):
         _print(rows, **row)
     return rows
 

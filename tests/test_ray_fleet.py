@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
-from tests.processes import alive, descendants, eventually
+from tests.processes import alive, eventually, listening
 from tests.ray_actors import Hand, Sum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -227,8 +226,4 @@ def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_pa
 
 def test_a_cluster_of_this_machine_listens_on_the_loopback_address_alone(ray):
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
-    own, heard = set(descendants(os.getpid())), []
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid in own:
-            heard.append(connection.laddr.ip.removeprefix("::ffff:"))
-    assert set(heard) == {"127.0.0.1"}
+    assert listening(os.getpid()) == {"127.0.0.1"}

@@ -48,6 +48,7 @@ def _watch(ray: Any, over: threading.Event) -> None:
     here, heard = ray.get_runtime_context().get_node_id(), time.monotonic()
     while not over.wait(ASK_SECONDS):
         try:
+            head.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
             nodes = head.get_all_node_info(timeout=ASK_SECONDS)
         except ray.exceptions.RpcError:
             if time.monotonic() - heard > SILENT_SECONDS:

@@ -131,7 +131,8 @@ def divided_optimizer(
         **state,
         "state": {
             at: {
-                name: _part(each, parameters[at]) if each.shape == parameters[at].shape else each
+                # A copy, because a part alone would keep the whole in memory.
+                name: _part(each, parameters[at]).clone() if each.ndim else each
                 for name, each in own.items()
             }
             for at, own in state["state"].items()
