@@ -6,13 +6,16 @@ told from one that has no room.
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from pettingllms.distributed.heart import check
 from pettingllms.distributed.pools import Share
+from pettingllms.errors import WorkersLost
 
 LEAST_CPUS = 0.001
 """Of a place that may have none: Ray holds no empty ones."""
@@ -59,4 +62,6 @@ class Ranks:
         """Ends all of them."""
         for actor in self._actors:
             ray.kill(actor)
-        remove_placement_group(self._places)
+        with contextlib.suppress(WorkersLost):
+            check()  # a head that is dead would be waited for
+            remove_placement_group(self._places)
