@@ -6,10 +6,10 @@ Assumed: two roles, each with an adapter on one base; in every turn one acts aft
 gets 8 replies; a task ends after a turn with probability 0.3, at the latest after 4. A reply's length is
 log-normal (median 350 tokens, sigma 0.8, at most 2,048). An engine is one GPU that decodes up to 256
 replies at a time, a token of each in 8 ms and 0.03 ms a reply; prompts take no time. A reply is scored in
-a log-normal time (median 0.4 s, sigma 0.5) on one of 64 CPUs. Learners take 0.12 ms a token, divided by
-their GPUs, which both use in turn (`{gpus: 0.5, ranks: 4}` for each); an optimizer step with the new adapters'
-way to the engines takes 1 s. All schedules are given the same replies, and each the division of the GPUs that
-suits it best. As many tasks are played at a time as there are workers.
+a log-normal time (median 0.4 s, sigma 0.5) on one of 64 CPUs. A learner takes 0.12 ms a token, divided by
+its GPUs; an optimizer step with the new adapters' way to the engines takes 1 s. All schedules are given
+the same replies, and each the division of the GPUs that suits it best. As many tasks are played at a time as
+there are workers.
 
 | schedule | what waits for what |
 |---|---|
@@ -139,7 +139,7 @@ class Engine:
 
 
 class Servers:
-    """Some that do one job at a time each: CPUs, or the GPUs of the learners."""
+    """Some that do one job at a time each: CPUs, or the GPUs of a learner."""
 
     def __init__(self, events: Events, count: int) -> None:
         self._events, self._free = events, [0.0] * count
@@ -157,7 +157,7 @@ class Run:
     Args:
         steps: the load.
         engines: GPUs that sample; half of them for each role if `apart`.
-        learner: GPUs of the learners.
+        learner: GPUs of each policy's learner.
         workers: tasks that are played at a time; None plays all of a step.
         apart, lock_step, streamed, by_decision, ahead: the schedule.
     """
@@ -182,7 +182,7 @@ class Run:
         pool = [Engine(self.events) for _ in range(engines)]
         self.engines = [pool[role::ROLES] if apart else pool for role in range(ROLES)]
         self.cpus = Servers(self.events, CPUS)
-        self.learners = Servers(self.events, 1)
+        self.learners = [Servers(self.events, 1) for _ in range(ROLES)]
         self.workers, self.queue = workers, deque[tuple[int, Sequence[Decision]]]()
         self.updated: list[float] = []
         """Second at which the update of each step was done."""
@@ -274,7 +274,7 @@ class Run:
         for role, tokens in enumerate(self.owed[step]):
             self.owed[step][role] = 0
             done = both if last else lambda: None
-            self.learners.give(tokens * UPDATE_SECONDS / self.learner, done)
+            self.learners[role].give(tokens * UPDATE_SECONDS / self.learner, done)
 
     def _step_done(self) -> None:
         self.events.after(SYNC_SECONDS, self._published)
@@ -316,15 +316,16 @@ def simulate(tasks: int, workers: int | None = None, seeds: int = 3) -> list[dic
     for name, options in SCHEDULES.items():
         times = {
             learner: sum(
-                Run(each, GPUS - learner, learner, workers, **options).seconds() for each in loads
+                Run(each, GPUS - ROLES * learner, learner, workers, **options).seconds()
+                for each in loads
             )
             / seeds
-            for learner in range(1, GPUS - 1)
+            for learner in range(1, GPUS // ROLES)
         }
         best = min(times, key=lambda each: times[each])
         first = rows[0]["seconds"] if rows else times[best]
         row = {"schedule": name, "tasks": tasks, "seconds": round(times[best], 1)}
-        rows.append(row | {"learner_gpus": best, "gain": round(first / times[best], 2)})
+        rows.append(row | {"gpus_a_learner": best, "gain": round(first / times[best], 2)})
     alone = sum(map(longest_alone, loads)) / seeds
     row = {"schedule": "the longest task alone", "tasks": tasks, "seconds": round(alone, 1)}
     return [*rows, row | {"gain": round(rows[0]["seconds"] / alone, 2)}]

@@ -65,8 +65,10 @@ def test_pools_that_cannot_be_meant_are_refused(given, message):
         ({"coder": {"cpus": 8}}, "want 10 CPUs, and the cluster has 8"),
         ({"coder": {"cpus": 3, "ranks": 3}}, "want 11 CPUs, and the cluster has 8"),
         ({"coder": {"gpus": 1, "ranks": 3}}, "3 GPUs are wanted, and the cluster has 2"),
+        ({"coder": {"gpus": 0.5, "ranks": 2}}, "2 ranks on 0.5 of a GPU each, and NCCL takes one"),
+        ({"coder": {"ranks": 2}}, "2 ranks on 0.285 of a GPU each, and NCCL takes one"),
     ],
-    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks"],
+    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks", "parts-of-gpus", "open-parts-of-gpus"],
 )
 def test_more_than_the_cluster_has_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):

@@ -292,7 +292,7 @@ class JournaledActor:
             if self._closed.is_set():
                 raise Closed
             if time.monotonic() - began > START_SECONDS:
-                raise Hung(f"a learner has found no place for {START_SECONDS:g} seconds")
+                raise WorkersLost(f"a learner has had no place for {START_SECONDS:g} seconds")
             self._room(needed=True)  # a node was lost, and workers had started where it fits
         self._room(needed=False)
         for stage in (partial(ranks.do, "ready"), ranks.join):

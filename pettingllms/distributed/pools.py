@@ -105,7 +105,7 @@ def placed(
         cluster: `CPU` and `GPU` -> how many there are.
 
     Raises:
-        ConfigError: the cluster has fewer.
+        ConfigError: the cluster has fewer, or ranks would share a GPU.
     """
     counts = {name: workers if name == WORKERS else share.ranks for name, share in pools.items()}
     gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
@@ -121,7 +121,14 @@ def placed(
     open_ones = sum(counts[name] for name, share in pools.items() if share.gpus is None)
     rest = 0.0 if device == "cpu" or not open_ones else min(1.0, (gpus - wanted) / open_ones)
     rest = math.floor(rest * 1000) / 1000  # Ray counts in such parts
-    return {
+    found = {
         name: share if share.gpus is not None else share._replace(gpus=rest)
         for name, share in pools.items()
     }
+    for name, share in found.items():
+        if share.ranks > 1 and 0 < (share.gpus or 0) < 1:
+            raise ConfigError(
+                f"pools: {name} has {share.ranks} ranks on {share.gpus:g} of a GPU each, and NCCL takes "
+                "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
+            )
+    return found
