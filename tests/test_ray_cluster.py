@@ -169,9 +169,14 @@ def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_t
     part, reason, cluster, tmp_path, monkeypatch
 ):
     cluster.add_node(num_cpus=3)
-    options = ["--env", "coding", "--eval-steps", "0", "--save-steps", "1", "--eval-tasks", "1"]
-    options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--warmup-steps", "0"]
-    options += ["--lr-scheduler-type", "constant"]  # however many steps there are
+    options = ["--env", "math", "--policies", "shared", "--eval-steps", "0", "--save-steps", "1"]
+    options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--eval-tasks", "1"]
+    options += [
+        "--warmup-steps",
+        "0",
+        "--lr-scheduler-type",
+        "constant",
+    ]  # however many steps there are
     folder, words = tmp_path / "run", ["--workers", "1", "--ray-address", "auto"]
     words += ["--max-steps", "300", "--output-dir", str(folder)]
     monkeypatch.setenv("RAY_ADDRESS", cluster.address)
