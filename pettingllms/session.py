@@ -379,7 +379,10 @@ class _Session:
             checkpoints.restore(self.trainer, state)
         elif not self.trainer.intact:
             return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
-        place = checkpoints.save(self.folder, self.trainer)
+        try:
+            place = checkpoints.save(self.folder, self.trainer)
+        except WorkersLost:  # and with them the optimizers
+            return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
         return f"the state after step {self.trainer.step} is saved in {place}"
 
     def _log(self, row: Mapping[str, Any]) -> None:

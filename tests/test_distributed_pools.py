@@ -68,8 +68,10 @@ def test_pools_that_cannot_be_meant_are_refused(given, message):
         ({"coder": {"cpus": 8}}, "want 10 CPUs, and the cluster has 8"),
         ({"coder": {"cpus": 3, "ranks": 3}}, "want 11 CPUs, and the cluster has 8"),
         ({"coder": {"gpus": 1, "ranks": 3}}, "3 GPUs are wanted, and the cluster has 2"),
+        ({"coder": {"gpus": 0.5, "ranks": 2}}, "2 ranks on 0.5 of a GPU each, and NCCL takes one"),
+        ({"coder": {"ranks": 2}}, "2 ranks on 0.285 of a GPU each, and NCCL takes one"),
     ],
-    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks"],
+    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks", "parts-of-gpus", "open-parts-of-gpus"],
 )
 def test_more_than_the_cluster_has_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
@@ -145,19 +147,13 @@ def test_an_evaluation_with_workers_and_vllm_is_refused():
         settings_of(options)
 
 
-@pytest.mark.parametrize(
-    ("full", "streamed", "message"),
-    [
-        (["coder"], True, "coder has 2 ranks, each with a whole model"),
-        (["tester"], False, "coder has 2 ranks, .*; give --stream-gradients"),
-    ],
-    ids=["full", "not-streamed"],
-)
-def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused(full, streamed, message):
+def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():
     wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
-    with pytest.raises(ConfigError, match=message):
-        check_ranks(wanted, full=full, streamed=streamed)
-    check_ranks(pools_of(pools(), TEAM), full=full, streamed=streamed)
+    with pytest.raises(ConfigError, match=r"coder has 2 ranks, .*; give --stream-gradients"):
+        check_ranks(wanted, full=["tester"], streamed=False)
+    check_ranks(wanted, full=["tester"], streamed=True)
+    check_ranks(wanted, full=["coder"], streamed=False)
+    check_ranks(pools_of(pools(), TEAM), full=[], streamed=False)
 
 
 @pytest.mark.parametrize(

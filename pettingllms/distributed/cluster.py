@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms import __version__
+from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
 from pettingllms.samplers.vllm_args import require_vllm
@@ -72,7 +73,8 @@ def connected(
             f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
         ) from error
     if ray.is_initialized():
-        yield ray
+        with watched(ray):
+            yield ray
         return
     with contextlib.ExitStack() as stack:
         if address is None:
@@ -85,6 +87,7 @@ def connected(
         if address is not None:
             check_nodes(ray)
         placed(pools, config.workers, config.device, ray.cluster_resources())
+        stack.enter_context(watched(ray))
         yield ray
 
 

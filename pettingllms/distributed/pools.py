@@ -7,8 +7,9 @@
       engines: {gpus: 1, replicas: 4}   # vLLM's, with sampler vllm; those of each base model
 
 What is not given: one CPU, and an equal share of the GPUs that are left, at most one, unless the device
-is cpu; a worker that asks engines has none. A share below 1 is of one GPU's time and memory; several processes then use that GPU. The `ranks`
-of a learner have such a share each, and add each other's gradients.
+is cpu; a worker that asks engines has none. A share below 1 is of one GPU's time and memory; several processes
+then use that GPU. The `ranks` of a learner have such a share each, and add each other's gradients; a full model is
+divided between them.
 """
 
 from __future__ import annotations
@@ -131,7 +132,7 @@ def _share(name: str, given: Any) -> Share:
 
 
 def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
-    """Refuses learners of several ranks whose gradients cannot be added exactly.
+    """Refuses adapters on several ranks whose gradients cannot be added exactly.
 
     Args:
         pools: as from `pools_of`.
@@ -142,12 +143,7 @@ def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: 
         ConfigError: names the policy, and the cure.
     """
     for name, share in pools.items():
-        if share.ranks > 1 and name in full:
-            raise ConfigError(
-                f"pools: {name} has {share.ranks} ranks, each with a whole model, and full models are "
-                "not divided between ranks yet; train adapters, or leave ranks out"
-            )
-        if share.ranks > 1 and not streamed:
+        if share.ranks > 1 and name not in full and not streamed:
             raise ConfigError(
                 f"pools: {name} has {share.ranks} ranks, which need gradients that are added by shard; "
                 "give --stream-gradients and what it needs, or leave ranks out"
@@ -166,7 +162,7 @@ def placed(
         cluster: `CPU` and `GPU` -> how many there are.
 
     Raises:
-        ConfigError: the cluster has fewer.
+        ConfigError: the cluster has fewer, or ranks would share a GPU.
     """
     counts = {
         name: workers if name == WORKERS else share.ranks * share.replicas
@@ -186,7 +182,14 @@ def placed(
     open_ones = sum(counts[name] for name, share in pools.items() if share.gpus is None)
     rest = 0.0 if device == "cpu" or not open_ones else min(1.0, (gpus - wanted) / open_ones)
     rest = math.floor(rest * 1000) / 1000  # Ray counts in such parts
-    return {
+    found = {
         name: share if share.gpus is not None else share._replace(gpus=rest)
         for name, share in pools.items()
     }
+    for name, share in found.items():
+        if share.ranks > 1 and 0 < (share.gpus or 0) < 1:
+            raise ConfigError(
+                f"pools: {name} has {share.ranks} ranks on {share.gpus:g} of a GPU each, and NCCL takes "
+                "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
+            )
+    return found

@@ -26,6 +26,7 @@ from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
+from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -75,13 +76,10 @@ class RayATGRPO(ATGRPO):
         self.engines = Engines(policies, config, pools) if on_engines else None
         kind, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
         worker: Any = ray.remote(**pools[WORKERS].options)(kind)
-        makers: dict[str, Any] = {
-            name: ray.remote(**pools[name].options)(Learner) for name in self.trained
-        }
         bases = self._bases()
         self.learners = {
             name: JournaledActor(
-                partial(makers[name].remote, given, name, pools[name]),
+                partial(Ranks, Learner, pools[name], given, name, pools[name].ranks),
                 bases[name],
                 timeout=timeout,
                 room=self._make_room,
