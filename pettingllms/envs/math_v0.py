@@ -296,6 +296,7 @@ class raw_env(TeamEnv):
             done=done,
             parse_error=parse_error,
             info=info,
+            notes={} if final is None else {"answer": final.answer},
         )
 
     def _answer(self, state: MathState) -> str | None:
