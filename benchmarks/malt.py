@@ -70,7 +70,7 @@ def main() -> None:
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
     """All stages of a seed: their scores, and what they were trained on."""
     first, folder = warm.start(seed), OUT / f"{tokens}-{seed}"
-    shared = {"env_args": warm.TEAM, "adapters": str(first), "max_tokens": tokens}
+    shared: dict[str, Any] = {"env_args": warm.TEAM, "adapters": str(first), "max_tokens": tokens}
     trees = warm.train(folder / "trees", seed, method="malt", tasks_per_step=4, **shared)
     again = warm.train(folder / "at_grpo", seed, method="at_grpo", **shared)
     pairs = folder / "pairs"
@@ -107,26 +107,34 @@ def tuned(file: Path, adapter: Path, out: Path) -> Path:
         return out
     set_seed(0)
     base = AutoModelForCausalLM.from_pretrained(EMBEDDED)
+    rows = load_dataset("json", data_files=str(file), split="train")
     given: dict[str, Any] = {
         "model": PeftModel.from_pretrained(base, adapter, is_trainable=True),
-        "train_dataset": load_dataset("json", data_files=str(file), split="train"),
         "processing_class": AutoTokenizer.from_pretrained(EMBEDDED),
     }
     work = str(out.with_name(f"{out.name}-trl"))
     trainer: Any
     if file.name == PAIRS:
-        trainer = DPOTrainer(
-            args=DPOConfig(work, beta=0.1, learning_rate=5e-5, num_train_epochs=1, **COMMON),
-            **given,
-        )
+        args = DPOConfig(work, beta=0.1, learning_rate=5e-4, num_train_epochs=2, **COMMON)
+        trainer = DPOTrainer(args=args, train_dataset=rows, **given)
+        trainer.train_dataset = rows  # with the tokens of the run, see `pettingllms.rollout.pairs`
     else:
-        trainer = SFTTrainer(
-            args=SFTConfig(work, learning_rate=2e-4, num_train_epochs=2, **COMMON), **given
+        args = SFTConfig(
+            work, learning_rate=1e-3, num_train_epochs=2, completion_only_loss=True, **COMMON
         )
+        sampled = rows.map(_tokens, remove_columns=rows.column_names)
+        trainer = SFTTrainer(args=args, train_dataset=sampled, **given)
     trainer.train()
     print(out, trainer.state.log_history[-1], flush=True)
     trainer.model.save_pretrained(str(out), selected_adapters=["default"])
     return out
+
+
+def _tokens(row: Any) -> dict[str, list[int]]:
+    """A good completion as SFTTrainer takes tokens: the loss is that of the completion alone."""
+    prompt, completion = row["prompt_ids"], row["completion_ids"]
+    mask = [0] * len(prompt) + [1] * len(completion)
+    return {"input_ids": prompt + completion, "completion_mask": mask}
 
 
 def scored(out: Path, adapters: str, seed: int, tasks: int) -> dict[str, float]:

@@ -299,6 +299,9 @@ class raw_env(TeamEnv):
             notes={} if final is None else {"answer": final.answer},
         )
 
+    def _situation(self, state: MathState) -> str | None:
+        return state.problem.difficulty
+
     def _answer(self, state: MathState) -> str | None:
         final = state.current.get(self.possible_agents[-1])
         return None if final is None or final.answer is None else rf"\boxed{{{final.answer}}}"

@@ -349,6 +349,9 @@ class raw_env(TeamEnv):
             notes={} if after.answer is None else {"answer": normal(after.answer)},
         )
 
+    def _situation(self, state: SearchState) -> str | None:
+        return state.question.difficulty
+
     def _answer(self, state: SearchState) -> str | None:
         return None if state.answer is None else f"<answer>{state.answer}</answer>"
 
