@@ -82,7 +82,7 @@ def recorded(folder: Path, adapters: Path, seed: int, tasks: int, split: str) ->
     team, file = folder / f"peers-{split}", folder / f"peers-{split}.jsonl"
     spec = ",".join(f"{role}={adapters / role}" for role in ("tool", "judge"))
     samples = 4 if split == "train" else 1
-    given = {"split": split, "limit": tasks, "samples": samples, "base": False}
+    given: dict[str, Any] = {"split": split, "limit": tasks, "samples": samples, "base": False}
     warm.play(team, seed, env_args=TEAM, adapters=spec, **given)
     file.unlink(missing_ok=True)
     warm.run(["pettingllms.cli.data", "peers", str(team), "--out", str(file)], folder / "log")

@@ -115,15 +115,15 @@ def tuned(file: Path, adapter: Path, out: Path) -> Path:
     work = str(out.with_name(f"{out.name}-trl"))
     trainer: Any
     if file.name == PAIRS:
-        args = DPOConfig(work, beta=0.1, learning_rate=5e-4, num_train_epochs=2, **COMMON)
-        trainer = DPOTrainer(args=args, train_dataset=rows, **given)
+        dpo = DPOConfig(work, beta=0.1, learning_rate=5e-4, num_train_epochs=2, **COMMON)
+        trainer = DPOTrainer(args=dpo, train_dataset=rows, **given)
         trainer.train_dataset = rows  # with the tokens of the run, see `pettingllms.rollout.pairs`
     else:
-        args = SFTConfig(
+        sft = SFTConfig(
             work, learning_rate=1e-3, num_train_epochs=2, completion_only_loss=True, **COMMON
         )
         sampled = rows.map(_tokens, remove_columns=rows.column_names)
-        trainer = SFTTrainer(args=args, train_dataset=sampled, **given)
+        trainer = SFTTrainer(args=sft, train_dataset=sampled, **given)
     trainer.train()
     print(out, trainer.state.log_history[-1], flush=True)
     trainer.model.save_pretrained(str(out), selected_adapters=["default"])

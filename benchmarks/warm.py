@@ -40,7 +40,7 @@ def run(words: Sequence[str], log: Path) -> None:
         raise SystemExit(f"failed: {shlex.join(words)}\n{log.read_text()[-2000:]}\nlog: {log}")
 
 
-def train(folder: Path, seed: int, env: str = "math", **settings: Any) -> Path:
+def train(folder: Path, seed: int, *, env: str = "math", **settings: Any) -> Path:
     """The run folder of a training, which is run unless it is finished."""
     if not (folder / "summary.json").exists():
         words = ["--resume", str(folder)]
@@ -59,7 +59,9 @@ def train(folder: Path, seed: int, env: str = "math", **settings: Any) -> Path:
     return folder
 
 
-def play(out: Path, seed: int, env: str = "math", **settings: Any) -> dict[str, list[Trajectory]]:
+def play(
+    out: Path, seed: int, *, env: str = "math", **settings: Any
+) -> dict[str, list[Trajectory]]:
     """Team -> the episodes of an evaluation, which is run unless it is finished."""
     if not (out / "results.json").exists():
         words = ["--env", env, "--seed", str(seed), "--out", str(out), *options(settings)]

@@ -179,7 +179,12 @@ def test_a_vote_plays_the_most_frequent_reply_and_of_equals_the_first_members() 
 
 def test_equal_policies_vote_with_draws_of_their_own() -> None:
     seeds: list[int] = []
-    sampler = ScriptedSampler(lambda _policy, _prompt, seed: seeds.append(seed) or "x")
+
+    def answer(_policy: str, _prompt: str, seed: int) -> str:
+        seeds.append(seed)
+        return "x"
+
+    sampler = ScriptedSampler(answer)
     Voting(sampler, [{"a": "a"}] * 3).sample([Request("a", (1,), 5)], 1, max_new_tokens=4)
     assert len(set(seeds)) == 3
 

@@ -94,7 +94,13 @@ def test_the_leader_is_paid_as_in_the_team(tmp_path: Path) -> None:
 def test_programs_of_recorded_tools_run_and_what_cannot_be_read_is_no_message(
     tmp_path: Path,
 ) -> None:
-    team = {"reasoners": 0, "tools": 2, "judge": True, "topology": "star", "max_turns": 1}
+    team: dict[str, Any] = {
+        "reasoners": 0,
+        "tools": 2,
+        "judge": True,
+        "topology": "star",
+        "max_turns": 1,
+    }
     live = raw_env(prompt="compact", **team)
     live.reset(seed=0)
     replies = {"tool_0": "```python\nprint(41 + 1)\n```", "tool_1": "no program"}

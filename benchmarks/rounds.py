@@ -1,12 +1,12 @@
 """MAPoRL: does it help to pay an answer for what comes of it in later rounds?
 
-    python -m benchmarks.debate [--seeds 0 1 2] [--tokens 40000]
+    python -m benchmarks.rounds [--seeds 0 1 2] [--tokens 40000]
 
 Math with a tool and two reasoners, two rounds. Both arms begin with the same short training (`benchmarks.warm`),
 because the embedded base solves hardly any of these tasks, and then learn with as many generated tokens:
 paid for later rounds too (gamma 0.3), or for their own answers alone (gamma 0). Beside the success on the same
 test tasks: how often a reasoner's answer changed from wrong to right, and from right to wrong, between the
-rounds. Writes `results/debate.json`.
+rounds. Writes `results/rounds.json`.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from benchmarks.evidence import Table, spread
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 
-OUT = warm.HERE / "out" / "debate"
-RESULTS = warm.HERE / "results" / "debate.json"
+OUT = warm.HERE / "out" / "rounds"
+RESULTS = warm.HERE / "results" / "rounds.json"
 TEAM = {"reasoners": 2, "tools": 1, "max_turns": 2}
 ARMS = {"maporl": 0.3, "maporl, own score": 0.0}
 SCORES = ("success", "corrected", "spoilt")
