@@ -27,8 +27,12 @@ if TYPE_CHECKING:
     from pettingllms.evaluation.run import EvalPlan
 
 
-def members_of(options: EvalConfig) -> dict[str, str]:
-    """Name -> adapters of each member, as `located_adapters` returns them; none without `members`.
+def with_members(options: EvalConfig) -> tuple[EvalConfig, dict[str, str]]:
+    """The settings with the adapters of the first member, beside which the others are loaded.
+
+    Returns:
+        The settings, and name -> adapters of each member, as `located_adapters` returns them; none
+        without `members`.
 
     Raises:
         ConfigError: an option that needs members or forbids them, a bad name, or a single member.
@@ -40,7 +44,7 @@ def members_of(options: EvalConfig) -> dict[str, str]:
                 raise ConfigError(
                     f"{name} is for an ensemble; name its teams: --members (--{shown})"
                 )
-        return {}
+        return options, {}
     for name in ("adapters", "swap"):
         if getattr(options, name) is not None:
             raise ConfigError(f"members have adapters of their own; leave out --{name}")
@@ -51,7 +55,7 @@ def members_of(options: EvalConfig) -> dict[str, str]:
         raise ConfigError(
             f"route_out is made on training tasks, and split is {options.split}; add --split train"
         )
-    return found
+    return dataclasses.replace(options, adapters=next(iter(found.values()))), found
 
 
 def _named(spec: str) -> dict[str, str]:

@@ -30,7 +30,7 @@ from pettingllms.evaluation.compare import Comparison, paired
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE
 from pettingllms.evaluation.folder import EvalFolder, digest
-from pettingllms.evaluation.members import members_of, plan_with, write_routes
+from pettingllms.evaluation.members import plan_with, with_members, write_routes
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -249,9 +249,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
-    ensemble = members_of(options)
-    if ensemble:  # the others are loaded beside the first
-        options = dataclasses.replace(options, adapters=next(iter(ensemble.values())))
+    options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
