@@ -18,6 +18,7 @@ from pettingllms.envs import load_env
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.chunks import Chunk, Sampling
+from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.ensembles import (
     LEAST,
     ROUTED,
@@ -29,9 +30,11 @@ from pettingllms.evaluation.ensembles import (
     named_in,
     routes_of,
 )
+from pettingllms.evaluation.members import with_members
 from pettingllms.evaluation.rollouts import policies_by_seat, roll_out
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.trainers.settings import as_text
 from pettingllms.types import Request, Task
 from tests import letters_env
 from tests.test_estimators_golden import cases
@@ -285,3 +288,10 @@ def test_what_cannot_be_an_ensemble_is_refused_with_the_cure(
     given = [word.replace("{adapter}", str(adapter)) for word in more]
     assert main([*words, *given, "--dry-run"]) == FAILED
     assert said in capsys.readouterr().err
+
+
+def test_members_are_given_in_python_as_a_mapping(adapter: Path) -> None:  # noqa: F811
+    given = as_text("members", {"a": adapter, "b": adapter})
+    assert given == f"a={adapter},b={adapter}"
+    _, found = with_members(EvalConfig(members=given))
+    assert list(found) == ["a", "b"]
