@@ -233,7 +233,11 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own: list[str] = [
+        "ensemble",
         "late_outcome",
+        "leader",
+        "malt",
+        "rounds",
         "trust",
         "skill",
         "habit_or_skill",

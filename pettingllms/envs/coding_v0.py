@@ -460,6 +460,10 @@ class raw_env(TeamEnv):
             info=_difficulty(state.task) | (info or {}),
         )
 
+    def _situation(self, state: State) -> str:
+        kind = "program" if state.task.function is None else "function"
+        return f"{state.task.difficulty or kind}, {'again' if state.history else 'first'}"
+
     def _answer(self, state: State) -> str | None:
         return None if state.program is None else f"```python\n{state.program}\n```"
 

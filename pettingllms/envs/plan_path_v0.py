@@ -59,6 +59,8 @@ MOST_WALLS = 0.6
 _COLORS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
 
 Moves = tuple[str, ...]
+NEAR, FAR = 5, 10
+"""Moves to the goal of situations that a router of policies tells apart."""
 
 
 class raw_env(BoardEnv):
@@ -183,6 +185,10 @@ class raw_env(BoardEnv):
         note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
         return AnswerResult(cell, solved, note, refused, info=info)
+
+    def _situation(self, state: BoardState) -> str:
+        far = state.level.distances[state.position]
+        return "near" if far <= NEAR else "far" if far > FAR else "between"
 
     def _progress(self, level: Grid, position: int) -> float:
         return 1.0 - level.distances[position] / level.optimum

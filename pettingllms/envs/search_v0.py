@@ -88,7 +88,7 @@ from pettingllms.envs.search_text import (
 )
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.grading.short_answers import contains, exact_match, f1
+from pettingllms.grading.short_answers import contains, exact_match, f1, normal
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
@@ -355,7 +355,11 @@ class raw_env(TeamEnv):
             done=done,
             parse_error=parse_error,
             info=shown,
+            notes={} if after.answer is None else {"answer": normal(after.answer)},
         )
+
+    def _situation(self, state: SearchState) -> str | None:
+        return state.question.difficulty
 
     def _answer(self, state: SearchState) -> str | None:
         return None if state.answer is None else f"<answer>{state.answer}</answer>"

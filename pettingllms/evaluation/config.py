@@ -50,6 +50,23 @@ class EvalConfig:
     base: bool = policies_setting(
         True, "Leave out the base model, which is evaluated beside the adapters"
     )
+    members: str | None = policies_setting(
+        None,
+        "An ensemble of teams for one environment, each with a name: a=RUN,b=RUN, in the forms of "
+        "--adapters; each plays alone, and together by --route or --vote",
+    )
+    route: str | None = policies_setting(
+        None,
+        "Members: a file of --route-out; the member answers that it says is best in a situation",
+    )
+    vote: bool = policies_setting(
+        False, "Members: all answer, and the most frequent reply is played"
+    )
+    situations: str | None = policies_setting(
+        None,
+        "Members: kinds of states, such as open,trapped, between which the base model decides where "
+        "the environment names none",
+    )
     agents: str | None = task_setting(
         None, "single: one agent instead of a team, where the environment has such a form"
     )
@@ -73,6 +90,10 @@ class EvalConfig:
     )
     out: str | None = _results(
         None, "Folder for results and all episodes; the same command resumes an interrupted one"
+    )
+    route_out: str | None = _results(
+        None,
+        "Members: file for what each is worth in each situation of --split train, for --route",
     )
     fail_under: float | None = _results(
         None,
