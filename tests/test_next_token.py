@@ -23,11 +23,17 @@ SIZES = {
     "num_key_value_heads": 2,
 }
 FAMILIES = {
-    "llama": LlamaConfig(**SIZES, mlp_bias=True),
-    "mistral": MistralConfig(**SIZES, sliding_window=None),
-    "qwen2": Qwen2Config(**SIZES),
-    "qwen3": Qwen3Config(**SIZES, head_dim=8),
+    "llama": (LlamaConfig, {"mlp_bias": True}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
 }
+
+
+def random_model(family, dtype=torch.float32):
+    torch.manual_seed(0)
+    kind, changes = FAMILIES[family]
+    return AutoModelForCausalLM.from_config(kind(**SIZES, **changes), dtype=dtype)
 
 
 def prepared(model):
@@ -43,9 +49,9 @@ def prepared(model):
 
 
 def both(model):
-    """Decodes with the decoder's operations and with the decoder itself."""
+    """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
     ours, theirs = (SharedDecoding(model, PROMPTS, OWNERS) for _ in range(2))
-    theirs._next = None
+    theirs._next, theirs._forget = None, lambda _: None
     return ours, theirs
 
 
@@ -75,15 +81,23 @@ def test_the_embedded_model_decodes_with_the_same_bits():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_decoders_of_every_known_family_give_the_same_logits(family, dtype):
-    torch.manual_seed(0)
-    model = AutoModelForCausalLM.from_config(FAMILIES[family], dtype=dtype)
     near = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    for ours_RV, theirs_RV in steps(prepared(model)):
+    for ours_RV, theirs_RV in steps(prepared(random_model(family, dtype))):
         torch.testing.assert_close(ours_RV, theirs_RV, atol=near, rtol=near)
 
 
+def test_prompts_that_no_row_continues_are_forgotten():
+    decoding = SharedDecoding(prepared(random_model("qwen2")), PROMPTS, OWNERS)
+    with torch.no_grad():
+        decoding.start()
+        decoding.keep(torch.tensor([1, 4]))
+        assert [len(keys) for keys, _ in decoding._states.values()] == [3, 3], "two of three live"
+        decoding.keep(torch.tensor([1]))
+        assert [len(keys) for keys, _ in decoding._states.values()] == [1, 1]
+
+
 def test_a_decoder_that_somebody_listens_to_is_called_itself():
-    model = prepared(AutoModelForCausalLM.from_config(FAMILIES["qwen3"]))
+    model = prepared(random_model("qwen3"))
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
     assert SharedDecoding(model, PROMPTS, OWNERS)._next is None
     handle.remove()

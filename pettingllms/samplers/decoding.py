@@ -90,8 +90,7 @@ class SharedDecoding:
         self._position_R = lengths_U[self._owner_R]
         column_P = torch.arange(int(lengths_U.max()), device=device)
         hidden_UP = column_P >= lengths_U[:, None]
-        self._hidden_UP = hidden_UP if bool(hidden_UP.any()) else None
-        self._hidden_W1P: torch.Tensor | None = None
+        self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
         self._arrange()
@@ -106,12 +105,9 @@ class SharedDecoding:
         last_U = torch.tensor(lengths, device=device).cumsum(0) - 1
         logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {
-            layer: (key.contiguous().flatten(0, 1).mT, value.contiguous().flatten(0, 1))
+            layer: (key.contiguous(), value.contiguous())
             for layer, (key, value) in layout.prompt_states.items()
         }
-        if self._hidden_UP is not None:
-            heads = next(iter(layout.prompt_states.values()))[0].shape[1]
-            self._hidden_W1P = self._hidden_UP.repeat_interleave(heads, 0)[:, None]
         return logits_UV[self._owner_R]
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
@@ -129,7 +125,19 @@ class SharedDecoding:
             values.keep(index_R, moved)
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
+        live_U = self._owner_R.unique()
+        if 2 * live_U.shape[0] <= len(self._prompts):
+            self._forget(live_U)
         self._arrange()
+
+    def _forget(self, live_U: torch.Tensor) -> None:
+        """Drops the prompts that no row continues."""
+        self._prompts = [self._prompts[u] for u in live_U.tolist()]
+        self._owner_R = torch.searchsorted(live_U, self._owner_R)
+        if self._hidden_U11P is not None:
+            self._hidden_U11P = self._hidden_U11P[live_U]
+        for layer, (key_UhPD, value_UhPD) in self._states.items():
+            self._states[layer] = key_UhPD[live_U], value_UhPD[live_U]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
@@ -141,16 +149,16 @@ class SharedDecoding:
         else:
             self._caches[layer] = _Cache(key), _Cache(value)
             key_NTD, value_NTD = key.flatten(0, 1), value.flatten(0, 1)
-        key_WDP, value_WPD = self._states[layer]
+        key_UhPD, value_UhPD = self._states[layer]
         rows, heads, _, size = query.shape
-        few, width = key.shape[1], key_WDP.shape[2]
+        few, width = key_UhPD.shape[1:3]
         query_NGD = (query * scale).reshape(rows * few, heads // few, size)
-        score_WKP = self._to_grid(query_NGD, few).bmm(key_WDP)
-        if self._hidden_W1P is not None:
-            score_WKP = score_WKP.masked_fill_(self._hidden_W1P, float("-inf"))
+        score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
+        if self._hidden_U11P is not None:
+            score_WKP.unflatten(0, (-1, few)).masked_fill_(self._hidden_U11P, float("-inf"))
         scores = self._to_rows(score_WKP, few, heads // few), query_NGD.bmm(key_NTD.mT)
         weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
-        out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_WPD)
+        out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_UhPD.flatten(0, 1))
         out_NGD = self._to_rows(out_WKD, few, heads // few)
         out_NGD = out_NGD + weight_NGS[..., width:].bmm(value_NTD)
         return out_NGD.view(rows, 1, heads, size)
