@@ -116,6 +116,12 @@ def _debate(_: str) -> list[Arm]:
     ]
 
 
+def _silent(_: str) -> list[Arm]:
+    return [Arm("base")] + [
+        Arm(name, {**PER_ROLE, "silent_groups": name}) for name in ("drop", "count")
+    ]
+
+
 EXPERIMENTS: Mapping[str, Experiment] = {
     **experiments.EXPERIMENTS,
     "methods": Experiment(
@@ -146,6 +152,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _debate,
         (Claim("Paying for later rounds solves more", "maporl", "maporl, own score"),),
         bars("Debates"),
+    ),
+    "silent_groups": Experiment(
+        "Do groups that earned the same belong in the means of the loss, as in TRL, or not?",
+        ("coding",),
+        _silent,
+        (Claim("Leaving silent groups out solves more than counting them", "drop", "count"),),
+        bars("Groups that earned the same"),
     ),
 }
 """All experiments of `benchmarks.paper`."""
