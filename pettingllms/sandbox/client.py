@@ -36,6 +36,8 @@ from pettingllms.sandbox.workers import ResultRow, WorkerConnection, WorkerLost,
 
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
+_LEAST_RUNS = 2
+"""Runs of a request where several workers share them: less is not worth a request."""
 
 
 Pair = tuple[int, int]
@@ -239,15 +241,21 @@ def _call(case: Case) -> bytes:
     return json.dumps([case.function, case.args]).encode("ascii")
 
 
-def split(plan: RunPlan, pairs: Sequence[Pair], parts: int) -> Iterator[list[Pair]]:
-    """`pairs` in about `parts` requests that are not too large."""
-    most = min(_REQUEST_RUNS, math.ceil(len(pairs) / parts))
+def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
+    """`pairs` in requests for so many workers, none too large.
+
+    Later requests are smaller, so that all workers are done at about the same time.
+    """
     request: list[Pair] = []
-    size = 0
+    size, left = 0, len(pairs)
     for pair in pairs:
         more = plan.size(pair)
-        if request and (len(request) >= most or size + more > _REQUEST_BYTES):
+        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
+        if request and (
+            len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES
+        ):
             yield request
+            left -= len(request)
             request, size = [], 0
         request.append(pair)
         size += more
@@ -264,7 +272,6 @@ _Result = TypeVar("_Result")
 _ATTEMPTS = 2
 _TRIES = 2
 """Attempts of the worker at one run if something outside kills its process."""
-_WORTH_SPREADING = 4
 _ADVICE = (
     "`pettingllms-sandbox doctor` says what this machine can do, and `--sandbox docker` is the "
     "other back end"
@@ -359,10 +366,8 @@ class PooledSandbox(PlannedSandbox):
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         """Do what is left in one request if it can be, else in several, on as many workers."""
         todo = progress.left(progress.pairs())
-        parts = 1
-        if len(todo) >= _WORTH_SPREADING:
-            parts = max(1, min(self._pool.waiting, len(todo) // 2))
-        requests = list(split(plan, todo, parts))
+        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
+        requests = list(split(plan, todo, workers))
         # Ctrl-C interrupts the main thread anywhere, so that one only waits.
         first = 0 if threading.current_thread() is threading.main_thread() else 1
         others: list[Future[None]] = []

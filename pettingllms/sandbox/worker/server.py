@@ -15,6 +15,7 @@ from __future__ import annotations
 import fcntl
 import itertools
 import os
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn
 
@@ -24,6 +25,8 @@ _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_S
 _TRIES = 2
 """Attempts at a run whose process was killed from outside."""
 _RUNAWAY = ("cpu_limit", "wall_limit")
+_FRAME_S, _FRAME_BYTES = 0.02, 1 << 16
+"""After so many seconds, or with so many bytes of output, results are not kept back."""
 _LIMITS = (
     ("cpu_ms", 86_400_000),
     ("wall_ms", 86_400_000),
@@ -78,14 +81,14 @@ def serve(stream: frames.Stream, pool: supervisor.ProcessPool) -> NoReturn:
         header = stream.read_header()
         files = MemoryFiles()
         request = receive(stream, header, files)
+        replies = Replies(stream, request.bounds)
         try:
             for finished in perform(pool, request, files):
-                _reply(stream, request.bounds, finished)
+                replies.add(finished)
         except (supervisor.JobFailed, supervisor.ForkServerGone) as error:
             stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:1000]}))
             raise
         files.close()
-        pool.make(request.bounds)
 
 
 def receive(stream: frames.Stream, header: dict[str, Any], files: MemoryFiles) -> RunRequest:
@@ -151,6 +154,31 @@ class FinishedRun(NamedTuple):
     last: bool
 
 
+class Replies:
+    """Results on their way to the client: several in a frame, as each frame wakes the client."""
+
+    def __init__(self, stream: frames.Stream, bounds: isolation.Bounds) -> None:
+        self._stream, self._bounds = stream, bounds
+        self._rows: list[list[object]] = []
+        self._outputs: list[bytes] = []
+        self._sent = time.monotonic()
+
+    def add(self, finished: FinishedRun) -> None:
+        """Send a result, or keep it for the next frame where that can wait."""
+        start, result = self._bounds.output_start, finished.result
+        fds = finished.run.descriptors[1:]
+        outputs = [os.pread(fd, self._bounds.output_bytes, start) for fd in fds]
+        numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
+        row = [finished.number, result.status, result.exit_code, *numbers, *map(len, outputs), -1]
+        self._rows.append(row[:9])
+        self._outputs += outputs
+        late = time.monotonic() - self._sent > _FRAME_S
+        if finished.last or late or sum(map(len, self._outputs)) > _FRAME_BYTES:
+            header = {"results": self._rows, "done": finished.last}
+            self._stream.write(frames.encode(header, self._outputs))
+            self._rows, self._outputs, self._sent = [], [], time.monotonic()
+
+
 def perform(
     pool: supervisor.ProcessPool, request: RunRequest, files: MemoryFiles
 ) -> Iterator[FinishedRun]:
@@ -202,14 +230,3 @@ def _refresh(fd: int) -> None:
     fcntl.fcntl(fd, fcntl.F_SETFL, 0)
 
 
-def _reply(stream: frames.Stream, bounds: isolation.Bounds, finished: FinishedRun) -> None:
-    start, result = bounds.output_start, finished.result
-    fds = finished.run.descriptors[1:]
-    lengths = [min(max(0, os.fstat(fd).st_size - start), bounds.output_bytes) for fd in fds]
-    numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
-    row = [finished.number, result.status, result.exit_code, *numbers, *lengths, -1][:9]
-    stream.write(frames.encode({"results": [row], "done": finished.last}))
-    for fd, length in zip(fds, lengths, strict=True):
-        sent = 0
-        while sent < length:
-            sent += os.sendfile(stream.write_fd, fd, start + sent, length - sent)
