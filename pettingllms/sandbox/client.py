@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -81,22 +81,13 @@ class RunPlan:
         sources = [self.programs[program] for program in programs]
         calls = [self.calls[case] for case in cases]
         stdins = [self.stdins[case] for case in cases]
-        limits = self.limits
         header = {
             "programs": [len(text) for text in sources],
             "calls": [len(text) for text in calls],
             "stdins": [len(text) for text in stdins],
             "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
             "end": self.end_at_limit,
-            "limits": {
-                "cpu_ms": math.ceil(limits.cpu_s * 1000),
-                "wall_ms": math.ceil(limits.wall_s * 1000),
-                "memory_mib": limits.memory_mib,
-                "output_kib": limits.output_kib,
-                "processes": limits.processes,
-                "tmp_mib": limits.tmp_mib,
-                "open_files": limits.open_files,
-            },
+            "limits": asdict(self.limits),
         }
         return header, [*sources, *calls, *stdins]
 
@@ -251,9 +242,7 @@ def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[P
     for pair in pairs:
         more = plan.size(pair)
         share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
-        if request and (
-            len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES
-        ):
+        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
             yield request
             left -= len(request)
             request, size = [], 0
@@ -314,7 +303,7 @@ class PooledSandbox(PlannedSandbox):
     """A `Sandbox` whose workers are started by `launch`.
 
     `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
-    is replaced after `requests` requests or `age_s` seconds.
+    is replaced after `requests` requests.
     """
 
     def __init__(
@@ -324,11 +313,10 @@ class PooledSandbox(PlannedSandbox):
         *,
         where: str = "",
         requests: float = math.inf,
-        age_s: float = math.inf,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        self._pool = WorkerPool(launch, workers, requests=requests, age_s=age_s)
+        self._pool = WorkerPool(launch, workers, requests=requests)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         self._where = where
