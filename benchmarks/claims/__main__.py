@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import fcntl
 import json
+import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -22,11 +23,23 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.claims import experiments
+from benchmarks.claims import experiments, report
 from benchmarks.claims.cells import READINGS, Cell, cell_of, measured
-from benchmarks.claims.experiments import ARMS, EXPERIMENTS, RATES, SEEDS, TUNING, Ground
+from benchmarks.claims.experiments import (
+    ARMS,
+    EXPERIMENTS,
+    RATES,
+    SEEDS,
+    TEST_TASKS,
+    TUNING,
+    VALIDATION_TASKS,
+    Ground,
+)
+from pettingllms.evaluation.folder import digest
+from pettingllms.runs import versions
 
 OUT = Path(__file__).parents[1] / "out" / "claims"
+RESULTS = Path(__file__).parents[1] / "results" / "claims.json"
 
 
 class Lab:
@@ -103,13 +116,56 @@ class Lab:
                 return False
             if self.found(cell) is None:
                 record = measured(cell, self.pairs[cell.ground, cell.arm])
-                record["settings"] = self._settings(cell)
+                record |= {"settings": self._settings(cell), "revision": revision()}
                 text = json.dumps(record) + "\n"
                 path.with_suffix(".part").write_text(text, encoding="utf-8")
                 path.with_suffix(".part").rename(path)
                 shares = [round(share(record[name]["own"]), 3) for name in READINGS]
                 print(cell.name, *shares, f"{record['cpu_s']} s", flush=True)
         return True
+
+    def publish(self, names: Sequence[str], path: Path) -> None:
+        """Judges what is there, and writes it."""
+        done: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        sweeps: dict[str, Any] = {}
+        for cell in self.cells():
+            found = self.found(cell)
+            if found and cell.seed in SEEDS:
+                done.setdefault((cell.ground, cell.arm), []).append(found)
+            elif found:
+                sweeps[cell.name] = {name: share(found[name]["own"]) for name in READINGS}
+                sweeps[cell.name]["cpu_s"] = found["cpu_s"]
+        runs = report.complete(done)
+        grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
+        arms, verdicts = report.published(runs, names, {n: g.habits for n, g in grounds.items()})
+        every = [cell for each in runs.values() for cell in each]
+        spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
+        result = {
+            "settings": {
+                "small": self.small,
+                "seeds": SEEDS,
+                "tuning_seeds": TUNING,
+                "rates": RATES,
+                "test_tasks": TEST_TASKS,
+                "validation_tasks": VALIDATION_TASKS,
+                "grounds": {
+                    name: {"tokens": ground.tokens, "updates": ground.updates, "model": digest(ground.model)}
+                    for name, ground in grounds.items()
+                },
+            },
+            "versions": versions(),
+            "revision": sorted({cell["revision"] for cell in every}),
+            "cpu_minutes": round(spent / 60, 1),
+            "verdicts": verdicts,
+            "arms": arms,
+            "rliable": report.rliable_scores(runs),
+            "sweeps": sweeps,
+            "cells": {cell["cell"]: {key: cell[key] for key in (*READINGS, "curves", "cpu_s")} for cell in every},
+        }  # fmt: skip
+        path.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
+        for each in verdicts:
+            print(f"{each['verdict']:12} {each['ground']:10} {each['claim']} (p {each['p_holm']})")
+        print(f"{len(verdicts)} verdicts, {len(every)} cells, {result['cpu_minutes']} CPU-minutes")
 
     def dry(self) -> None:
         """Prints the commands that are missing, and what all of it costs."""
@@ -132,6 +188,12 @@ class Lab:
         return json.loads(json.dumps(settings, default=dict))
 
 
+def revision() -> str:
+    """The commit of this code; with a plus sign where it was changed since."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
 def share(digits: str) -> float:
     """The share of solved tasks."""
     return digits.count("1") / len(digits)
@@ -148,6 +210,7 @@ def main() -> None:
     parser.add_argument("--cell", help="one cell; see --dry-run")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
     parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--dry-run", action="store_true", help="list the cells; run nothing")
     options = parser.parse_args()
     lab = Lab(options.only, small=options.small, out=options.out, wanted=options.arms)
@@ -159,6 +222,7 @@ def main() -> None:
     else:
         missing = lab.run(options.minutes)
         print(f"{missing} cells missing", flush=True)
+        lab.publish(options.only, options.results)
 
 
 if __name__ == "__main__":

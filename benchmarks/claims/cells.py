@@ -164,14 +164,10 @@ def trained(
 def played(cell: Cell, ground: Ground, policies: PolicySet, lineup: str = "own") -> str:
     """A digit for each of the cell's tasks, 1 where the team solved it, sampled."""
     tuning = cell.seed in TUNING
-    env = make(
-        ground.env, split="val" if tuning else "test", **_arguments(ground, ARMS[cell.arm])
-    )
+    env = make(ground.env, split="val" if tuning else "test", **_arguments(ground, ARMS[cell.arm]))
     roles = roles_of(env)
     answers = roles[::-1] if lineup == EXCHANGED else roles
-    seats = {
-        role: policies.policy_for(other) for role, other in zip(roles, answers, strict=True)
-    }
+    seats = {role: policies.policy_for(other) for role, other in zip(roles, answers, strict=True)}
     sampling = Sampling(ground.settings["max_completion_length"], seed=cell.seed)
     episodes = []
     with ThreadPoolExecutor(1) as pool:
