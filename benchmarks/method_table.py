@@ -22,7 +22,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import experiments
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
@@ -112,7 +111,6 @@ def _debate(_: str) -> list[Arm]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    **experiments.EXPERIMENTS,
     "methods": Experiment(
         "What is each method of the literature worth at equal tokens?",
         ("plan_path", "coding", "math", "sudoku", "sokoban"),
