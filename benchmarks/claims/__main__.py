@@ -98,7 +98,6 @@ class Lab:
             How many of the cells that can be named are missing then.
         """
         until = time.monotonic() + 60 * minutes
-        self.out.mkdir(parents=True, exist_ok=True)
         while missing := [cell for cell in self.cells() if self.found(cell) is None]:
             if time.monotonic() > until:
                 return len(missing)
@@ -109,6 +108,7 @@ class Lab:
     def measure(self, cell: Cell) -> bool:
         """Runs one cell and writes it, unless another process does."""
         path = self.out / cell.file
+        self.out.mkdir(parents=True, exist_ok=True)
         with path.with_suffix(".lock").open("w") as lock:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -217,7 +217,6 @@ def main() -> None:
     if options.dry_run:
         lab.dry()
     elif options.cell:
-        lab.out.mkdir(parents=True, exist_ok=True)
         lab.measure(cell_of(options.cell))
     else:
         missing = lab.run(options.minutes)

@@ -35,8 +35,13 @@ def judged(runs: Runs, names: Sequence[str]) -> list[Judged]:
     return [
         Judged(name, claim, ground, *_compared(claim, runs[ground, claim.arm], runs[ground, claim.over]))
         for name, claim, ground in _claims(names, sorted({ground for ground, _ in runs}))
-        if (ground, claim.arm) in runs and (ground, claim.over) in runs
+        if (ground, claim.arm) in runs and claim.lineup in _lineups(runs.get((ground, claim.over)))
     ]  # fmt: skip
+
+
+def _lineups(cells: Sequence[Any] | None) -> set[str]:
+    """Who played of an arm, in any reading; nobody where it is not there."""
+    return {name for reading in READINGS for name in cells[0][reading]} if cells else set()
 
 
 def _claims(names: Sequence[str], grounds: Sequence[str]) -> Iterator[tuple[str, Claim, str]]:
