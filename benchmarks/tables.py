@@ -173,10 +173,11 @@ def claims() -> str:
     """The verdicts on the claims of the AT-GRPO paper, and what nobody has run."""
     result = load("claims")
     lacking = "; ".join(claims_report.missing(result))
-    minutes = result["cpu_minutes"]
+    letters = claims_report.open_questions(result)
+    notes = "\n".join(f"- {letter}: {part}" for part, letter in letters.items())
     return (
-        f"{markdown(*claims_report.table(result))}\n\nNot run: {lacking}. "
-        f"All of it took {minutes:.0f} CPU-minutes."
+        f"{markdown(*claims_report.table(result))}\n\n{notes}\n\nNot run: {lacking}. What was run took "
+        f"{result['cpu_minutes']:.0f} CPU-minutes."
     )
 
 
@@ -233,6 +234,8 @@ def tables() -> dict[str, Callable[[], str]]:
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
     if published("peers"):
         found["peers"] = peers
+    if published("peers_sweep"):
+        found["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("learning_coding"):
         found["seconds"] = seconds
     if published("claims"):

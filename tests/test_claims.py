@@ -250,3 +250,13 @@ def test_published_verdicts_are_those_of_the_published_cells():
         for arm in each.values():
             assert budget["tokens"] <= arm["tokens"]["tokens"] <= 1.2 * budget["tokens"]
             assert arm["updates"]["steps"] == budget["updates"]
+
+
+def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():
+    arms, found = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    result = {"verdicts": found, "arms": arms}
+    header, rows = report.table(result)
+    letters = report.open_questions(result)
+    assert set(letters) == {part for each in found for part in each["confounds"]}
+    assert all(len(row) == len(header) and row[-1] for row in rows)
+    assert all(len(row) == len(report.arms(result)[0]) for row in report.arms(result)[1])

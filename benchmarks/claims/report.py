@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -219,20 +220,27 @@ def _shown(numbers: Sequence[float] | None) -> str:
 
 
 def table(result: Mapping[str, Any]) -> Table:
-    """The verdicts; a confound belongs to each."""
+    """The verdicts; letters stand for what each leaves open, see `open_questions`."""
+    letters = open_questions(result)
     rows = [
         [
-            f"{each['claim']}" + (f", by {each['least']:+g}" if each["least"] else ""),
+            f"{each['claim']}",
             f"`{each['ground']}`",
             *(_shown(each["gains"].get(name)) for name in READINGS),
             f"{each['p_holm']:.2g}",
             f"**{each['verdict']}**",
-            " ".join(each["confounds"]),
+            ", ".join(sorted(letters[part] for part in each["confounds"])),
         ]
         for each in result["verdicts"]
     ]
     head = ["claim", "where", "difference at equal tokens", "at equal updates", "p (Holm)"]
-    return [*head, "verdict", "what it leaves open"], rows
+    return [*head, "verdict", "leaves open"], rows
+
+
+def open_questions(result: Mapping[str, Any]) -> dict[str, str]:
+    """Confound -> its letter in the table, in the order of their first verdicts."""
+    found = dict.fromkeys(part for each in result["verdicts"] for part in each["confounds"])
+    return dict(zip(found, ascii_lowercase, strict=False))
 
 
 def arms(result: Mapping[str, Any]) -> Table:
