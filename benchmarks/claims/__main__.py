@@ -61,7 +61,7 @@ class Lab:
         for name in names:
             grounds = experiments.grounds(EXPERIMENTS[name], small=small)
             for ground, record in grounds.items():
-                for arm in EXPERIMENTS[name].arms:
+                for arm in record.arms or EXPERIMENTS[name].arms:
                     if not wanted or {ground, arm} <= set(wanted):
                         self.pairs.setdefault((ground, arm), record)
 
@@ -185,6 +185,7 @@ class Lab:
         ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
         settings = {"ground": ground._asdict(), "arm": arm._asdict()}
         settings["ground"] |= {"model": ground.model.name, "seconds": None}
+        del settings["ground"]["arms"]
         return json.loads(json.dumps(settings, default=dict))
 
 

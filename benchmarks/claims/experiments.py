@@ -36,6 +36,8 @@ class Ground(NamedTuple):
     """Optimizer steps of a training, where arms are compared at equal updates."""
     seconds: float
     """CPU-seconds of a cell with both, about; for the estimate of `--dry-run`."""
+    arms: tuple[str, ...] = ()
+    """Those that are compared here; all where none is named."""
     habits: bool = False
     """Whether the base was primed with bad habits, so that part of any gain is a habit overcome."""
 
@@ -51,16 +53,18 @@ def _parts(env: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
+AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
+_FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
 SMALL: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", PARTS, *_parts("plan_path"), 30_000, 10, 18),
+    "plan_path": Ground("plan_path", PARTS, *_parts("plan_path"), 30_000, 10, 20),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", PARTS, *_parts("coding"), 60_000, 5, 50),
+    "coding": Ground("coding", PARTS, *_parts("coding"), 60_000, 5, 65, _FEW),
 }
 """What can be decided in minutes; on bases without a planted habit."""
 FULL: Mapping[str, Ground] = {
     "plan_path": SMALL["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
     "signal": SMALL["signal"],
-    "coding": SMALL["coding"]._replace(tokens=600_000, updates=46, seconds=400),
+    "coding": SMALL["coding"]._replace(tokens=600_000, updates=46, seconds=400, arms=()),
     "math": Ground("math", EMBEDDED, *_embedded("math"), 120_000, 20, 120, habits=True),
     "sudoku": Ground("sudoku", EMBEDDED, *_embedded("sudoku"), 120_000, 20, 150, habits=True),
     "sokoban": Ground("sokoban", EMBEDDED, *_embedded("sokoban"), 140_000, 20, 120, habits=True),
@@ -81,7 +85,6 @@ class Arm(NamedTuple):
 
 
 HERE = "benchmarks.claims.groupings"
-AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
 ARMS: Mapping[str, Arm] = {
     AT_GRPO: Arm(also=(EXCHANGED,)),
     "random branch": Arm({"branch": "sample"}),
