@@ -75,7 +75,8 @@ def test_the_sentence_is_computed_from_the_numbers():
 
 @pytest.mark.parametrize("env", ["coding", "plan_path"])
 def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
-    options = Namespace(env=env, tokens=1000, max_steps=2, tokens_per_batch=1024)
+    sizes = {"tokens": 1000, "max_steps": 2, "tokens_per_batch": 1024}
+    options = Namespace(env=env, **sizes, rate=None, trl_rate=None)
     config = peers.settings("trl-3", options)
     game: Any = make_env(config, "train")
     (role,) = {agent.removesuffix("_0") for agent in game.possible_agents}
@@ -113,3 +114,10 @@ def test_the_best_settings_are_those_that_are_first_at_the_level():
     assert cells["trl, 64 rows (best)"] == "12"
     assert cells["trl, rate 0.01"] == "not reached"
     assert "RuntimeError" in cells["trl, paged"]
+
+
+def test_each_trainer_has_its_own_learning_rate():
+    sizes = {"env": "coding", "tokens": 1000, "max_steps": 2, "tokens_per_batch": 1024}
+    options = Namespace(**sizes, rate=1e-3, trl_rate=2e-3)
+    assert peers.settings("ours-0", options).learning_rate == 1e-3
+    assert peers.settings("trl-0", options).learning_rate == 2e-3
