@@ -211,7 +211,7 @@ def test_arms_that_need_the_same_training_share_it_and_others_do_not():
 
 def test_an_unknown_experiment_is_refused_with_the_known_ones(capsys):
     with pytest.raises(SystemExit):
-        paper.parse(["metods"])
+        paper.parse(["method"])
     assert "methods" in capsys.readouterr().err
 
 
