@@ -23,7 +23,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import experiments
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
@@ -123,7 +122,6 @@ def _silent(_: str) -> list[Arm]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    **experiments.EXPERIMENTS,
     "methods": Experiment(
         "What is each method of the literature worth at equal tokens?",
         ("plan_path", "search", "coding", "math", "sudoku", "sokoban"),

@@ -1,9 +1,9 @@
-"""Runs an experiment of the paper: trains and plays its arms, judges its claims.
+"""Runs an experiment on methods: trains and plays its arms, judges its claims.
 
-    python -m benchmarks.paper main_table [--envs coding math] [--seeds 0 1 2] [--jobs 2]
+    python -m benchmarks.paper methods [--envs coding math] [--seeds 0 1 2] [--jobs 2]
     python -m benchmarks.paper --list
 
-`benchmarks.experiments` has the experiments. Every training is `pettingllms-train`, every evaluation
+`benchmarks.method_table` has the experiments; the claims of the AT-GRPO paper are judged by `benchmarks.claims`. Every training is `pettingllms-train`, every evaluation
 `pettingllms-eval`, each in a process of its own. What is finished under `benchmarks/out/paper/` is
 not repeated, what was interrupted is resumed, and experiments that need the same training share it.
 All trainings that are compared generate the same number of tokens (`--tokens`; the last step may
@@ -102,13 +102,11 @@ class Lab:
     def _settings(self, job: Job) -> list[dict[str, Any]]:
         """Settings of the trainings of a job, which together generate the tokens of one."""
         arm, tokens = job.arm, self.tokens(job.env)
-        if arm.combine:
-            return [{**each, "max_tokens": tokens // len(arm.combine)} for each in arm.combine]
         return [] if arm.settings is None else [{**arm.settings, "max_tokens": tokens}]
 
     def _record(self, job: Job) -> Record:
         trained = [self._train(job.env, job.seed, each) for each in self._settings(job)]
-        adapters = self._combined(job, trained) if job.arm.combine else next(iter(trained), None)
+        adapters = next(iter(trained), None)
         record = {"env": job.env, "arm": job.arm.name, "seed": job.seed}
         record |= self._play(job, adapters)
         return record | (_training(trained) if trained else {})
@@ -138,8 +136,6 @@ class Lab:
             asked += ["--adapters", str(adapters), "--no-base"]
         elif "--model" not in arm.options:
             asked += ["--model", self.options.model or DEFAULT]
-        if arm.combine:
-            asked += ["--policies", "per-role"]
         asked += arm.options
         slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
         model = _slug(self.options.model or DEFAULT)
@@ -151,7 +147,7 @@ class Lab:
                     ["pettingllms.cli.evaluate", *asked, "--out", str(out)], out.with_suffix(".log")
                 )
             episodes = read_trajectories(out)
-        chosen = episodes[arm.team] if arm.team else next(iter(episodes.values()))
+        chosen = next(iter(episodes.values()))
         tasks = scores_by_task(chosen)
         names = sorted({name for scores in tasks.values() for name in scores})
         means = {
@@ -162,19 +158,6 @@ class Lab:
             "scores": {name: round(mean, 5) for name, mean in means.items()},
             "tasks": solved_digits(chosen),
         }
-
-    def _combined(self, job: Job, trained: Sequence[Path]) -> Path:
-        """A folder with the adapter of each role from the training that trained it."""
-        parts = {
-            str(settings["train_roles"]): path
-            for settings, path in zip(job.arm.combine, trained, strict=True)
-        }
-        folder = trained[0].with_name(f"{trained[0].name}-combined")
-        folder.mkdir(exist_ok=True)
-        for role, path in parts.items():
-            if not (folder / role).exists():
-                (folder / role).symlink_to(path / "adapters" / role)
-        return folder
 
     def _run(self, words: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
