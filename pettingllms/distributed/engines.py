@@ -220,7 +220,8 @@ def _engines(
         for names in [served.names] if together else [(name,) for name in served.names]:
             share = pools[engine_pool(names)]
             # A version of each for every step that is played at the same time.
-            several = replace(served, names=names * (1 + config.max_staleness), weights=None)
+            none: Any = None  # engines are given weights with each request
+            several = replace(served, names=names * (1 + config.max_staleness), weights=none)
             arguments = partial(_arguments, several, settings, own, share.gpus or 0.0)
             yield names, EngineSpec(base.name, served.end_ids, arguments, settings.folder), share
 

@@ -224,7 +224,7 @@ class VllmLoop:
     def _write(self, _policy: str, directory: Path) -> None:
         directory.mkdir()
         for name, content in self._files.items():
-            (directory / name).write_bytes(memoryview(content))
+            content.tofile(directory / name)
 
     def _fail(self, error: SamplerUnavailable) -> None:
         """Gives all that was and will be asked the same answer."""
