@@ -195,6 +195,7 @@ class RemoteEngine:
                         f"no engine has answered for {self.patience:g} seconds: {reason}"
                     )
                 self._down[engine] = time.monotonic() + DOWN_SECONDS
+                time.sleep(0.02)  # what is gone for good answers at once
                 again, asking = self._ask(place, requests, n, params)
                 asked[again] = asking
                 continue
