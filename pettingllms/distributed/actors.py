@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
