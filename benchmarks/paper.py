@@ -32,11 +32,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evidence import Record, solved_digits
+from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
+from pettingllms.models import DEFAULT
 from pettingllms.runs import versions
 
 HERE = Path(__file__).parent
@@ -46,6 +47,7 @@ TOKENS = {
     "sudoku": 120_000,
     "sokoban": 140_000,
     "plan_path": 140_000,
+    "search": 100_000,
     "benchmarks.calling:env": 40_000,
 }
 """Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
@@ -117,7 +119,7 @@ class Lab:
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = VALIDATION | dict(settings)
+                given = VALIDATION | {"model": DEFAULT} | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
                 for name, value in given.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -132,11 +134,11 @@ class Lab:
         asked = ["--env", job.env, "--limit", str(self.options.tasks), "--seed", str(job.seed)]
         if adapters is not None:
             asked += ["--adapters", str(adapters), "--no-base"]
-        elif self.options.model:
-            asked += ["--model", self.options.model]
+        elif "--model" not in arm.options:
+            asked += ["--model", self.options.model or DEFAULT]
         asked += arm.options
         slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
-        model = _slug(self.options.model or "embedded")
+        model = _slug(self.options.model or DEFAULT)
         parent = adapters or HERE / "out" / "paper" / job.env / f"base-{model}-{job.seed}"
         out = parent / slug
         with self._locks[out]:
@@ -178,23 +180,26 @@ class Lab:
         return int(self.options.tokens or TOKENS[env])
 
     def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
-        """Writes `results/<name>.json` and `.png`; returns the verdict."""
-        verdict, options = experiment.verdict(records), self.options
+        """Writes `results/<name>.json` and `.png`, with what is there of other environments; returns the verdict."""
+        options, path = self.options, HERE / "results" / f"{name}.json"
+        tokens = {env: self.tokens(env) for env in envs_of(records)}
+        old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+        if others := [run for run in old["runs"] if run["env"] not in tokens]:
+            records = [*others, *records]
+            tokens = {env: old["settings"]["tokens"][env] for env in envs_of(others)} | tokens
+        verdict = experiment.verdict(records)
         result = {
             "settings": {
                 "seeds": options.seeds,
                 "tasks": options.tasks,
-                "tokens": {
-                    env: self.tokens(env) for env in dict.fromkeys(r["env"] for r in records)
-                },
-                "model": options.model or "embedded",
+                "tokens": tokens,
+                "model": options.model or DEFAULT,
                 "extra": self.extra,
             },
             "versions": versions(),
             "verdict": verdict,
             "runs": records,
         }
-        path = HERE / "results" / f"{name}.json"
         text = re.sub(r"\n {4,}", " ", json.dumps(result, indent=1))
         path.write_text(text.replace(f"{HERE.parent}/", "") + "\n", encoding="utf-8")
         experiment.draw(records, path.with_suffix(".png"))

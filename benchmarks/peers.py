@@ -42,7 +42,7 @@ from transformers.utils import logging
 from benchmarks.peers_report import TITLES, draw, sentence
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.evaluation import evaluate, held_out, roles_of
-from pettingllms.models import EMBEDDED
+from pettingllms.models import DEFAULT, EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv, Episode, score, tasks_of_step
 from pettingllms.rollout.trajectory import success_rate
@@ -328,6 +328,7 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
     """Of a run: what both trainers follow."""
     config = ATGRPOConfig(
         env=options.env,
+        model=DEFAULT,
         env_args=json.dumps({"agents": "single", "max_turns": 1}),
         estimator="grpo",
         seed=int(name.partition("-")[2]),

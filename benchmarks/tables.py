@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers_report, speed_tables
+from benchmarks import peers_report, search_report, speed_tables
 from benchmarks.claims import report as claims_report
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.method_table import EXPERIMENTS
@@ -76,15 +76,25 @@ def learned() -> dict[str, dict[str, list[Any]]]:
 
 
 def outcomes() -> str:
-    """Success before and after training, for the README."""
+    """Success before and after training from the environment's default base, for the README."""
+    own = load("parts")["environments"] if published("parts") else {}
+    success = importlib.import_module("benchmarks.parts").success
     rows = [
-        [f"`{env}`", *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters"))]
+        [f"`{env}`", "parts", *(f"{share:.2f}" for share in success(each))]
+        for env, each in sorted(own.items())
+    ]
+    rows += [
+        [
+            f"`{env}`",
+            "habits",
+            *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters")),
+        ]
         for env, runs in learned().items()
-        if "per-role" in runs
+        if "per-role" in runs and env not in own
     ]
     if not rows:
         return UNPUBLISHED
-    return markdown(["environment", "success before", "success after training"], rows)
+    return markdown(["environment", "shown before", "success", "after training"], rows)
 
 
 def _mean(runs: Sequence[Any], team: str, how: str = "sampled") -> float:
@@ -187,6 +197,17 @@ def peers() -> str:
     return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
 
 
+def search_team() -> str:
+    """What search teams reach, and whether a mean for each agent helps."""
+    result = load("search_team")
+    return f"{markdown(*search_report.table(result))}\n\n{search_report.verdict(result)}"
+
+
+def search_norms() -> str:
+    """Advantages and gradients of both means."""
+    return markdown(*search_report.norms(load("search_team")))
+
+
 def _of_script(name: str, table: str = "table") -> str:
     """A table of a script that makes its own."""
     made = getattr(importlib.import_module(f"benchmarks.{name}"), table)
@@ -215,7 +236,11 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own: list[str] = [
+        "ensemble",
         "late_outcome",
+        "leader",
+        "malt",
+        "rounds",
         "trust",
         "skill",
         "habit_or_skill",
@@ -232,6 +257,8 @@ def tables() -> dict[str, Callable[[], str]]:
         }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
+    if published("search_team"):
+        found |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):
         found["peers"] = peers
     if published("peers_sweep"):

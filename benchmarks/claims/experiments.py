@@ -53,12 +53,16 @@ def _parts(env: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
 
 
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
+_CODING: tuple[Mapping[str, Any], Mapping[str, Any]] = (
+    {"prompt": "compact", "steps": (3, 3)},  # of all families, which is harder than the default
+    _parts("coding")[1] | {"max_steps": 80},
+)
 AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
 _FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
 SMALL: Mapping[str, Ground] = {
     "plan_path": Ground("plan_path", PARTS, *_parts("plan_path"), 30_000, 10, 20),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", PARTS, *_parts("coding"), 60_000, 5, 65, _FEW),
+    "coding": Ground("coding", PARTS, *_CODING, 60_000, 5, 65, _FEW),
 }
 """What can be decided in minutes; on bases without a planted habit."""
 FULL: Mapping[str, Ground] = {

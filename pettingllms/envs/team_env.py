@@ -115,6 +115,18 @@ class TeamEnv(TextEnv):
             return default
         return self._settings.limits_over(default, own)
 
+    def situation(self, agent: str) -> str | None:  # noqa: ARG002 - the same for all of ours
+        """Names the kind of state that an agent is about to act in; None where there are no kinds.
+
+        What it says follows from what the team can see. A router of policies asks
+        (`pettingllms.evaluation.ensembles`).
+        """
+        return self._situation(self._state)
+
+    def _situation(self, state: Any) -> str | None:  # noqa: ARG002 - for environments with kinds
+        """Returns the kind of `state`; pure."""
+        return None
+
     def answer(self) -> str | None:
         """What the team answers to a question (`pettingllms.envs.questions`), in the form of a reply.
 
