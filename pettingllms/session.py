@@ -45,7 +45,7 @@ from pettingllms.errors import (
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import outcome_is_late, success_rate
@@ -169,13 +169,14 @@ class TrainPlan:
         Raises:
             ConfigError: Ray, or the cluster, cannot be used.
         """
-        config = self.config
+        config, policies = self.config, self.roles_to_policies
         if not config.workers:
             return contextlib.nullcontext()
         # Here and not above: Ray is an extra, and takes long to import.
         from pettingllms.distributed.cluster import connected
 
-        return connected(config, trained_policies(config.train_roles, self.roles_to_policies))
+        learners = trained_policies(config.train_roles, policies)
+        return connected(config, learners, own_names(policies))
 
     def run(
         self,

@@ -95,3 +95,56 @@ def test_tags_of_thoughts_are_decoded_also_where_they_are_special_tokens():
     ids = tokenizer.encode("<think>é?</think>5<|start|>")
     assert len(ids) == 7, "a token for each tag"
     assert Chat(tokenizer, (2,)).decode(ids) == "<think>é?</think>5"
+
+
+@pytest.mark.parametrize("special", [True, False])
+@pytest.mark.parametrize(
+    ("opening", "closing"),
+    [
+        ("<thinking>", "</thinking>"),
+        ("<|begin_of_thought|>", "<|end_of_thought|>"),
+        ("[THINK]", "[/THINK]"),
+    ],
+)
+def test_environments_read_think_whatever_tags_the_tokenizer_has(opening, closing, special):
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens([AddedToken(tag, special=special) for tag in (opening, closing)])
+    chat = Chat(tokenizer, (2,))
+    assert chat.thought == (opening, closing)
+    written = chat.decode(tokenizer.encode(f"{opening}4?{closing}5"))
+    assert written == f"{opening}4?{closing}5", "clients of a server get what the model wrote"
+    assert chat.reply(written) == "<think>4?</think>5"
+    assert chat.reply(f"{opening}4?") == "<think>4?"
+    tokenizer.chat_template = f"{tokenizer.chat_template}{opening}"
+    assert Chat(tokenizer, (2,)).reply(f"4?{closing}5") == "<think>4?</think>5"
+
+
+def test_tags_are_read_from_a_template_that_names_them():
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = f"{{# thoughts: <thinking> #}}{tokenizer.chat_template}"
+    assert Chat(tokenizer, (2,)).reply("<thinking>4?</thinking>5") == "<think>4?</think>5"
+    assert CHAT.reply("<thinking>4?</thinking>5") == "<thinking>4?</thinking>5"
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        (
+            "<|channel|>analysis<|message|>4?<|end|><|start|>assistant<|channel|>final<|message|>5",
+            "<think>4?</think>5",
+        ),
+        ("<|channel|>analysis<|message|>4?", "<think>4?"),
+        ("<|channel|>final<|message|>5", "</think>5"),
+        ("5", "5"),
+    ],
+)
+def test_the_last_channel_of_gpt_oss_is_the_reply(written, read):
+    tokenizer = tiny_tokenizer()
+    names = ("channel", "constrain", "end", "message", "return", "start")
+    tokenizer.add_tokens([AddedToken(f"<|{name}|>", special=True) for name in names])
+    tokenizer.chat_template = (
+        "{%- if false %}{{ '<|channel|>' + 'analysis' }}{% endif %}" + tokenizer.chat_template
+    )
+    chat = Chat(tokenizer, tuple(tokenizer.convert_tokens_to_ids(["<|return|>"])))
+    ids = tokenizer.encode(f"{written}<|return|>")
+    assert chat.reply(chat.decode(ids)) == read

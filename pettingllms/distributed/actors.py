@@ -80,7 +80,7 @@ class RolloutWorker:
         torch.set_num_threads(spec.threads)
         env = make_env(spec.config, "train", spec.source, divide=True)
         env = with_rewards(env, reward_functions(spec.config.reward_funcs))
-        self._policies = _policies(spec, spec.roles_to_policies)
+        self._policies = self._load()
         self._player = Player(spec.config, env, self._policies, spec.shape)
 
     def play(
@@ -101,11 +101,16 @@ class RolloutWorker:
         clock = Clock()
         for policy, (version, reference) in weights.items():
             if self._held.get(policy) != version:
-                tensors = as_tensors(ray.get(reference))
-                self._policies.load_state(policy, tensors, version=version)
+                self._take(policy, version, reference)
                 self._held[policy] = version
         found = self._player.play(step, tasks, casting, clock)
         return found, clock.metrics(0)["time/step"]
+
+    def _load(self) -> PolicySet:
+        return _policies(self._spec, self._spec.roles_to_policies)
+
+    def _take(self, policy: str, version: int, reference: Any) -> None:
+        self._policies.load_state(policy, as_tensors(ray.get(reference)), version=version)
 
 
 class _Elsewhere(Estimator):

@@ -16,6 +16,16 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pettingllms.errors import ConfigError
 
 _THOUGHT = ("<think>", "</think>")
+"""How environments are told what a model thought."""
+_TAGS = (
+    _THOUGHT,
+    ("<thinking>", "</thinking>"),
+    ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("[THINK]", "[/THINK]"),  # Mistral's Magistral
+    ("<|channel|>analysis<|message|>", "<|channel|>final<|message|>"),  # gpt-oss
+)
+_HARMONY = re.compile(r"<\|start\|>[a-z]*|<\|(?:channel|constrain|end|message|return)\|>")
+"""What stands between the channels of gpt-oss: tokens, and the role behind one of them."""
 
 
 class Chat:
@@ -50,18 +60,35 @@ class Chat:
         known = {*filter(None, tokenizer.all_special_tokens), *added}
         special = sorted(known, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
+        self.thought = self._own_tags()
         # Some tokenizers list these among the special tokens, which are left out of texts.
         self._thoughts = {
             number: str(token)
             for number, token in tokenizer.added_tokens_decoder.items()
-            if token.special and str(token) in _THOUGHT
+            if token.special
+            and (str(token) in self.thought or (self._channels and _HARMONY.match(str(token))))
         }
+
+    def _own_tags(self) -> tuple[str, str]:
+        """The tags that the template writes, or that are tokens; `<think>` where none is found."""
+        tokens = {str(token) for token in self.tokenizer.added_tokens_decoder.values()}
+        text = str(self.tokenizer.chat_template)
+        for tags in _TAGS:
+            # The template of gpt-oss puts the name of a channel together from parts.
+            if tags[0].partition("analysis")[0] in text or tags[1] in text or tokens >= {*tags}:
+                return tags
+        return _THOUGHT
+
+    @property
+    def _channels(self) -> bool:
+        """Whether replies have channels, and end with the one that is called final."""
+        return self.thought == _TAGS[-1]
 
     @cached_property
     def opens_thought(self) -> bool:
-        """Whether the template itself writes the `<think>` that a completion goes on from."""
+        """Whether the template itself writes the tag of the thought that a completion goes on from."""
         text = str(self.tokenizer.decode(list(self.prompt_ids("?"))))
-        opening, closing = _THOUGHT
+        opening, closing = self.thought
         return text.rfind(opening) > text.rfind(closing)
 
     def prompt_ids(self, text: str) -> tuple[int, ...]:
@@ -106,8 +133,12 @@ class Chat:
         return "".join([*texts, self._text(ids[first:])])
 
     def reply(self, text: str) -> str:
-        """A decoded completion as environments read it: with the `<think>` of the template."""
-        return f"{_THOUGHT[0]}{text}" if self.opens_thought else text
+        """A decoded completion as environments read it: thoughts in `<think>`, the template's, too."""
+        if self.opens_thought:
+            text = f"{self.thought[0]}{text}"
+        for own, common in zip(self.thought, _THOUGHT, strict=True):
+            text = text.replace(own, common)
+        return _HARMONY.sub("", text) if self._channels else text
 
     def _text(self, ids: Sequence[int]) -> str:
         text = self.tokenizer.decode(

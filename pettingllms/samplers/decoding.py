@@ -6,7 +6,8 @@ lets all candidates attend to them together; it needs a model whose attention ca
 
 Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (candidates not yet ended), `_T` new
 tokens so far, `_K` most candidates of a prompt, `_H` query heads, `_h` key-value heads, `_G`
-query heads per key-value head, `_D` head size, `_V` vocabulary.
+query heads per key-value head, `_W` prompts x key-value heads, `_N` rows x key-value heads, `_D`
+head size, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
+from pettingllms.models.next_token import NextToken, known
 from pettingllms.models.shared_prompts import PackedLayout, forward
 
 _SPARE = 32
@@ -37,31 +39,32 @@ class Decoding(Protocol):
 
 
 class _Cache:
-    """Keys or values of all rows, in a buffer with spare positions at its end."""
+    """Keys or values of all rows, `_NTD`, in a buffer with spare positions at its end."""
 
     def __init__(self, new_RhTD: torch.Tensor) -> None:
-        rows, heads, length, size = new_RhTD.shape
-        self._buffer_RhTD = new_RhTD.new_empty(rows, heads, length + _SPARE, size)
-        self._rows, self._length = rows, 0
+        rows, self._heads, length, size = new_RhTD.shape
+        self._buffer_NTD = new_RhTD.new_empty(rows * self._heads, length + _SPARE, size)
+        self._length = 0
         self.append(new_RhTD)
 
     def append(self, new_RhTD: torch.Tensor) -> torch.Tensor:
         """Writes positions behind the last one; returns everything so far as a view."""
-        start, end = self._length, self._length + new_RhTD.shape[2]
-        if end > self._buffer_RhTD.shape[2]:
-            old_RhTD = self._buffer_RhTD[: self._rows, :, :start]
-            rows, heads, _, size = old_RhTD.shape
-            self._buffer_RhTD = old_RhTD.new_empty(rows, heads, 2 * end, size)
-            self._buffer_RhTD[:, :, :start] = old_RhTD
-        self._buffer_RhTD[: self._rows, :, start:end] = new_RhTD
+        new_NTD = new_RhTD.flatten(0, 1)
+        start, end = self._length, self._length + new_NTD.shape[1]
+        if end > self._buffer_NTD.shape[1]:
+            old_NTD = self._buffer_NTD[:, :start]
+            self._buffer_NTD = old_NTD.new_empty(old_NTD.shape[0], 2 * end, old_NTD.shape[2])
+            self._buffer_NTD[:, :start] = old_NTD
+        self._buffer_NTD.narrow(1, start, end - start).copy_(new_NTD)
         self._length = end
-        return self._buffer_RhTD[: self._rows, :, :end]
+        return self._buffer_NTD.narrow(1, 0, end)
 
     def keep(self, index_R: torch.Tensor, moved: torch.Tensor) -> None:
         """Copies the moved rows to their new places."""
-        source_RhTD = self._buffer_RhTD[index_R[moved], :, : self._length]
-        self._buffer_RhTD[moved, :, : self._length] = source_RhTD
-        self._rows = index_R.shape[0]
+        buffer_RhTD = self._buffer_NTD.unflatten(0, (-1, self._heads))
+        source_RhTD = buffer_RhTD[index_R[moved], :, : self._length]
+        buffer_RhTD[moved, :, : self._length] = source_RhTD
+        self._buffer_NTD = self._buffer_NTD[: index_R.shape[0] * self._heads]
 
 
 class SharedDecoding:
@@ -80,6 +83,7 @@ class SharedDecoding:
         prompt_of_row: Sequence[int],
     ) -> None:
         self._model, self._prompts = model, prompts
+        self._next = NextToken(model) if known(model) else None
         device = model.device
         self._owner_R = torch.tensor(prompt_of_row, device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -108,9 +112,10 @@ class SharedDecoding:
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
-        logits_R1V = forward(self._model, self, token_R[:, None], self._position_R[:, None], 1)
-        self._position_R = self._position_R + 1
-        return logits_R1V[:, -1]
+        position_R, self._position_R = self._position_R, self._position_R + 1
+        if self._next is not None:
+            return self._next(token_R, position_R, self)
+        return forward(self._model, self, token_R[:, None], position_R[:, None], 1)[:, -1]
 
     def keep(self, index_R: torch.Tensor) -> None:
         """Moves row `index_R[i]` to row i; rows not named are dropped."""
@@ -120,31 +125,43 @@ class SharedDecoding:
             values.keep(index_R, moved)
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
+        live_U = self._owner_R.unique()
+        if 2 * live_U.shape[0] <= len(self._prompts):
+            self._forget(live_U)
         self._arrange()
+
+    def _forget(self, live_U: torch.Tensor) -> None:
+        """Drops the prompts that no row continues."""
+        self._prompts = [self._prompts[u] for u in live_U.tolist()]
+        self._owner_R = torch.searchsorted(live_U, self._owner_R)
+        if self._hidden_U11P is not None:
+            self._hidden_U11P = self._hidden_U11P[live_U]
+        for layer, (key_UhPD, value_UhPD) in self._states.items():
+            self._states[layer] = key_UhPD[live_U], value_UhPD[live_U]
 
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Attention of one new token per row, `_RH1D` and `_Rh1D` to `_R1HD`."""
-        if layer not in self._caches:
-            self._caches[layer] = (_Cache(key), _Cache(value))
-            key_RhTD, value_RhTD = key, value
-        else:
+        if layer in self._caches:
             keys, values = self._caches[layer]
-            key_RhTD, value_RhTD = keys.append(key), values.append(value)
-        prompt_key_UhPD, prompt_value_UhPD = self._states[layer]
+            key_NTD, value_NTD = keys.append(key), values.append(value)
+        else:
+            self._caches[layer] = _Cache(key), _Cache(value)
+            key_NTD, value_NTD = key.flatten(0, 1), value.flatten(0, 1)
+        key_UhPD, value_UhPD = self._states[layer]
         rows, heads, _, size = query.shape
-        few = key.shape[1]
-        query_RhGD = (query * scale).reshape(rows, few, heads // few, size)
-        score_UhKP = self._to_grid(query_RhGD) @ prompt_key_UhPD.transpose(-1, -2)
+        few, width = key_UhPD.shape[1:3]
+        query_NGD = (query * scale).reshape(rows * few, heads // few, size)
+        score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
         if self._hidden_U11P is not None:
-            score_UhKP = score_UhKP.masked_fill(self._hidden_U11P, float("-inf"))
-        scores = [self._to_rows(score_UhKP, heads // few), query_RhGD @ key_RhTD.transpose(-1, -2)]
-        weight_RhGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
-        width = prompt_key_UhPD.shape[2]
-        out_UhKD = self._to_grid(weight_RhGS[..., :width]) @ prompt_value_UhPD
-        out_RhGD = self._to_rows(out_UhKD, heads // few) + weight_RhGS[..., width:] @ value_RhTD
-        return out_RhGD.reshape(rows, 1, heads, size)
+            score_WKP.unflatten(0, (-1, few)).masked_fill_(self._hidden_U11P, float("-inf"))
+        scores = self._to_rows(score_WKP, few, heads // few), query_NGD.bmm(key_NTD.mT)
+        weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
+        out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_UhPD.flatten(0, 1))
+        out_NGD = self._to_rows(out_WKD, few, heads // few)
+        out_NGD = out_NGD + weight_NGS[..., width:].bmm(value_NTD)
+        return out_NGD.view(rows, 1, heads, size)
 
     def _arrange(self) -> None:
         """Lays the rows out as prompts x candidates, so that a prompt's rows are one matrix."""
@@ -162,21 +179,23 @@ class SharedDecoding:
         # Rows in the order of the grid need no gathering, only views.
         self._regular = [row for mine in grid for row in mine] == list(range(len(owners)))
 
-    def _to_grid(self, states_RhGX: torch.Tensor) -> torch.Tensor:
-        """Rows to `_UhKX`, where K counts candidates x query heads."""
+    def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
+        """Rows to `_WKX`, where K counts candidates x query heads."""
         prompts, most = self._grid_UK.shape
-        _, heads, groups, size = states_RhGX.shape
+        _, groups, size = states_NGX.shape
         if self._regular:
-            states = states_RhGX.reshape(prompts, most, heads, groups, size)
+            states = states_NGX.reshape(prompts, most, heads, groups, size)
         else:
-            states = states_RhGX[self._grid_UK]
-        return states.transpose(1, 2).reshape(prompts, heads, most * groups, size)
+            states = states_NGX.view(-1, heads, groups, size)[self._grid_UK]
+        return states.transpose(1, 2).reshape(prompts * heads, most * groups, size)
 
-    def _to_rows(self, states_UhKX: torch.Tensor, groups: int) -> torch.Tensor:
-        prompts, heads, wide, size = states_UhKX.shape
-        states = states_UhKX.reshape(prompts, heads, wide // groups, groups, size).transpose(1, 2)
-        states = states.reshape(-1, heads, groups, size)
-        return states if self._regular else states[self._place_R]
+    def _to_rows(self, states_WKX: torch.Tensor, heads: int, groups: int) -> torch.Tensor:
+        prompts, most = self._grid_UK.shape
+        size = states_WKX.shape[2]
+        states = states_WKX.view(prompts, heads, most, groups, size).transpose(1, 2)
+        if not self._regular:
+            states = states.reshape(-1, heads, groups, size)[self._place_R]
+        return states.reshape(-1, groups, size)
 
 
 class PlainDecoding:

@@ -1,0 +1,104 @@
+"""Decoding calls the decoder's operations itself: the same logits, in less time."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+
+from pettingllms.models import EMBEDDED
+from pettingllms.models.next_token import known
+from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.samplers.decoding import SharedDecoding
+
+torch.set_num_threads(1)
+PROMPTS = [tuple(range(5, 45)), tuple(range(9, 26)), tuple(range(4, 61))]
+OWNERS = [0, 0, 0, 1, 1, 2, 2]
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
+FAMILIES = {
+    "llama": (LlamaConfig, {"mlp_bias": True}),
+    "mistral": (MistralConfig, {"sliding_window": None}),
+    "qwen2": (Qwen2Config, {}),
+    "qwen3": (Qwen3Config, {"head_dim": 8}),
+}
+
+
+def random_model(family, dtype=torch.float32):
+    torch.manual_seed(0)
+    kind, changes = FAMILIES[family]
+    return AutoModelForCausalLM.from_config(kind(**SIZES, **changes), dtype=dtype)
+
+
+def prepared(model):
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name or "bias" in name:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    model = model.eval()
+    assert share_prompts(model)
+    assert known(model)
+    return model
+
+
+def both(model):
+    """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
+    ours, theirs = (SharedDecoding(model, PROMPTS, OWNERS) for _ in range(2))
+    theirs._next, theirs._forget = None, lambda _: None
+    return ours, theirs
+
+
+@torch.no_grad()
+def steps(model):
+    """Logits of both at every step, while rows leave."""
+    ours, theirs = both(model)
+    tokens_R = ours.start().argmax(-1)
+    theirs.start()
+    for left in (None, None, [0, 2, 1, 6, 5, 4], None, [5, 0], None, [1], None):
+        if left is not None:
+            keep = torch.tensor(left)
+            tokens_R = tokens_R[keep]
+            ours.keep(keep)
+            theirs.keep(keep)
+        found = ours.step(tokens_R), theirs.step(tokens_R)
+        yield found
+        tokens_R = (found[0].argmax(-1) + 3) % 60
+
+
+def test_the_embedded_model_decodes_with_the_same_bits():
+    model = prepared(AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32))
+    for ours_RV, theirs_RV in steps(model):
+        assert torch.equal(ours_RV, theirs_RV)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_decoders_of_every_known_family_give_the_same_logits(family, dtype):
+    near = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
+    for ours_RV, theirs_RV in steps(prepared(random_model(family, dtype))):
+        torch.testing.assert_close(ours_RV, theirs_RV, atol=near, rtol=near)
+
+
+def test_prompts_that_no_row_continues_are_forgotten():
+    decoding = SharedDecoding(prepared(random_model("qwen2")), PROMPTS, OWNERS)
+    with torch.no_grad():
+        decoding.start()
+        decoding.keep(torch.tensor([1, 4]))
+        assert [len(keys) for keys, _ in decoding._states.values()] == [3, 3], "two of three live"
+        decoding.keep(torch.tensor([1]))
+        assert [len(keys) for keys, _ in decoding._states.values()] == [1, 1]
+
+
+def test_a_decoder_that_somebody_listens_to_is_called_itself():
+    model = prepared(random_model("qwen3"))
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert SharedDecoding(model, PROMPTS, OWNERS)._next is None
+    handle.remove()
+    assert SharedDecoding(model, PROMPTS, OWNERS)._next is not None
