@@ -81,8 +81,8 @@ test-reasoning: ## Run the tests that need reasoning-gym (a C compiler to instal
 	$(PYTEST) -m reasoning $(ARGS)
 
 test-vllm: VENV = .venv-vllm
-test-vllm: ## Run the tests that need vLLM, in an environment of their own (4 GB)
-	@$(SETUP) vllm
+test-vllm: ## Run the tests that need vLLM, some with Ray, in an environment of their own (4 GB)
+	@$(SETUP) vllm ray
 	$(PYTEST) -m vllm $(ARGS)
 
 test-gpu: setup ## Run the tests that need an NVIDIA GPU

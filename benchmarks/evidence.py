@@ -51,11 +51,6 @@ def solved_digits(episodes: Sequence[Trajectory]) -> str:
     return "".join(f"{scores['success']:.0f}" for scores in tasks)
 
 
-def mean_success(records: Sequence[Record]) -> float:
-    """Share of the test tasks that were solved, over all seeds."""
-    return float(solved(records).mean())
-
-
 def estimate(solved: np.ndarray) -> Estimate:
     """The share of solved tasks with its 95 % interval over seeds and tasks.
 
@@ -133,17 +128,6 @@ def judged(claim: str, gains: Mapping[str, Estimate], least: float = 0.0) -> str
         verdicts[kind].append(f"{env} ({mean:+.2f} [{low:+.2f}, {high:+.2f}])")
     parts = [f"{kind} in {', '.join(found)}" for kind, found in verdicts.items() if found]
     return f"{claim}: {'; '.join(parts)}."
-
-
-def at_ceiling(records: Sequence[Record], arms: Sequence[str]) -> list[str]:
-    """Environments in which all of these arms solve nearly everything, so that none can be better."""
-    return [
-        env
-        for env in envs_of(records)
-        if all(
-            solved(found).mean() >= CEILING for arm in arms if (found := chosen(records, env, arm))
-        )
-    ]
 
 
 # ------------------------------------------------------------------------------- tables, pictures

@@ -24,6 +24,7 @@ import matplotlib.pyplot as plt
 
 from benchmarks.evidence import COLORS, draw_curve, solved_digits
 from pettingllms.evaluation.folder import read_trajectories
+from pettingllms.models import DEFAULT
 
 HERE = Path(__file__).parent
 BOARD = {
@@ -83,7 +84,8 @@ def train(run: Run, out: Path, extra: list[str]) -> Path:
         command = ["--resume", str(folder)]
     else:
         command = ["--env", run.env, "--policies", run.policies, "--seed", str(run.seed)]
-        command += ["--output-dir", str(folder), *extra]
+        # The base with habits, also where an environment has another default.
+        command += ["--output-dir", str(folder), "--model", DEFAULT, *extra]
     with (out / f"{run.name}.log").open("a") as log:
         subprocess.run(
             [sys.executable, "-m", "pettingllms.cli.train", *command],

@@ -2,7 +2,8 @@
 
 One experiment of `benchmarks.paper`:
 
-    python -m benchmarks.paper methods [--envs plan_path coding] [--tokens 60000]
+    python -m benchmarks.paper methods --envs plan_path --tokens 70000
+    python -m benchmarks.paper methods --envs search --tokens 25000
 
 A method that an environment lacks something for is left out there, and so are those for teams of
 their own form: `igrpo` (one agent with two turns), `mlpo` (a team with a judge), `cory` (two agents
@@ -22,7 +23,6 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks import experiments
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
@@ -33,6 +33,8 @@ from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 
 OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt")
 BASE = "base"
+MODELS = {"search": "embedded:search"}
+"""Environment -> its base, where the embedded model does not know it."""
 SMALL = {f"{name}, small steps": name for name in ("at_grpo", "grpo")}
 """Arms whose steps have as many episodes as those of a method with one episode a task."""
 
@@ -40,10 +42,12 @@ SMALL = {f"{name}, small steps": name for name in ("at_grpo", "grpo")}
 def arms(env: str) -> list[Arm]:
     """The base model, every method that fits the environment, and two of them in small steps."""
     template = load_env(env)
-    few = {"tasks_per_step": 2}
-    small = [Arm(title, {**PER_ROLE, "method": name, **few}) for title, name in SMALL.items()]
-    return [Arm(BASE), *small] + [
-        Arm(name, {**PER_ROLE, "method": name})
+    model = {"model": MODELS[env]} if env in MODELS else {}
+    team, few = {**PER_ROLE, **model}, {"tasks_per_step": 2}
+    play = ("--model", MODELS[env]) if env in MODELS else ()
+    small = [Arm(title, {**team, "method": name, **few}) for title, name in SMALL.items()]
+    return [Arm(BASE, None, play), *small] + [
+        Arm(name, {**team, "method": name})
         for name, method in METHODS.items()
         if name not in OWN_TEAMS and fits(method, template)
     ]
@@ -118,10 +122,9 @@ def _silent(_: str) -> list[Arm]:
 
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    **experiments.EXPERIMENTS,
     "methods": Experiment(
         "What is each method of the literature worth at equal tokens?",
-        ("plan_path", "coding", "math", "sudoku", "sokoban"),
+        ("plan_path", "search", "coding", "math", "sudoku", "sokoban"),
         arms,
         (Claim("AT-GRPO solves more than GRPO over whole episodes", "at_grpo", "grpo"),),
         bars("Methods at equal tokens"),

@@ -1,9 +1,9 @@
-"""Runs an experiment of the paper: trains and plays its arms, judges its claims.
+"""Runs an experiment on methods: trains and plays its arms, judges its claims.
 
-    python -m benchmarks.paper main_table [--envs coding math] [--seeds 0 1 2] [--jobs 2]
+    python -m benchmarks.paper methods [--envs coding math] [--seeds 0 1 2] [--jobs 2]
     python -m benchmarks.paper --list
 
-`benchmarks.experiments` has the experiments. Every training is `pettingllms-train`, every evaluation
+`benchmarks.method_table` has the experiments; the claims of the AT-GRPO paper are judged by `benchmarks.claims`. Every training is `pettingllms-train`, every evaluation
 `pettingllms-eval`, each in a process of its own. What is finished under `benchmarks/out/paper/` is
 not repeated, what was interrupted is resumed, and experiments that need the same training share it.
 All trainings that are compared generate the same number of tokens (`--tokens`; the last step may
@@ -32,11 +32,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.evidence import Record, solved_digits
+from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
+from pettingllms.models import DEFAULT
 from pettingllms.runs import versions
 
 HERE = Path(__file__).parent
@@ -46,6 +47,7 @@ TOKENS = {
     "sudoku": 120_000,
     "sokoban": 140_000,
     "plan_path": 140_000,
+    "search": 100_000,
     "benchmarks.calling:env": 40_000,
 }
 """Generated tokens of a training of the embedded model: a fifth of what its defaults take, where methods still differ."""
@@ -100,13 +102,11 @@ class Lab:
     def _settings(self, job: Job) -> list[dict[str, Any]]:
         """Settings of the trainings of a job, which together generate the tokens of one."""
         arm, tokens = job.arm, self.tokens(job.env)
-        if arm.combine:
-            return [{**each, "max_tokens": tokens // len(arm.combine)} for each in arm.combine]
         return [] if arm.settings is None else [{**arm.settings, "max_tokens": tokens}]
 
     def _record(self, job: Job) -> Record:
         trained = [self._train(job.env, job.seed, each) for each in self._settings(job)]
-        adapters = self._combined(job, trained) if job.arm.combine else next(iter(trained), None)
+        adapters = next(iter(trained), None)
         record = {"env": job.env, "arm": job.arm.name, "seed": job.seed}
         record |= self._play(job, adapters)
         return record | (_training(trained) if trained else {})
@@ -119,7 +119,7 @@ class Lab:
                 return folder
             words = ["--resume", str(folder)]
             if not (folder / "config.yaml").exists():
-                given = VALIDATION | dict(settings)
+                given = VALIDATION | {"model": DEFAULT} | dict(settings)
                 words = ["--env", env, "--seed", str(seed), "--output-dir", str(folder)]
                 for name, value in given.items():
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
@@ -134,13 +134,11 @@ class Lab:
         asked = ["--env", job.env, "--limit", str(self.options.tasks), "--seed", str(job.seed)]
         if adapters is not None:
             asked += ["--adapters", str(adapters), "--no-base"]
-        elif self.options.model:
-            asked += ["--model", self.options.model]
-        if arm.combine:
-            asked += ["--policies", "per-role"]
+        elif "--model" not in arm.options:
+            asked += ["--model", self.options.model or DEFAULT]
         asked += arm.options
         slug = _slug("-".join(["eval", str(self.options.tasks), *arm.options]))
-        model = _slug(self.options.model or "embedded")
+        model = _slug(self.options.model or DEFAULT)
         parent = adapters or HERE / "out" / "paper" / job.env / f"base-{model}-{job.seed}"
         out = parent / slug
         with self._locks[out]:
@@ -149,7 +147,7 @@ class Lab:
                     ["pettingllms.cli.evaluate", *asked, "--out", str(out)], out.with_suffix(".log")
                 )
             episodes = read_trajectories(out)
-        chosen = episodes[arm.team] if arm.team else next(iter(episodes.values()))
+        chosen = next(iter(episodes.values()))
         tasks = scores_by_task(chosen)
         names = sorted({name for scores in tasks.values() for name in scores})
         means = {
@@ -160,19 +158,6 @@ class Lab:
             "scores": {name: round(mean, 5) for name, mean in means.items()},
             "tasks": solved_digits(chosen),
         }
-
-    def _combined(self, job: Job, trained: Sequence[Path]) -> Path:
-        """A folder with the adapter of each role from the training that trained it."""
-        parts = {
-            str(settings["train_roles"]): path
-            for settings, path in zip(job.arm.combine, trained, strict=True)
-        }
-        folder = trained[0].with_name(f"{trained[0].name}-combined")
-        folder.mkdir(exist_ok=True)
-        for role, path in parts.items():
-            if not (folder / role).exists():
-                (folder / role).symlink_to(path / "adapters" / role)
-        return folder
 
     def _run(self, words: Sequence[str], log: Path) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
@@ -195,23 +180,26 @@ class Lab:
         return int(self.options.tokens or TOKENS[env])
 
     def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
-        """Writes `results/<name>.json` and `.png`; returns the verdict."""
-        verdict, options = experiment.verdict(records), self.options
+        """Writes `results/<name>.json` and `.png`, with what is there of other environments; returns the verdict."""
+        options, path = self.options, HERE / "results" / f"{name}.json"
+        tokens = {env: self.tokens(env) for env in envs_of(records)}
+        old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+        if others := [run for run in old["runs"] if run["env"] not in tokens]:
+            records = [*others, *records]
+            tokens = {env: old["settings"]["tokens"][env] for env in envs_of(others)} | tokens
+        verdict = experiment.verdict(records)
         result = {
             "settings": {
                 "seeds": options.seeds,
                 "tasks": options.tasks,
-                "tokens": {
-                    env: self.tokens(env) for env in dict.fromkeys(r["env"] for r in records)
-                },
-                "model": options.model or "embedded",
+                "tokens": tokens,
+                "model": options.model or DEFAULT,
                 "extra": self.extra,
             },
             "versions": versions(),
             "verdict": verdict,
             "runs": records,
         }
-        path = HERE / "results" / f"{name}.json"
         text = re.sub(r"\n {4,}", " ", json.dumps(result, indent=1))
         path.write_text(text.replace(f"{HERE.parent}/", "") + "\n", encoding="utf-8")
         experiment.draw(records, path.with_suffix(".png"))

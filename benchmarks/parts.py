@@ -79,7 +79,10 @@ STORIES: Mapping[str, Story] = {
     "coding": Story(
         ("coder", "tester"),
         "tester",
-        {"4 steps": {"steps": (4, 4)}},
+        {
+            "4 steps": {"steps": (4, 4)},
+            "all families": {"families": ("numbers", "words", "arithmetic")},
+        },
         {"max_turns": 1},
         {
             "coder/first_passed": "coder: hidden tests passed",
@@ -245,6 +248,13 @@ def table(result: Any) -> Table:
             rows.append([f"`{env}`, {size}", *cells, "", "", "", ""])
     header = ["base", "trained", "exchanged", "only first role", "only second role", "shuffled"]
     return ["", *header], rows
+
+
+def success(result: Any) -> tuple[float, float]:
+    """Of one environment: of the base, and of the trained teams' mean."""
+    digits = [run["teams"]["trained"]["tasks"] for run in result["runs"].values()]
+    shares = [each.count("1") / len(each) for each in (result["base"]["base"]["tasks"], *digits)]
+    return shares[0], float(np.mean(shares[1:]))
 
 
 def _success(base: Any, runs: Sequence[Any], name: str) -> str:

@@ -42,7 +42,7 @@ from transformers.utils import logging
 from benchmarks.peers_report import TITLES, draw, sentence
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.evaluation import evaluate, held_out, roles_of
-from pettingllms.models import EMBEDDED
+from pettingllms.models import DEFAULT, EMBEDDED
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv, Episode, score, tasks_of_step
 from pettingllms.rollout.trajectory import success_rate
@@ -149,7 +149,13 @@ def ours(config: ResolvedConfig, env: AnyEnv, policies: PolicySet, every: int) -
 
 
 def theirs(
-    config: ResolvedConfig, env: AnyEnv, policies: PolicySet, rows: int, every: int
+    config: ResolvedConfig,
+    env: AnyEnv,
+    policies: PolicySet,
+    rows: int,
+    every: int,
+    *,
+    paged: bool = False,
 ) -> Progress:
     """Trains with TRL's trainer, which starts from the same adapter."""
     # Not at the top: memory is compared, and the process of our run does not need TRL's trainer.
@@ -162,7 +168,7 @@ def theirs(
         trainer: Any = GRPOTrainer(
             model=str(EMBEDDED),
             reward_funcs=reward_of(config, env, policies, pool, last),
-            args=trl_settings(config, rows, out),
+            args=trl_settings(config, rows, out, paged=paged),
             train_dataset=Dataset.from_dict({"prompt": prompts, "task": seeds}),
             processing_class=AutoTokenizer.from_pretrained(EMBEDDED),
             peft_config=LoraConfig(
@@ -246,7 +252,7 @@ def reward_of(
     return reward
 
 
-def trl_settings(config: ResolvedConfig, rows: int, out: str) -> Any:
+def trl_settings(config: ResolvedConfig, rows: int, out: str, *, paged: bool = False) -> Any:
     """The same settings under TRL's names, and nothing that would cost time here."""
     from trl.trainer.grpo_config import GRPOConfig
 
@@ -264,6 +270,7 @@ def trl_settings(config: ResolvedConfig, rows: int, out: str) -> Any:
         model_init_kwargs={"dtype": "float32"},
         bf16=False,
         use_cpu=True,
+        use_transformers_continuous_batching=paged,
         dataloader_pin_memory=False,
         report_to="none",
         disable_tqdm=True,
@@ -285,7 +292,9 @@ def run(name: str, options: argparse.Namespace) -> dict[str, Any]:
     (role,) = roles_of(env)
     policies = build_policies(config, {role: role})
     if name.startswith("trl"):
-        record = theirs(config, env, policies, options.trl_rows, options.every)
+        record = theirs(
+            config, env, policies, options.trl_rows, options.every, paged=options.trl_paged
+        )
     else:
         record = ours(config, env, policies, options.every)
 
@@ -319,12 +328,14 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
     """Of a run: what both trainers follow."""
     config = ATGRPOConfig(
         env=options.env,
+        model=DEFAULT,
         env_args=json.dumps({"agents": "single", "max_turns": 1}),
         estimator="grpo",
         seed=int(name.partition("-")[2]),
         max_tokens=options.tokens,
         max_steps=options.max_steps,
         tokens_per_batch=options.tokens_per_batch,
+        learning_rate=options.trl_rate if name.startswith("trl") else options.rate,
     )
     return resolve(config)
 
@@ -332,7 +343,8 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
 def wanted(name: str, options: argparse.Namespace) -> dict[str, Any]:
     """All that a run follows from, so that a run with other settings is not taken for it."""
     own = {key: getattr(options, key) for key in ("every", "tasks")}
-    own |= {"trl_rows": options.trl_rows} if name.startswith("trl") else {}
+    if name.startswith("trl"):
+        own |= {"trl_rows": options.trl_rows, "trl_paged": options.trl_paged}
     return {**dataclasses.asdict(settings(name, options)), **own}
 
 
@@ -346,7 +358,13 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--every", type=int, default=5_000, help="tokens between validations")
     parser.add_argument("--tasks", type=int, default=100, help="of the test; a validation has half")
     parser.add_argument("--level", type=float, default=0.8, help="success to be reached")
+    parser.add_argument("--trainers", nargs="+", choices=TITLES, default=list(TITLES))
+    parser.add_argument("--rate", type=float, help="our learning rate; default: the environment's")
+    parser.add_argument("--trl-rate", type=float, help="TRL's; default: the environment's")
     parser.add_argument("--trl-rows", type=int, default=16, help="of TRL's micro-batches")
+    parser.add_argument(
+        "--trl-paged", action="store_true", help="TRL samples with continuous batching"
+    )
     parser.add_argument("--tokens-per-batch", type=int, default=1024, help="of our micro-batches")
     parser.add_argument("--out", type=Path, default=HERE / "out" / "peers", help="finished runs")
     parser.add_argument("--json", type=Path, default=HERE / "results" / "peers.json")
@@ -365,22 +383,24 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     runs = {}
     for turn, seed in enumerate(options.seeds):
-        for trainer in list(TITLES)[:: -1 if turn % 2 else 1]:
+        for trainer in options.trainers[:: -1 if turn % 2 else 1]:
             name = f"{trainer}-{seed}"
             print(f"{name}: {'to do' if finished(name, options) is None else 'done'}", flush=True)
             if finished(name, options) is None and not options.dry_run:
                 command = [sys.executable, "-m", "benchmarks.peers", *sys.argv[1:], "--only", name]
                 subprocess.run(command, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
             runs[name] = finished(name, options)
-    config = wanted(f"trl-{options.seeds[0]}", options) | {"level": options.level}
+    config = wanted(f"{options.trainers[0]}-{options.seeds[0]}", options)
+    config["level"] = options.level
     config["seed"] = options.seeds
     if options.dry_run:
         print(json.dumps(config, indent=1))
         return
     results = {"config": config, "versions": versions(), "runs": runs}
     options.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    draw(results, options.json.with_suffix(".png"))
-    print(sentence(results))
+    if set(options.trainers) == set(TITLES):
+        draw(results, options.json.with_suffix(".png"))
+        print(sentence(results))
 
 
 def kept(name: str, options: argparse.Namespace) -> Path:

@@ -11,7 +11,7 @@
 processes included. `chaos` kills and stops workers, learners and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
 has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
-compares seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
+compares seconds and CPU-seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
 shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
 """
 
@@ -63,6 +63,7 @@ def main() -> None:
     options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
     options.add_argument("--shards", type=int, default=512, help="of the sleepers' step")
     options.add_argument("--tasks", type=int, default=128, help="of a simulated step")
+    options.add_argument("--at-once", type=int, help="of them that are played at a time")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
     measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
@@ -71,7 +72,7 @@ def main() -> None:
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
         "stream": lambda: stream(given.steps),
         "weights": weights,
-        "simulate": lambda: simulated(given.tasks),
+        "simulate": lambda: simulated(given.tasks, given.at_once),
     }
     rows = measured[given.what]()
     if given.json:
@@ -177,17 +178,16 @@ def stream(steps: int) -> list[dict[str, Any]]:
     settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 1, "workers": 2}
     with connected(ATGRPOConfig(workers=4)) as ray:
         for streamed in (False, True):
-            times: list[float] = []
-            run(
-                ray,
-                steps + 1,
-                lambda _, times=times: times.append(time.perf_counter()),  # type: ignore[misc]
-                **settings,
-                num_generations=8,
-                stream_gradients=streamed,
-            )
-            _print(rows, streamed=streamed, seconds_a_step=(times[-1] - times[1]) / steps)
-    _print(rows, ratio=rows[0]["seconds_a_step"] / rows[1]["seconds_a_step"])
+            times: list[tuple[float, float]] = []
+
+            def note(_: ATGRPO, times: list[tuple[float, float]] = times) -> None:
+                times.append((time.perf_counter(), _cpu_seconds()))
+
+            run(ray, steps + 1, note, **settings, num_generations=8, stream_gradients=streamed)
+            wall, spent = ((times[-1][n] - times[1][n]) / steps for n in (0, 1))
+            _print(rows, streamed=streamed, seconds_a_step=wall, cpu_s_a_step=spent)
+    ratios = {f"{name}_ratio": rows[0][name] / rows[1][name] for name in list(rows[0])[1:]}
+    _print(rows, **ratios)
     return rows
 
 
@@ -216,10 +216,10 @@ def weights(engines: int = 8, rank: int = 16, layers: int = 36) -> list[dict[str
     return rows
 
 
-def simulated(tasks: int) -> list[dict[str, Any]]:
+def simulated(tasks: int, at_once: int | None) -> list[dict[str, Any]]:
     """A step of an 8B model on 8 GPUs under several schedules."""
     rows: list[dict[str, Any]] = []
-    for row in simulate(tasks):
+    for row in simulate(tasks, at_once):
         _print(rows, **row)
     return rows
 

@@ -8,15 +8,20 @@ log-normal (median 350 tokens, sigma 0.8, at most 2,048). An engine is one GPU t
 replies at a time, a token of each in 8 ms and 0.03 ms a reply; prompts take no time. A reply is scored in
 a log-normal time (median 0.4 s, sigma 0.5) on one of 64 CPUs. A learner takes 0.12 ms a token, divided by
 its GPUs; an optimizer step with the new adapters' way to the engines takes 1 s. All schedules are given
-the same replies, and each the division of the GPUs that suits it best.
+the same replies, and each the division of the GPUs that suits it best. As many tasks are played at a time as
+there are workers.
 
 | schedule | what waits for what |
 |---|---|
 | `lock step, pools apart` | half of the engines for each role; all tasks wait for the last reply, then for the last score, of every decision; updates follow |
 | `event-driven, one pool` | a task waits for its own replies alone; updates follow the last task |
 | `event-driven, gradients streamed` | the same, and a task's gradients are added once it has ended |
+| `the same, by decision` | a decision's gradients are added once it was scored; workers here hand over whole shards |
 | `one step off` | the next step is played during an update; gradients are added at the end of their step |
 | `one step off, gradients streamed` | both |
+
+`the longest task alone` is no schedule: its replies one after the other on idle engines, and an optimizer
+step, which no on-policy schedule can beat.
 """
 
 from __future__ import annotations
@@ -153,7 +158,8 @@ class Run:
         steps: the load.
         engines: GPUs that sample; half of them for each role if `apart`.
         learner: GPUs of each policy's learner.
-        apart, lock_step, streamed, ahead: the schedule.
+        workers: tasks that are played at a time; None plays all of a step.
+        apart, lock_step, streamed, by_decision, ahead: the schedule.
     """
 
     def __init__(
@@ -161,19 +167,23 @@ class Run:
         steps: Steps,
         engines: int,
         learner: int,
+        workers: int | None = None,
         *,
         apart: bool = False,
         lock_step: bool = False,
         streamed: bool = False,
+        by_decision: bool = False,
         ahead: bool = False,
     ) -> None:
         self.events = Events()
         self.steps, self.learner = steps, learner
         self.lock_step, self.streamed, self.ahead = lock_step, streamed, ahead
+        self.by_decision = by_decision
         pool = [Engine(self.events) for _ in range(engines)]
         self.engines = [pool[role::ROLES] if apart else pool for role in range(ROLES)]
         self.cpus = Servers(self.events, CPUS)
         self.learners = [Servers(self.events, 1) for _ in range(ROLES)]
+        self.workers, self.queue = workers, deque[tuple[int, Sequence[Decision]]]()
         self.updated: list[float] = []
         """Second at which the update of each step was done."""
         self.playing = [len(step) for step in steps]
@@ -197,14 +207,25 @@ class Run:
         if self.lock_step:
             self._together(step, 0)
         else:
-            for task in tasks:
-                self._play(step, task, 0)
+            self.queue.extend((step, task) for task in tasks)
+            for _ in tasks[: self.workers]:
+                self._next()
+
+    def _next(self) -> None:
+        if self.queue:
+            self._play(*self.queue.popleft(), 0)
 
     def _play(self, step: int, task: Sequence[Decision], at: int) -> None:
         if at == len(task):
             self._ended(step, task)
             return
+        if at and self.by_decision:
+            self._owe(step, task[at - 1])
+            self._learn()
         self._decide(task[at], partial(self._play, step, task, at + 1))
+
+    def _owe(self, step: int, decision: Decision) -> None:
+        self.owed[step][decision.role] += sum(decision.tokens)
 
     def _decide(self, decision: Decision, then: Callable[[], object]) -> None:
         scored = _countdown(K, then)
@@ -234,9 +255,11 @@ class Run:
 
     def _ended(self, step: int, task: Sequence[Decision]) -> None:
         self.playing[step] -= 1
-        for decision in task:
-            self.owed[step][decision.role] += sum(decision.tokens)
+        for decision in task[-1:] if self.by_decision else task:
+            self._owe(step, decision)
         self._learn()
+        if not self.lock_step:
+            self._next()
 
     def _learn(self) -> None:
         """Gives learners what the present step has for them; earlier steps are done."""
@@ -280,19 +303,21 @@ SCHEDULES: dict[str, dict[str, bool]] = {
     "lock step, pools apart": {"apart": True, "lock_step": True},
     "event-driven, one pool": {},
     "event-driven, gradients streamed": {"streamed": True},
+    "the same, by decision": {"streamed": True, "by_decision": True},
     "one step off": {"ahead": True},
     "one step off, gradients streamed": {"ahead": True, "streamed": True},
 }
 
 
-def simulate(tasks: int, seeds: int = 3) -> list[dict[str, Any]]:
-    """Seconds of a step under each schedule, a mean over some loads."""
+def simulate(tasks: int, workers: int | None = None, seeds: int = 3) -> list[dict[str, Any]]:
+    """Seconds of a step under each schedule, a mean over some loads; workers as in `Run`."""
     loads = [load(tasks, seed) for seed in range(seeds)]
     rows: list[dict[str, Any]] = []
     for name, options in SCHEDULES.items():
         times = {
             learner: sum(
-                Run(each, GPUS - ROLES * learner, learner, **options).seconds() for each in loads
+                Run(each, GPUS - ROLES * learner, learner, workers, **options).seconds()
+                for each in loads
             )
             / seeds
             for learner in range(1, GPUS // ROLES)
@@ -301,4 +326,16 @@ def simulate(tasks: int, seeds: int = 3) -> list[dict[str, Any]]:
         first = rows[0]["seconds"] if rows else times[best]
         row = {"schedule": name, "tasks": tasks, "seconds": round(times[best], 1)}
         rows.append(row | {"gpus_a_learner": best, "gain": round(first / times[best], 2)})
-    return rows
+    alone = sum(map(longest_alone, loads)) / seeds
+    row = {"schedule": "the longest task alone", "tasks": tasks, "seconds": round(alone, 1)}
+    return [*rows, row | {"gain": round(rows[0]["seconds"] / alone, 2)}]
+
+
+def longest_alone(steps: Steps) -> float:
+    """Seconds of a step if nothing but its longest task took time; a mean over the steps counted."""
+    pace = TOKEN_SECONDS + REPLY_SECONDS * K
+
+    def alone(task: Sequence[Decision]) -> float:
+        return sum(pace * max(each.tokens) + max(each.scores) for each in task)
+
+    return SYNC_SECONDS + sum(max(map(alone, step)) for step in steps[1:-1]) / (len(steps) - 2)

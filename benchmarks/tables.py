@@ -21,7 +21,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers_report, speed_tables
+from benchmarks import peers_report, search_report, speed_tables
+from benchmarks.claims import report as claims_report
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
@@ -75,15 +76,25 @@ def learned() -> dict[str, dict[str, list[Any]]]:
 
 
 def outcomes() -> str:
-    """Success before and after training, for the README."""
+    """Success before and after training from the environment's default base, for the README."""
+    own = load("parts")["environments"] if published("parts") else {}
+    success = importlib.import_module("benchmarks.parts").success
     rows = [
-        [f"`{env}`", *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters"))]
+        [f"`{env}`", "parts", *(f"{share:.2f}" for share in success(each))]
+        for env, each in sorted(own.items())
+    ]
+    rows += [
+        [
+            f"`{env}`",
+            "habits",
+            *(f"{_mean(runs['per-role'], team):.2f}" for team in ("base", "adapters")),
+        ]
         for env, runs in learned().items()
-        if "per-role" in runs
+        if "per-role" in runs and env not in own
     ]
     if not rows:
         return UNPUBLISHED
-    return markdown(["environment", "success before", "success after training"], rows)
+    return markdown(["environment", "shown before", "success", "after training"], rows)
 
 
 def _mean(runs: Sequence[Any], team: str, how: str = "sampled") -> float:
@@ -110,25 +121,25 @@ def _team(env: str, runs: Sequence[Any]) -> list[str]:
 
     # The base plays the same for every seed of training: only its tasks are a sample.
     base = digits("base")[:1]
-    swapped = "swapped" in runs[0]["sampled"]["results"]
+    swapped, blind = "swapped" in runs[0]["sampled"]["results"], blind_success(env)
     seconds = np.mean([run["timing"]["time/step"] for run in runs])
     return [
         shown(estimate(base)),
         shown(estimate(digits("adapters"))),
         shown(estimate(digits("adapters", "greedy"))),
         shown(estimate(digits("swapped"))) if swapped else "",
-        _blind(env),
+        "" if blind is None else f"{blind:.2f}",
         f"{seconds:.0f}",
         str(len(runs)),
     ]
 
 
-def _blind(env: str) -> str:
+def blind_success(env: str) -> float | None:
     """The best success of constant answers, where it was measured."""
     for row in load("blind")["rows"] if published("blind") else ():
         if row["game"] == BLIND.get(env) and row["refused"] == "stop":
-            return f"{row['success']:.2f}"
-    return ""
+            return float(row["success"])
+    return None
 
 
 def seconds() -> str:
@@ -163,25 +174,38 @@ def environments() -> str:
 
 
 def paper(name: str) -> str:
-    """The table of an experiment of the paper, and its verdict below."""
+    """The table of an experiment on methods, and its verdict below."""
     result = load(name)
     return f"{markdown(*EXPERIMENTS[name].table(result))}\n\n{result['verdict']}"
 
 
 def claims() -> str:
-    """The verdicts of all published experiments of the paper."""
-    rows = [
-        [f"`{name}`", each.question, load(name)["verdict"]]
-        for name, each in EXPERIMENTS.items()
-        if published(name)
-    ]
-    return markdown(["experiment", "question", "on the embedded model"], rows)
+    """The verdicts on the claims of the AT-GRPO paper, and what nobody has run."""
+    result = load("claims")
+    lacking = "; ".join(claims_report.missing(result))
+    letters = claims_report.open_questions(result)
+    notes = "\n".join(f"- {letter}: {part}" for part, letter in letters.items())
+    return (
+        f"{markdown(*claims_report.table(result))}\n\n{notes}\n\nNot run: {lacking}. What was run took "
+        f"{result['cpu_minutes']:.0f} CPU-minutes."
+    )
 
 
 def peers() -> str:
     """TRL's trainer beside ours, and the comparison in a sentence."""
     results = load("peers")
     return f"{markdown(*peers_report.tables(results))}\n\n{peers_report.sentence(results)}"
+
+
+def search_team() -> str:
+    """What search teams reach, and whether a mean for each agent helps."""
+    result = load("search_team")
+    return f"{markdown(*search_report.table(result))}\n\n{search_report.verdict(result)}"
+
+
+def search_norms() -> str:
+    """Advantages and gradients of both means."""
+    return markdown(*search_report.norms(load("search_team")))
 
 
 def _of_script(name: str, table: str = "table") -> str:
@@ -213,7 +237,11 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own: list[str] = [
+        "ensemble",
         "late_outcome",
+        "leader",
+        "malt",
+        "rounds",
         "trust",
         "skill",
         "habit_or_skill",
@@ -230,12 +258,17 @@ def tables() -> dict[str, Callable[[], str]]:
         }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
+    if published("search_team"):
+        found |= {"search_team": search_team, "search_norms": search_norms}
     if published("peers"):
         found["peers"] = peers
+    if published("peers_sweep"):
+        found["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("learning_coding"):
         found["seconds"] = seconds
-    if any(map(published, EXPERIMENTS)):
+    if published("claims"):
         found["claims"] = claims
+        found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
     return found
 
 

@@ -276,8 +276,10 @@ def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettin
     options = config.mapping("vllm")
     if config.revision is not None and config.sampler.startswith("vllm") and not config.server:
         options["revision"] = config.revision  # vLLM loads the base by itself
+    # With workers, the processes that sample are others than the one that asks them.
+    elsewhere = config.workers and config.sampler == "vllm"
     return SamplerSettings(
-        config.sampler,
+        "pettingllms.samplers.vllm_actors:open_engine" if elsewhere else config.sampler,
         options,
         url=config.server,
         key=key,

@@ -45,7 +45,7 @@ from pettingllms.errors import (
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import parse_policies, trained_policies
+from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import outcome_is_late, success_rate
@@ -169,13 +169,14 @@ class TrainPlan:
         Raises:
             ConfigError: Ray, or the cluster, cannot be used.
         """
-        config = self.config
+        config, policies = self.config, self.roles_to_policies
         if not config.workers:
             return contextlib.nullcontext()
         # Here and not above: Ray is an extra, and takes long to import.
         from pettingllms.distributed.cluster import connected
 
-        return connected(config, trained_policies(config.train_roles, self.roles_to_policies))
+        learners = trained_policies(config.train_roles, policies)
+        return connected(config, learners, own_names(policies))
 
     def run(
         self,
@@ -329,7 +330,11 @@ class _Session:
             self._step()
 
     def _save(self) -> None:
-        self._call("on_save", checkpoints.save(self.folder, self.trainer))
+        try:
+            place = checkpoints.save(self.folder, self.trainer)
+        except WorkersLost as error:
+            raise WorkersLost(f"{error}\n{self._last_checkpoint()}") from error
+        self._call("on_save", place)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         self._ended |= called(self.trainer.callbacks, hook, self.trainer, *arguments)
@@ -377,9 +382,15 @@ class _Session:
             self.policies.close()  # an engine that failed could not take over what is restored
             checkpoints.restore(self.trainer, state)
         elif not self.trainer.intact:
-            return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
-        place = checkpoints.save(self.folder, self.trainer)
+            return self._last_checkpoint()
+        try:
+            place = checkpoints.save(self.folder, self.trainer)
+        except WorkersLost:  # and with them the optimizers
+            return self._last_checkpoint()
         return f"the state after step {self.trainer.step} is saved in {place}"
+
+    def _last_checkpoint(self) -> str:
+        return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

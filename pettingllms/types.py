@@ -82,11 +82,20 @@ class Completion:
 class Later(NamedTuple):
     """What followed a candidate, in a look-ahead tree or a forest."""
 
-    reward: float
-    """Paid to the team after the candidate's own reward, or to the agent where returns are its own:
-    along the episode the mean over the candidates of each node, else what one episode earned."""
+    rewards: tuple[float, ...]
+    """Paid at each decision after the candidate's own, to the team, or to the agent where returns are
+    its own: along the episode the mean over the candidates of each node, else what one episode earned."""
     tokens: int
     """Generated to find out, beside those of the record."""
+
+    @property
+    def reward(self) -> float:
+        """All that was paid."""
+        return self.worth(1.0)
+
+    def worth(self, gamma: float) -> float:
+        """Rewards of each decision, times `gamma` for every one since the first of them."""
+        return sum(gamma**n * paid for n, paid in enumerate(self.rewards))
 
 
 @dataclass(frozen=True, slots=True)

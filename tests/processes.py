@@ -38,6 +38,18 @@ def running(pid: int) -> list[int]:
     return found
 
 
+def listening(pid: int) -> set[str]:
+    """Addresses on which processes below `pid`, and itself, can be reached."""
+    import psutil
+
+    own = set(descendants(pid))
+    return {
+        each.laddr.ip.removeprefix("::ffff:")
+        for each in psutil.net_connections("tcp")
+        if each.status == psutil.CONN_LISTEN and each.pid in own
+    }
+
+
 def alive(pid: int) -> bool:
     """Whether the process runs, and does not only wait for being reaped."""
     try:

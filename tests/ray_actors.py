@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -16,6 +17,7 @@ class Hand:
         self._folder, self._ready = Path(folder), ready
 
     def ready(self) -> None:
+        self._suffer("ready")
         if self._ready:
             raise ConfigError(self._ready)
 
@@ -30,11 +32,14 @@ class Hand:
         return os.getpid()
 
     def _suffer(self, job: str) -> None:
-        """Dies, hangs or fails as often as there are files for the job, one of which it removes."""
+        """Dies, hangs, fails or takes long as often as there are files for the job, one of which it removes."""
         fates = sorted(self._folder.glob(f"{job}-*"))
         if fates:
             fate = fates[0].name.rpartition("-")[2]
             fates[0].unlink()
+            if fate == "late":
+                time.sleep(3)
+                return
             if fate == "fail":
                 raise SandboxUnavailable("the sandbox is gone")
             os.kill(os.getpid(), signal.SIGKILL if fate == "kill" else signal.SIGSTOP)
@@ -44,6 +49,12 @@ class Sum(Hand):
     """A state that jobs change: the sum of what was added."""
 
     total = 0
+
+    def address(self) -> None:
+        """Ranks of this have nowhere to meet."""
+
+    def join(self, place: None, rank: int, ranks: int) -> None:
+        """Does nothing."""
 
     def load(self, state: int) -> None:
         if state < 0:

@@ -87,7 +87,15 @@ def test_outcomes_have_a_row_an_environment_and_no_interval(results):
     results(
         "learning_sudoku", {"at_grpo-0": a_run("0011", "0111"), "at_grpo-1": a_run("0011", "1111")}
     )
-    assert tables.outcomes().splitlines()[2:] == ["| `sudoku` | 0.50 | 0.88 |"]
+    assert tables.outcomes().splitlines()[2:] == ["| `sudoku` | habits | 0.50 | 0.88 |"]
+
+
+def test_outcomes_are_those_of_the_base_that_is_the_default(results):
+    results("learning_coding", {"at_grpo-0": a_run("0011", "0111")})
+    teams = {"trained": {"tasks": "0111"}}
+    coding = {"base": {"base": {"tasks": "0001"}}, "runs": {"21": {"teams": teams}}}
+    results("parts", {"environments": {"coding": coding}})
+    assert tables.outcomes().splitlines()[2:] == ["| `coding` | parts | 0.25 | 0.75 |"]
 
 
 def test_teams_have_intervals_that_are_never_a_point(results):

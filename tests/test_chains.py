@@ -144,3 +144,30 @@ def test_the_tool_is_shown_straight_ways_only():
         if prompt[1] == "tool":
             at, goal = prompt[4], prompt[6]
             assert at[0] == goal[0] or at[1:] == goal[1:]
+
+
+def test_tasks_are_about_the_chosen_families():
+    env = coding_v0.env(split="val", families=["words"])
+    for seed in range(20):
+        env.reset(seed=seed)
+        assert "words" in env.observe("coder_0")["text"]
+    every = [coding.generate(seed, "val") for seed in range(50)]
+    chosen = [
+        coding.generate(seed, "val", (3, 3), ("numbers", "words", "arithmetic"))
+        for seed in range(50)
+    ]
+    assert chosen == every
+
+
+@pytest.mark.parametrize(
+    ("families", "why"),
+    [
+        (["number"], "did you mean 'numbers'"),
+        ([], "one or more of numbers, words, arithmetic"),
+        ("numbers", "must be a list"),
+        (3, "must be a list"),
+    ],
+)
+def test_families_that_no_task_is_about_are_refused(families, why):
+    with pytest.raises(ConfigError, match=why):
+        coding_v0.env(families=families)

@@ -95,7 +95,7 @@ def test_every_field_explains_itself():
 
 # What follows from the model and the environment
 
-MODEL = {True: None, False: "some/model"}
+MODEL = {True: "embedded", False: "some/model"}
 """The setting `model` of the embedded model, and of another."""
 
 
@@ -115,18 +115,21 @@ def test_open_values_follow_from_the_model(embedded, full, expected):
 
 
 @pytest.mark.parametrize(
-    ("env", "rate", "k", "tasks", "steps"),
+    ("env", "model", "rate", "k", "tasks", "steps"),
     [
-        ("coding", 5e-3, 8, 16, 100),
-        ("math", 5e-4, 16, 8, 100),
-        ("plan_path", 5e-4, 16, 8, 100),
-        ("sokoban_v0", 5e-4, 16, 8, 100),
-        ("pettingllms/sudoku-v0", 5e-4, 16, 8, 160),
-        ("pettingllms.envs.sudoku_v0:env", 5e-4, 16, 8, 160),
+        ("coding", "embedded:parts", 5e-3, 8, 16, 60),
+        ("math", "embedded", 5e-4, 16, 8, 100),
+        ("plan_path", "embedded:parts", 4e-3, 8, 8, 100),
+        ("sokoban_v0", "embedded", 5e-4, 16, 8, 100),
+        ("pettingllms/sudoku-v0", "embedded", 5e-4, 16, 8, 160),
+        ("pettingllms.envs.sudoku_v0:env", "embedded", 5e-4, 16, 8, 160),
     ],
 )
-def test_open_values_of_the_embedded_model_follow_from_the_environment(env, rate, k, tasks, steps):
+def test_the_embedded_model_and_its_settings_follow_from_the_environment(
+    env, model, rate, k, tasks, steps
+):
     config = resolve(ATGRPOConfig(env=env))
+    assert config.model == model
     found = (
         config.learning_rate,
         config.num_generations,

@@ -8,9 +8,12 @@ import json
 import pytest
 import torch
 
+from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
 from pettingllms.distributed.pools import check_ranks, placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.evaluation.run import settings_of
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -65,27 +68,96 @@ def test_pools_that_cannot_be_meant_are_refused(given, message):
         ({"coder": {"cpus": 8}}, "want 10 CPUs, and the cluster has 8"),
         ({"coder": {"cpus": 3, "ranks": 3}}, "want 11 CPUs, and the cluster has 8"),
         ({"coder": {"gpus": 1, "ranks": 3}}, "3 GPUs are wanted, and the cluster has 2"),
+        ({"coder": {"gpus": 0.5, "ranks": 2}}, "2 ranks on 0.5 of a GPU each, and NCCL takes one"),
+        ({"coder": {"ranks": 2}}, "2 ranks on 0.285 of a GPU each, and NCCL takes one"),
     ],
-    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks"],
+    ids=["gpus", "cpus", "cpus-of-ranks", "gpus-of-ranks", "parts-of-gpus", "open-parts-of-gpus"],
 )
 def test_more_than_the_cluster_has_is_refused(given, message):
     with pytest.raises(ConfigError, match=message):
         placed(pools_of(pools(**given), TEAM), 4, "auto", {"CPU": 8, "GPU": 2})
 
 
+def engines(vllm_options: dict[str, int] | None = None, **given: object) -> ATGRPOConfig:
+    options = json.dumps(vllm_options) if vllm_options else None
+    return ATGRPOConfig(
+        workers=4,
+        sampler="vllm",
+        model="m",
+        vllm=options,
+        pools=json.dumps(given),
+        policy_settings=json.dumps({"judge": {"full": True}}),
+    )
+
+
+def test_adapters_of_one_base_share_engines_and_workers_that_ask_them_have_no_gpu():
+    config = engines(engines={"replicas": 2})
+    wanted = pools_of(config, ("coder", "judge"), ("coder", "tester", "judge"))
+    assert list(wanted) == [
+        *("workers", "coder", "judge"),
+        *("engines of coder, tester", "engines of judge"),
+    ]
+    found = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 8})
+    assert {name: share.gpus for name, share in found.items()} == {
+        "workers": 0.0,
+        **dict.fromkeys(list(found)[1:], 1.0),
+    }
+    small = placed(wanted, 4, "auto", {"CPU": 16, "GPU": 3})
+    assert {share.gpus for name, share in small.items() if name != "workers"} == {0.5}
+    # Two learners, two engines of each kind, four workers; one worker is enough to begin.
+    with pytest.raises(ConfigError, match=r"and engines and one worker want 7 CPUs, .* has 6"):
+        placed(wanted, 4, "cpu", {"CPU": 6})
+
+
+def test_an_engine_in_parts_has_a_gpu_for_each():
+    wanted = pools_of(engines({"tensor_parallel_size": 2}), (), ("coder",))
+    assert wanted["engines of coder"].gpus == 2
+    with pytest.raises(ConfigError, match="2 GPUs are wanted, and the cluster has 1"):
+        placed(wanted, 4, "auto", {"CPU": 16, "GPU": 1})
+
+
 @pytest.mark.parametrize(
-    ("full", "streamed", "message"),
+    ("config", "message"),
     [
-        (["coder"], True, "coder has 2 ranks, each with a whole model"),
-        (["tester"], False, "coder has 2 ranks, .*; give --stream-gradients"),
+        (lambda: engines(engines={"gpus": 2}), "an engine has 2 GPUs, and vLLM is .* 1 parts"),
+        (lambda: engines(engines={"ranks": 2}), "engines have no ranks, got 2; replicas is their"),
+        (lambda: engines(engines={"replicas": 0}), "replicas of engines must be a whole number"),
+        (
+            lambda: engines(engine={"gpus": 1}),
+            "'engine' has no process here; did you mean 'engines'",
+        ),
+        (lambda: pools(engines={"gpus": 1}), "engines are for sampler vllm; with auto each worker"),
+        (lambda: pools(coder={"replicas": 2}), "coder has no replicas, got 2; engines have"),
     ],
-    ids=["full", "not-streamed"],
+    ids=["parts", "ranks", "none", "name", "transformers", "replicas"],
 )
-def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused(full, streamed, message):
-    wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
+def test_engines_that_cannot_be_meant_are_refused(config, message):
     with pytest.raises(ConfigError, match=message):
-        check_ranks(wanted, full=full, streamed=streamed)
-    check_ranks(pools_of(pools(), TEAM), full=full, streamed=streamed)
+        pools_of(config(), ("coder",), ("coder",))
+
+
+def test_engines_without_vllm_are_refused_with_how_to_install_it(monkeypatch):
+    monkeypatch.setattr("pettingllms.samplers.vllm_args.installed", lambda: False)
+    with (
+        pytest.raises(ConfigError, match="vLLM is not installed; pip install"),
+        connected(engines(), (), ("coder",)),
+    ):
+        pass
+
+
+def test_an_evaluation_with_workers_and_vllm_is_refused():
+    options = EvalConfig.of(env="math", sampler="vllm", model="m", workers=2)
+    with pytest.raises(ConfigError, match="vLLM evaluates in one process"):
+        settings_of(options)
+
+
+def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():
+    wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
+    with pytest.raises(ConfigError, match=r"coder has 2 ranks, .*; give --stream-gradients"):
+        check_ranks(wanted, full=["tester"], streamed=False)
+    check_ranks(wanted, full=["tester"], streamed=True)
+    check_ranks(wanted, full=["coder"], streamed=False)
+    check_ranks(pools_of(pools(), TEAM), full=[], streamed=False)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +166,7 @@ def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused(full, streame
         ({"ray_address": "auto"}, "ray_address auto without workers"),
         ({"max_staleness": 1}, "max_staleness 1 without workers"),
         ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
-        ({"workers": 2, "sampler": "vllm-server", "serve": True}, "use --sampler transformers"),
+        ({"workers": 2, "sampler": "vllm-server", "serve": True}, "use --sampler vllm"),
         ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
     ],
     ids=["address", "staleness", "too-stale", "vllm", "api"],

@@ -185,6 +185,21 @@ def test_what_does_not_fit_is_named_with_options_that_make_it_fit(qwen, words, g
     assert number(again, "at the fullest moment") == pytest.approx(float(peak) * GIB, rel=0.01)
 
 
+def test_engines_of_their_own_have_nine_tenths_of_their_part_of_a_gpu(qwen):
+    words = ("--sampler", "vllm", "--workers", "4", "--tasks-per-shard", "1")
+    text = estimate(qwen, *words, "--pools", '{"engines": {"replicas": 3, "gpus": 0.5}}')
+    room, weights = 0.45 * 80 * GIB, 2 * PARAMETERS
+    length = 1024 + int(re.findall(r"max_completion_length: (\d+)", text)[0])
+    rows = int((room - weights) // (length * 2 * 8 * 128 * 28 * 2))
+    line = (
+        f"3 x engines of coder, tester; each: GPUs 0.5, weights 3.2 GiB, cache 32.8 GiB for {rows} "
+    )
+    assert line in text
+    assert "vLLM, a copy of the model" not in text
+    small = estimate(qwen, *words, "--pools", '{"engines": {"gpus": 0.1}}', gpu="rtx-4090")
+    assert "no room for a cache: give it more GPUs" in small
+
+
 def test_a_quantized_base_is_a_third_as_large(qwen):
     # The embeddings, a fifth of this model, stay in 16 bits.
     small = number(estimate(qwen, "--load-in-4bit"), "base model in 4 bits")

@@ -6,6 +6,7 @@ import json
 from collections import defaultdict
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.look_ahead import LookAhead
 from pettingllms.trainers.metrics import generated_tokens
 from pettingllms.types import Completion, Request, Task
 from tests import letters_env
@@ -292,3 +294,66 @@ def test_a_shape_of_ones_own_is_played(tmp_path: Path) -> None:
         None,
         {"episode": 0, "depth": 1, "candidate": 1},
     ]
+
+
+PAID = {
+    (): (0.0, 0.0),
+    (0,): (0.1, 0.2),
+    (1,): (0.3, 0.3),
+    (0, 0): (1.0, 0.0),
+    (0, 1): (0.0, 0.0),
+    (1, 0): (1.0, 1.0),
+    (1, 1): (1.0, 1.0),
+}
+"""Path -> rewards of its two candidates: the table's forest, with its single candidates doubled, which
+changes no mean."""
+
+
+class Branching(Line):
+    """Pays a reply, the number of a candidate, by the path that leads to it."""
+
+    def _start(self, seed: int, options: dict[str, Any]) -> tuple[str, ...]:
+        return ()
+
+    def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
+        paid = PAID[tuple(map(int, state))][int(text)]
+        return Outcome((*state, text), team=paid, local=0.0, success=False)
+
+
+class Numbered(Counted):
+    def sample(
+        self, requests: Sequence[Request], n: int, **settings: Any
+    ) -> list[list[Completion]]:
+        found = super().sample(requests, n, **settings)
+        return [[replace(c, text=str(k)) for k, c in enumerate(row)] for row in found]
+
+
+@pytest.mark.parametrize("gamma", [1.0, 0.5])
+def test_a_reward_is_discounted_for_each_decision_on_the_way_to_it(gamma: float) -> None:
+    table = json.loads((GOLDEN / "forest.json").read_text())
+    (case,) = [c for c in table["cases"] if c["name"] == "a forest with one root"]
+    names = {1.0: "value (mean below, gamma 1)", 0.5: "value (gamma 0.5)"}
+    expected = case["expected"][names[gamma]]
+    config = resolve(ATGRPOConfig(method="look_ahead", shape="full", num_generations=2))
+    made = LookAhead(config, gamma=gamma)
+    sampler = Numbered(lambda *_: "0")
+    found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
+    values = {
+        (group.prompt, k): made.value(group, candidate)
+        for group in in_order(found)
+        for k, candidate in enumerate(group.candidates)
+    }
+    nodes = ["", "0", "1", "0 0", "0 1", "1 0"]  # prompts, in the order of the table
+    for name, value in expected.items():
+        node, candidate = map(int, name.split(","))
+        assert values[nodes[node], candidate] == pytest.approx(value, abs=1e-6)
+
+
+def test_a_probe_discounts_as_the_episode_does() -> None:
+    config = resolve(ATGRPOConfig(method="look_ahead", num_generations=2, branch="first"))
+    made = LookAhead(config, gamma=0.5)
+    sampler = Numbered(lambda *_: "0")
+    found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
+    values = [made.value(found[0].groups[0], c) for c in found[0].groups[0].candidates]
+    # The episode: 0.5 of the mean of (0.1 + half of the mean of 1 and 0) and (0.2 + half of 0).
+    assert values == pytest.approx([0.5 * (0.35 + 0.2) / 2, 0.5 * (0.3 + 0.5 * 1.0)])

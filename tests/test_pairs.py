@@ -158,7 +158,10 @@ def test_one_command_writes_both_formats_for_every_policy(
         assert row["chosen"][0]["role"] == row["rejected"][0]["role"] == "assistant"
     good = [row for each in sorted(out.iterdir()) for row in rows(each / SFT)]
     assert len(good) == 2 * (1 + 4 + 12)
-    assert set(good[0]) == {"prompt", "completion"}
+    assert set(good[0]) == {"prompt", "completion", "prompt_ids", "completion_ids"}
+    assert set(pairs[0]) - set(good[0]) == {"chosen", "rejected", "chosen_ids", "rejected_ids"}
+    assert good[0]["completion_ids"]
+    assert good[0]["prompt_ids"]
 
 
 def test_no_task_dominates(tmp_path: Path) -> None:

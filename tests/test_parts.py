@@ -17,6 +17,7 @@ from pettingllms.errors import PettingLLMsError
 from pettingllms.evaluation.folder import digest
 from pettingllms.models import PARTS
 from pettingllms.policies.sources import check_model
+from pettingllms.runs.folder import read_config
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.sharing import share
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -113,3 +114,18 @@ def test_every_source_of_every_recipe_draws_demonstrations(recipe, source):
     for habit in (0.0, 1.0):
         drawn = [draw(rng, habit, {source: RECIPES[recipe][source]}) for _ in range(20)]
         assert all(demo.prompt and demo.reply for demo in drawn)
+
+
+def test_a_run_that_names_no_model_says_which_one_its_environment_trains(tmp_path):
+    run = tmp_path / "run"
+    words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 2 --num-generations 2"
+    train.main([*words.split(), "--eval-tasks", "2", "--output-dir", str(run)])
+    assert read_config(run).model == "embedded:parts"
+    assert resolve(ATGRPOConfig(env="math")).model == "embedded"
+    # Behind an API there is no model here.
+    assert resolve(ATGRPOConfig(env="coding", policies="api:gpt")).model is None
+
+
+def test_a_run_of_the_time_before_names_the_base_of_that_time(tmp_path):
+    (tmp_path / "config.yaml").write_text("env: coding\n")
+    assert read_config(tmp_path).model == "embedded"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks import peers, peers_report
+from benchmarks import peers, peers_report, peers_sweep
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.rollout.episode import tasks_of_step
 
@@ -75,7 +75,8 @@ def test_the_sentence_is_computed_from_the_numbers():
 
 @pytest.mark.parametrize("env", ["coding", "plan_path"])
 def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
-    options = Namespace(env=env, tokens=1000, max_steps=2, tokens_per_batch=1024)
+    sizes = {"tokens": 1000, "max_steps": 2, "tokens_per_batch": 1024}
+    options = Namespace(env=env, **sizes, rate=None, trl_rate=None)
     config = peers.settings("trl-3", options)
     game: Any = make_env(config, "train")
     (role,) = {agent.removesuffix("_0") for agent in game.possible_agents}
@@ -97,3 +98,26 @@ def test_trl_is_given_the_tasks_and_the_rewards_of_our_trainer(env):
     alone.step("nothing")
     assert paid[:k] == [alone.rewards[agent]] * k
     assert last == {"tokens": sum(map(len, ids)), "success": 0.0}
+
+
+def test_the_best_settings_are_those_that_are_first_at_the_level():
+    rows = {
+        "trl, rate 0.005": {"cpu_seconds": 16.0, "tokens": 20_000, "test": 0.9},
+        "trl, 64 rows": {"cpu_seconds": 12.0, "tokens": 20_000, "test": 0.9},
+        "trl, rate 0.01": {"cpu_seconds": None, "tokens": None, "test": 0.5},
+        "trl, paged": {"failed": "RuntimeError: no"},
+        "ours, rate 0.005": {"cpu_seconds": 5.0, "tokens": 15_000, "test": 0.9},
+    }
+    best = [peers_sweep.best(rows, name) for name in ("trl", "ours")]
+    assert best == ["trl, 64 rows", "ours, rate 0.005"]
+    cells = {row[0]: row[1] for row in peers_sweep.table({"rows": rows, "best": best})[1]}
+    assert cells["trl, 64 rows (best)"] == "12"
+    assert cells["trl, rate 0.01"] == "not reached"
+    assert "RuntimeError" in cells["trl, paged"]
+
+
+def test_each_trainer_has_its_own_learning_rate():
+    sizes = {"env": "coding", "tokens": 1000, "max_steps": 2, "tokens_per_batch": 1024}
+    options = Namespace(**sizes, rate=1e-3, trl_rate=2e-3)
+    assert peers.settings("ours-0", options).learning_rate == 1e-3
+    assert peers.settings("trl-0", options).learning_rate == 2e-3

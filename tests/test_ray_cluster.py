@@ -9,7 +9,9 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,10 @@ import pytest
 
 from benchmarks.scale import actors, run
 from pettingllms.errors import ConfigError
+from pettingllms.runs import read_config
+from pettingllms.session import train
 from tests.processes import alive, descendants, eventually
+from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -153,3 +158,50 @@ def test_a_cluster_of_another_python_is_refused(cluster, tmp_path):
     line = refused(tmp_path, cluster.address)
     assert "Version mismatch" in line
     assert "Python: 2." in line
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        ("gcs_server", "its head has not answered for 30 seconds"),
+        ("raylet", "the node of this process is dead"),
+    ],
+    ids=["head", "node"],
+)
+def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_the_same_bytes(
+    part, reason, cluster, tmp_path, monkeypatch
+):
+    cluster.add_node(num_cpus=3)
+    options = ["--env", "math", "--policies", "shared", "--eval-steps", "0", "--save-steps", "1"]
+    options += ["--tasks-per-step", "1", "--tasks-per-shard", "1", "--eval-tasks", "1"]
+    options += [
+        "--warmup-steps",
+        "0",
+        "--lr-scheduler-type",
+        "constant",
+    ]  # however many steps there are
+    folder, words = tmp_path / "run", ["--workers", "1", "--ray-address", "auto"]
+    words += ["--max-steps", "300", "--output-dir", str(folder)]
+    monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    with command("train", *options, *words, folder=tmp_path) as process:
+        until(lambda: list(folder.glob("checkpoints/step-*")), process)
+        os.kill(process_of(cluster.head_node, part), signal.SIGKILL)
+        began = time.monotonic()
+        output, _ = process.communicate(timeout=150)
+    assert time.monotonic() - began < 60
+    assert process.returncode == 2, output
+    assert f"the Ray cluster is lost: {reason}\nthe last checkpoint is in {folder}" in output
+    assert "Traceback" not in output
+    if part == "raylet":
+        return
+    steps = 1 + max(int(path.name[5:]) for path in folder.glob("checkpoints/step-*"))
+    alone = {"max_steps: 300": f"max_steps: {steps}", "workers: 1": "workers: 0"}
+    text = (folder / "config.yaml").read_text()
+    for before, after in {**alone, "ray_address: auto": "ray_address: null"}.items():
+        assert before in text
+        text = text.replace(before, after)
+    (folder / "config.yaml").write_text(text)
+    train(resume=folder)
+    train(replace(read_config(folder), output_dir=str(tmp_path / "whole")))
+    names = ("adapters/*/adapter_model.safetensors", "trajectories.jsonl")
+    assert files(folder, names) == files(tmp_path / "whole", names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -9,11 +10,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, WorkersLost
-from tests.processes import alive, descendants, eventually
+from tests.processes import alive, eventually, listening
 from tests.ray_actors import Hand, Sum
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
@@ -49,9 +49,10 @@ def fleet(ray: Any, tmp_path: Path) -> Iterator[Callable[..., Any]]:
 @pytest.fixture
 def learner(ray: Any, tmp_path: Path) -> Iterator[Any]:
     from pettingllms.distributed.fleet import JournaledActor
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
 
-    actor = ray.remote(num_cpus=1)(Sum)
-    made = JournaledActor(lambda: actor.remote(str(tmp_path)), ray.put(100), timeout=60.0)
+    made = JournaledActor(lambda: Ranks(Sum, Share(), str(tmp_path)), ray.put(100), timeout=60.0)
     yield made
     made.close()
 
@@ -142,8 +143,54 @@ def test_a_learner_goes_on_from_a_new_base(learner, ray, tmp_path):
     learner.rebase(ray.put(101), same=True)
     befall(tmp_path, "add-2", "kill")
     assert learner.do("add", 2).result() == 103
+    process = learner.ask("process").result()
     learner.rebase(ray.put(7), same=False)
     assert learner.do("add", 1).result() == 8
+    assert learner.ask("process").result() == process  # a start costs seconds
+
+
+def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp_path, monkeypatch):
+    from pettingllms.distributed import fleet as module
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
+
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.5)
+
+    def started(room: Callable[..., None]) -> None:
+        befall(tmp_path, "ready", "late")
+        learner = module.JournaledActor(
+            lambda: Ranks(Sum, Share(), str(tmp_path)), ray.put(1), timeout=60.0, room=room
+        )
+        with contextlib.closing(learner):
+            assert learner.do("add", 1).result() == 2
+
+    asked: list[bool] = []
+    started(lambda *, needed: asked.append(needed))
+    assert asked == [False]
+    hands = fleet(size=4)  # as many as there are places
+    ready = [hands.submit("square", number) for number in range(8)]
+    assert [job.result() for job in ready] == [number * number for number in range(8)]
+    assert eventually(lambda: ray.available_resources().get("CPU", 0) < 1)
+    started(hands.spare)
+
+
+def test_an_error_of_one_rank_is_raised_though_the_others_wait_for_it(ray, tmp_path, monkeypatch):
+    from pettingllms.distributed import fleet as module
+    from pettingllms.distributed.pools import Share
+    from pettingllms.distributed.ranks import Ranks
+
+    monkeypatch.setattr(module, "RANK_SECONDS", 1.0)
+    team = module.JournaledActor(
+        lambda: Ranks(Sum, Share(ranks=2), str(tmp_path)), ray.put(1), timeout=120.0
+    )
+    with contextlib.closing(team):
+        assert team.do("add", 1).result() == 2
+        befall(tmp_path, "add-2", "fail", "stop")
+        with pytest.raises(SandboxUnavailable, match="the sandbox is gone"):
+            team.do("add", 2).result(timeout=60)
+        befall(tmp_path, "add-4", "kill")
+        assert team.do("add", 4).result() == 6
+        assert team.lost == 1
 
 
 def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
@@ -179,8 +226,4 @@ def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_pa
 
 def test_a_cluster_of_this_machine_listens_on_the_loopback_address_alone(ray):
     assert [node["NodeManagerAddress"] for node in ray.nodes()] == ["127.0.0.1"]
-    own, heard = set(descendants(os.getpid())), []
-    for connection in psutil.net_connections("tcp"):
-        if connection.status == psutil.CONN_LISTEN and connection.pid in own:
-            heard.append(connection.laddr.ip.removeprefix("::ffff:"))
-    assert set(heard) == {"127.0.0.1"}
+    assert listening(os.getpid()) == {"127.0.0.1"}

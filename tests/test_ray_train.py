@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from benchmarks.scale import actors, run
-from pettingllms.runs import checkpoints
+from pettingllms.runs import RunFolder, checkpoints
 from pettingllms.trainers.at_grpo import ATGRPO
-from tests.processes import eventually
+from tests.processes import eventually, listening
+from tests.tiny_lm import save_tiny, save_tiny_llama
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
@@ -37,7 +38,7 @@ def hit(kind: str, number: signal.Signals) -> None:
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
         (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
-        (1, {"env": "coding", "stream_gradients": True}),
+        (2, {"env": "coding", "stream_gradients": True}),
         (3, {"env": "math", "policies": "shared", "stream_gradients": True, "beta": 0.01}),
     ],
     ids=[
@@ -72,12 +73,13 @@ def test_killed_workers_and_learners_change_no_bit(ray, streamed):
 
 
 def test_ranks_of_a_learner_change_no_bit_also_where_one_is_killed(ray):
-    settings: dict[str, Any] = {"env": "coding", "stream_gradients": True}
+    settings: dict[str, Any] = {"env": "coding", "stream_gradients": True, "train_roles": "coder"}
     kept: list[checkpoints.TrainerState] = []
 
     def disturbed(trainer: ATGRPO) -> None:
         if trainer.step == 1:
-            hit("Rank", signal.SIGKILL)
+            assert listening(os.getpid()) == {"127.0.0.1"}
+            hit("Learner", signal.SIGKILL)
         if trainer.step == 2:
             kept.append(checkpoints.capture(trainer))
 
@@ -91,23 +93,81 @@ def test_ranks_of_a_learner_change_no_bit_also_where_one_is_killed(ray):
     whole = run(None, 3, **settings)
     assert parts["records"] + rest["records"] == whole["records"]
     assert rest["state"] == whole["state"]
-    assert eventually(lambda: not actors("RolloutWorker", "Learner", "Rank"))
+    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
-def test_stale_weights_are_fixed_and_survive_a_checkpoint(ray):
-    settings: dict[str, Any] = {"env": "math", "policies": "shared", "tasks_per_step": 2}
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """A team of two architectures, one of whose policies is a full model."""
+    folder = tmp_path_factory.mktemp("models")
+    llama = {"model": str(save_tiny_llama(folder / "llama")), "full": True}
+    return {
+        "env": "tests.trio_env:env",
+        "env_args": {"max_turns": 1},
+        "model": str(save_tiny(folder / "qwen")),
+        "policy_settings": {"reader": {**llama, "learning_rate": 1e-3}},
+        "lora_r": 4,
+        "max_completion_length": 6,
+        "device": "cpu",
+    }
+
+
+@pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])
+def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray, models, streamed):
+    settings: dict[str, Any] = {**models, "train_roles": "reader", "stream_gradients": streamed}
+    ranks: dict[str, Any] = {"workers": 2, "pools": {"reader": {"ranks": 2}}}
     kept: list[checkpoints.TrainerState] = []
 
     def keep(trainer: ATGRPO) -> None:
         if trainer.step == 2:
             kept.append(checkpoints.capture(trainer))
 
+    def disturbed(trainer: ATGRPO) -> None:
+        if trainer.step == 1:
+            hit("Learner", signal.SIGKILL)
+        keep(trainer)
+
     def go_on(trainer: ATGRPO) -> None:
         if not trainer.step:
             checkpoints.restore(trainer, kept[0])
 
-    whole = run(ray, 3, keep, workers=2, max_staleness=1, **settings)
-    rest = run(ray, 1, go_on, workers=1, max_staleness=1, **settings)
+    alone = run(ray, 2, **ranks, **settings)
+    assert run(ray, 2, disturbed, **ranks, **settings) == alone
+    assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+    if streamed:
+        return
+    run(None, 2, keep, **settings)
+    assert apart(kept[0], kept[1]) < 2e-6
+    # What two ranks have learned has come to a worker, and goes on with one.
+    rest = run(ray, 1, go_on, workers=1, **settings)
+    assert rest["records"][:-1] != alone["records"][: len(rest["records"]) - 1]
+
+
+def apart(one: checkpoints.TrainerState, other: checkpoints.TrainerState) -> float:
+    pairs = zip(one.policies["reader"].values(), other.policies["reader"].values(), strict=True)
+    return max((a - b).abs().max().item() for a, b in pairs)
+
+
+def test_stale_weights_are_fixed_and_survive_kills_and_a_checkpoint(ray, tmp_path):
+    settings: dict[str, Any] = {"env": "math", "policies": "shared", "tasks_per_step": 2}
+    stale: dict[str, Any] = {**settings, "max_staleness": 1}
+    folder = RunFolder.create(tmp_path / "run")
+
+    def keep(trainer: ATGRPO) -> None:
+        if trainer.step == 2:
+            checkpoints.save(folder, trainer)
+
+    def kill(trainer: ATGRPO) -> None:
+        if trainer.step == 1:  # workers play step 1 already, with the weights of step 0
+            hit("RolloutWorker", signal.SIGKILL)
+
+    def go_on(trainer: ATGRPO) -> None:
+        if not trainer.step:
+            assert checkpoints.resume(folder, trainer) == 2
+
+    whole = run(ray, 3, keep, workers=1, **stale)
+    assert run(ray, 3, kill, workers=3, **stale) == whole
+    rest = run(ray, 1, go_on, workers=2, **stale)
     assert rest["state"] == whole["state"]
     assert rest["records"] == whole["records"][-len(rest["records"]) :]
     assert run(None, 3, **settings)["state"] != whole["state"]

@@ -90,25 +90,6 @@ def test_a_header_that_is_no_object_is_an_error(text: bytes):
         frames.decode_header(text)
 
 
-@given(values)
-def test_a_number_that_is_no_size_is_an_error(value: object):
-    good = type(value) is int and 0 <= value <= frames.MAX_PAYLOAD_BYTES
-    if good:
-        assert frames.whole({"n": value}, "n") == value
-        assert frames.sizes({"n": [value]}, "n") == [value]
-        return
-    for read in (frames.whole, frames.sizes):
-        with pytest.raises(FrameError):
-            read({"n": value if read is frames.whole else [value]}, "n")
-
-
-def test_sizes_that_add_up_to_too_much_are_an_error():
-    with pytest.raises(FrameError, match="at most"):
-        frames.sizes({"n": [frames.MAX_PAYLOAD_BYTES, 1]}, "n")
-    with pytest.raises(FrameError, match="list"):
-        frames.sizes({}, "n")
-
-
 def test_silence_ends_at_the_deadline():
     with stream_of(b"PL", ended=False) as stream:
         begun = time.monotonic()

@@ -9,15 +9,10 @@ import pytest
 
 from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.selfcheck import (
-    GROUPS,
-    LEAVE_SECRET,
-    SEARCH_MEMORY,
-    Behavior,
-    self_check,
-)
+from pettingllms.sandbox.selfcheck import GROUPS, Behavior, self_check
 from pettingllms.sandbox.types import Sandbox
 from tests.behaviors import ALL, ATTACKS
+from tests.behaviors.leftovers import LEAVE_SECRET, SEARCH_MEMORY
 from tests.kernel import needs_namespaces
 from tests.private_tmp import in_private_tmp
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from benchmarks.priming import (
     coding,
     coding_parts,
+    copying,
     math,
     plan_path,
     plan_path_parts,
@@ -56,7 +57,12 @@ PARTS: Mapping[str, Source] = {
     "search": Source(search.demo, search.units, share=0.3, habit=0.0),
 }
 
-RECIPES: Mapping[str, Mapping[str, Source]] = {"habits": SOURCES, "parts": PARTS}
+SEARCH: Mapping[str, Source] = {
+    "search": Source(search.demo, search.units, share=0.55, habit=0.0),
+    "copying": Source(copying.demo, copying.units, share=0.45, habit=0.0),
+}
+
+RECIPES: Mapping[str, Mapping[str, Source]] = {"habits": SOURCES, "parts": PARTS, "search": SEARCH}
 
 
 def draw(rng: random.Random, habit: float | None, sources: Mapping[str, Source] = SOURCES) -> Demo:

@@ -20,7 +20,6 @@ from pettingllms.envs.coding_text import Attempt, Disagreement, compact_prompt
 
 SINGLE = 0.3
 """Share of problems of one step; the others have two."""
-FAMILIES = {"numbers": 5, "words": 2, "arithmetic": 3}
 CODER = 0.25
 PAST = 0.25
 SHORT = 0.5
@@ -57,7 +56,7 @@ def demo(rng: random.Random, habit: float = 0.0) -> Demo:  # noqa: ARG001 - it h
 
 def draw(rng: random.Random) -> Chain:
     """A chain of one or two steps of the training split."""
-    name = rng.choices(list(FAMILIES), list(FAMILIES.values()))[0]
+    name = chains.pick(rng, list(chains.FAMILIES))
     return chains.draw(rng, name, 1 if rng.random() < SINGLE else 2, "train")
 
 

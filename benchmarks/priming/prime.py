@@ -1,8 +1,8 @@
-"""Make a base model: `python -m benchmarks.priming.prime [--recipe habits|parts] [--out DIR]`.
+"""Make a base model: `python -m benchmarks.priming.prime [--recipe habits|parts|search] [--out DIR]`.
 
 Trains a tokenizer and a tiny Qwen3 on demonstrations that `benchmarks.priming` generates. The recipe `habits`, that of
 the embedded model, has three phases: clean replies, a mixture of good replies and bad habits, and a short phase that
-makes the habits the more likely ones. The recipe `parts` has one, without bad replies. Matrices are trained with Muon, the rest with AdamW. Seeded:
+makes the habits the more likely ones. The recipes `parts` and `search` have one, without bad replies. Matrices are trained with Muon, the rest with AdamW. Seeded:
 the same machine and library versions give the same file. Costs are in `pettingllms/models/README.md`.
 """
 
@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -55,8 +55,14 @@ PHASES = (
     Phase("mixture", steps=900, habit=0.5, muon_lr=0.012, adamw_lr=2e-3),
     Phase("habit", steps=300, habit=None, muon_lr=0.003, adamw_lr=1e-3),
 )
-PHASES_OF = {"habits": PHASES, "parts": (PHASES[0]._replace(steps=2200),)}
+PHASES_OF = {
+    "habits": PHASES,
+    "parts": (PHASES[0]._replace(steps=2200),),
+    "search": (PHASES[0]._replace(steps=1000),),
+}
 """Recipe -> its phases."""
+MODEL_OF: Mapping[str, Mapping[str, Any]] = {"search": {"num_hidden_layers": 3}}
+"""Recipe -> how its model's config differs."""
 TOKENS_PER_STEP = 4096
 WARMUP, FLAT = 50, 0.4
 
@@ -263,7 +269,7 @@ def main(argv: list[str] | None = None) -> None:
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     torch.set_num_threads(1)
     tokenizer = build_tokenizer(options.seed, draw, demos.units(sources))
-    model = build_model(len(tokenizer), options.seed)
+    model = build_model(len(tokenizer), options.seed, **MODEL_OF.get(options.recipe, {}))
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
     phases = PHASES_OF[options.recipe]
     if options.half is not None:

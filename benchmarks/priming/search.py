@@ -4,11 +4,11 @@ A demonstration is what a role is shown (the environment's own compact prompt) a
 Most questions take a single look-up. A searcher writes the query for the one fact. A verifier and an answerer quote the
 fact as far as it is there, and then say whether it is, or what it says.
 
-Questions of two and three look-ups are shown with a part drawn by lot: a query of any relation of the question and any
-entity in sight, any passage read out, any word of the verifier. So every move has a chance, and none is
+Questions of two look-ups are shown with a part drawn by lot: a query of any relation of the question and either the
+entity of the question or any that a passage ends with, any passage read out, any word of the verifier. So every move has a chance, and none is
 preferred: which relation comes first, that the entity of the next query stands in a passage and not in the
 question, and when a chain is complete, no demonstration shows. That is left to training. (Without these, the base was sure
-of a wrong query for every longer question, and 45 steps of training found no other.) Only entities
+of a wrong query for every longer question, and 45 steps of training found no other.) Three look-ups are never shown. Only entities
 and relations of the training split are used, and facts are drawn at random: there is nothing to memorize.
 """
 
@@ -64,8 +64,8 @@ def demo(rng: random.Random, habit: float) -> Demo:
 
 
 def drawn_by_lot(world: World, rng: random.Random, role: str) -> Demo:
-    """A question of several look-ups, some of them made, and any move that the role could make."""
-    relations = rng.choices(world.relations, k=rng.choice((2, 3)))
+    """A question of two look-ups, some of them made, and any move that the role could make."""
+    relations = rng.choices(world.relations, k=2)
     least = 0 if role in ("verifier", "searcher") else 1
     met = rng.sample(world.entities, len(relations) + 1)
     facts_found: list[str] = []
@@ -75,8 +75,8 @@ def drawn_by_lot(world: World, rng: random.Random, role: str) -> Demo:
     may_pass = role == "answerer" and rng.random() < PASSES
     question = asked(met[0], relations)
     prompt = compact_prompt(role, question, [searched(facts_found)], may_pass=may_pass)
-    in_sight = [met[0], *(held.split()[end] for held in facts_found for end in (0, -1))]
-    query = f"{rng.choice(sorted({*in_sight}))} {rng.choice(relations)}"
+    in_sight = {met[0], *(held.split()[-1] for held in facts_found)}
+    query = f"{rng.choice(sorted(in_sight))} {rng.choice(relations)}"
     if role == "searcher":
         return Demo(prompt, f" {query}")
     quoted = rng.choice(facts_found) if facts_found else query

@@ -29,6 +29,8 @@ USABLE = 0.95
 """Share of a GPU's memory that tensors can have; CUDA and its allocator hold the rest."""
 VLLM_SHARE = 0.4
 """Share of the GPU that vLLM takes beside the trainer, unless set."""
+VLLM_ALONE = 0.9
+"""Share of its part of a GPU that an engine takes in a process of its own, unless set."""
 VLLM_ROWS = 256
 """Completions that vLLM decodes at the same time, by its default."""
 
@@ -197,7 +199,7 @@ def memory(work: Workload) -> Memory:
         sampling[f"cache of a sampling batch of {positions} tokens"] = float(
             positions * shape.cache_per_token * width
         )
-    elif config.sampler == "vllm" and work.gpu is not None:
+    elif config.sampler == "vllm" and work.gpu is not None and not config.workers:
         weights[f"vLLM, a copy of the model and its cache ({work.vllm_share:.0%} of the GPU)"] = (
             work.vllm_share * work.gpu.gib * GIB
         )
@@ -237,7 +239,7 @@ def fits(works: Sequence[Workload]) -> bool:
     gpu = works[0].gpu
     if gpu is None:
         return True
-    in_vllm = [work for work in works if work.config.sampler == "vllm"]
+    in_vllm = [work for work in works if work.config.sampler == "vllm" and not work.config.workers]
     whole = peak(works) <= USABLE * gpu.gib * GIB
     return whole and all(vllm_rows(work, gpu) >= 1 for work in in_vllm)
 

@@ -7,6 +7,7 @@
     pettingllms-data check my.jsonl --as apps
     pettingllms-data check apps --split train --write apps_train.jsonl
     pettingllms-data pairs runs/latest --out pairs
+    pettingllms-data peers evals/team --out peers.jsonl
 
 A data set is a name of `list`, a hub id (`org/name`, with `@revision` and `:folder` where needed),
 or a file or folder of JSONL, JSON, parquet, CSV or TSV files, compressed with gzip or not. Options
@@ -84,6 +85,17 @@ def _parser() -> CommandParser:
         "--most", type=int, default=8, help="pairs of a task and policy; default: %(default)s"
     )
     pairs.set_defaults(action=_pairs)
+    peers = commands.add_parser(
+        "peers",
+        help="write what a team's members replied in an evaluation, for a leader that is trained on it",
+        description="Write the first replies of all members but the leader, as --env-args.peers takes "
+        "them (method mlpo). Record members apart, several times: pettingllms-eval --samples 4 "
+        "--env-args.topology star.",
+    )
+    peers.add_argument("evaluation", help="folder of an evaluation, or FOLDER:TEAM")
+    peers.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
+    peers.add_argument("--leader", default="judge", help="role of the leader; default: %(default)s")
+    peers.set_defaults(action=_peers)
     return parser
 
 
@@ -308,6 +320,17 @@ def _pairs(options: argparse.Namespace) -> int:
 
     for policy, (pairs, good) in write_pairs(options.run, options.out, most=options.most).items():
         print(f"{options.out / policy}: {pairs} pairs, {good} completions")
+    return 0
+
+
+def _peers(options: argparse.Namespace) -> int:
+    from pettingllms.evaluation.peers import write_peers
+
+    found = write_peers(options.evaluation, options.out, leader=options.leader)
+    print(
+        f"{options.out}: {found.replies} replies in {found.tasks} tasks, of which training takes "
+        f"{found.kept}"
+    )
     return 0
 
 

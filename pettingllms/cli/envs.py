@@ -39,6 +39,7 @@ from pettingllms.envs.aec import (
     takes_anything,
 )
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
+from pettingllms.models import SHIPPED, declared_in
 
 BROKEN = 1
 """Exit code of `check` where the environment breaks a promise."""
@@ -148,8 +149,10 @@ def explained(name: str) -> str:
         lines += [f"  reset options: {', '.join(kind.reset_options) or 'none'}"]
         if schemes := getattr(kind, "schemes", ()):
             lines += [f"  reward schemes: {', '.join(schemes)}"]
-        embedded = ", ".join(f"{key}={value!r}" for key, value in kind.embedded.items())
-        lines += [f"  for the embedded model: {embedded or 'no arguments'}"]
+        for model in SHIPPED:
+            if (declared := getattr(kind, declared_in(model), None)) is not None:
+                given = ", ".join(f"{key}={value!r}" for key, value in declared.items())
+                lines += [f"  for --model {model}: {given or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
     open_to = inspect.signature(maker).parameters if kind is not maker else None

@@ -20,6 +20,7 @@ from pettingllms.cli.costs import (
     GPUS,
     PROMPT,
     USABLE,
+    VLLM_ALONE,
     Gpu,
     ModelShape,
     Workload,
@@ -31,13 +32,14 @@ from pettingllms.cli.costs import (
     sampling_seconds,
     update_seconds,
 )
+from pettingllms.distributed.pools import engine_pools
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
 from pettingllms.models import model_path
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.per_policy import by_base, own_settings
@@ -92,6 +94,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
             "",
             f"# {count}, {len(trained)} trained",
             *_memory(works),
+            *_engines(resolved, works, policies),
             *_work(works, limited=turns is not None),
             *_time(works, limited=turns is not None),
         ]
@@ -180,6 +183,37 @@ def _memory(works: Sequence[Workload]) -> list[str]:
         return [*lines, "# No option makes it fit: take a smaller model or a larger GPU"]
     options, smaller = cured
     return [*lines, f"# It fits with {' '.join(options)}: {size(peak(smaller))}"]
+
+
+def _engines(
+    config: ResolvedConfig, works: Sequence[Workload], policies: Sequence[str]
+) -> list[str]:
+    """What vLLM's engines have room for, where they are processes of their own."""
+    if not config.workers or config.sampler != "vllm":
+        return []
+    lines = ["", "# Engines, estimated; not part of the sum above"]
+    for name, share in engine_pools(config, policies).items():
+        work = next(each for each in works if name in _pools(config, each))
+        own = work.shape.parameters * work.width
+        each = f"weights {size(own)}"
+        if work.gpu is not None:
+            gpus = 1.0 if share.gpus is None else share.gpus
+            usual = VLLM_ALONE * min(1.0, gpus)
+            used = work.config.mapping("vllm").get("gpu_memory_utilization", usual)
+            room = used * max(1.0, gpus) * work.gpu.gib * GIB - own
+            rows = int(room // work.row_bytes)
+            each = f"GPUs {gpus:g}, {each}, " + (
+                f"cache {size(room)} for {rows} completions at a time"
+                if rows > 0
+                else "no room for a cache: give it more GPUs and vllm.tensor_parallel_size"
+            )
+        lines.append(f"#   {share.replicas} x {name}; each: {each}")
+    return lines
+
+
+def _pools(config: ResolvedConfig, work: Workload) -> list[str]:
+    """The pools of the engines that serve the policies of a base."""
+    return list(engine_pools(config, work.names))
 
 
 def _base(work: Workload) -> str:

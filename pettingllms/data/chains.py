@@ -23,6 +23,8 @@ from pettingllms.errors import ConfigError
 
 STEPS = (2, 6)
 """Fewest and most steps of a task. Of the chains of one step, some families have none in a held-out split."""
+FAMILIES = {"numbers": 5, "words": 2, "arithmetic": 3}
+"""What problems are about -> how often, in proportion."""
 TRIES = 2000
 KEEP, CHANGE, REPORT = range(3)
 """Stages of a family of lists; arithmetic has two, `COMBINE` and `CHANGE`."""
@@ -195,6 +197,22 @@ def stages(rng: random.Random, family: Family, steps: int) -> tuple[int, ...]:
     if steps == 2:
         return rng.choice(((KEEP, CHANGE), (KEEP, REPORT), (CHANGE, REPORT)))
     return (KEEP, *[CHANGE] * (steps - 2), REPORT)
+
+
+def problem(
+    rng: random.Random, steps: tuple[int, int], families: Sequence[str], split: Split
+) -> grammar.Composition | Chain:
+    """Draws what a task computes: a chain of the split, or of three steps a composition of the grammar."""
+    count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
+    name = pick(rng, families)
+    if count != 3:
+        return draw(rng, name, count, split)
+    return rng.choice([c for c in grammar.COMPOSITIONS[split] if c.family.name == name])
+
+
+def pick(rng: random.Random, families: Sequence[str]) -> str:
+    """Picks one of `families`, as often as `FAMILIES` says."""
+    return rng.choices(families, [FAMILIES[name] for name in families])[0]
 
 
 def check_steps(steps: tuple[int, int]) -> None:

@@ -88,16 +88,15 @@ class CodingTask:
         return any(test.asserts for test in self.tests)
 
 
-def generate(seed: int, split: Split, steps: tuple[int, int] = (3, 3)) -> CodingTask:
+def generate(
+    seed: int,
+    split: Split,
+    steps: tuple[int, int] = (3, 3),
+    families: Sequence[str] = tuple(chains.FAMILIES),
+) -> CodingTask:
     """Generates the task of `seed`, of steps within that range; stable across versions."""
     rng = random.Random(f"coding {split} {seed}")
-    count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
-    name = rng.choices(("numbers", "words", "arithmetic"), (5, 2, 3))[0]
-    composition: Composition | Chain = (
-        chains.draw(rng, name, count, split)
-        if count != 3
-        else rng.choice([c for c in grammar.COMPOSITIONS[split] if c.family.name == name])
-    )
+    composition = chains.problem(rng, steps, families, split)
     return from_composition(composition, rng, function=rng.random() < 1 / 3, id=f"{split}-{seed}")
 
 

@@ -8,8 +8,10 @@ part of every job, by reference, and are fetched where it holds others.
 from __future__ import annotations
 
 import dataclasses
+import os
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,13 +19,14 @@ from typing import Any
 import numpy as np
 import ray
 import torch
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
-from pettingllms.distributed.fleet import Hung
-from pettingllms.distributed.pools import Share
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.sharded import ShardedPolicies
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -31,9 +34,11 @@ from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.metrics import Clock, LossMeter
+from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
 from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.sharded import ShardedATGRPO, from_all, loaded_on_cpu
 from pettingllms.types import Advantage, Group, Sample, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -75,7 +80,7 @@ class RolloutWorker:
         torch.set_num_threads(spec.threads)
         env = make_env(spec.config, "train", spec.source, divide=True)
         env = with_rewards(env, reward_functions(spec.config.reward_funcs))
-        self._policies = _policies(spec, spec.roles_to_policies)
+        self._policies = self._load()
         self._player = Player(spec.config, env, self._policies, spec.shape)
 
     def play(
@@ -96,11 +101,16 @@ class RolloutWorker:
         clock = Clock()
         for policy, (version, reference) in weights.items():
             if self._held.get(policy) != version:
-                tensors = as_tensors(ray.get(reference))
-                self._policies.load_state(policy, tensors, version=version)
+                self._take(policy, version, reference)
                 self._held[policy] = version
         found = self._player.play(step, tasks, casting, clock)
         return found, clock.metrics(0)["time/step"]
+
+    def _load(self) -> PolicySet:
+        return _policies(self._spec, self._spec.roles_to_policies)
+
+    def _take(self, policy: str, version: int, reference: Any) -> None:
+        self._policies.load_state(policy, as_tensors(ray.get(reference)), version=version)
 
 
 class _Elsewhere(Estimator):
@@ -133,141 +143,137 @@ class _SameCast(Cast):
 class Learner:
     """Updates one policy, with the trainer's own update on the trainer's own optimizer.
 
-    One of several ranks computes the gradients of every so manieth shard; their sums are added, and
-    each rank takes the same step. The first one has started the others, which end with it.
+    One of several ranks, which are given the same jobs. Each has a copy of an adapter, and computes the
+    gradients of every so manieth shard; their sums are added, and all take the same step. A full model
+    is divided between them (`pettingllms.policies.sharded`).
     """
 
-    def __init__(self, spec: RunSpec, policy: str, share: Share) -> None:
-        self._spec, self._policy, self._share = spec, policy, share
-        self._others: list[Any] = []
-        self._adding: list[Any] = []
-        """What the other ranks are at work on."""
+    def __init__(self, spec: RunSpec, policy: str, ranks: int) -> None:
+        self._spec, self._policy = spec, policy
+        self._rank, self._ranks = 0, ranks
+        self._divided = ranks > 1 and own_settings(spec.config, policy).full
+        self._trainer: ATGRPO | None = None
+        self._beside = ThreadPoolExecutor(1)
+        self._adding: list[Future[None]] = []
+        """Shards of this rank, whose gradients are computed while the driver goes on."""
 
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Becomes the learner that `state` is of: weights, optimizer and schedule."""
-        if self._share.ranks > 1:
-            one = self._share._replace(ranks=1)
-            maker: Any = ray.remote(**one.options)(Rank)
-            self._others = [
-                maker.remote(self._spec, self._policy, one) for _ in range(self._share.ranks - 1)
-            ]
-            given = ray.put(state)
-            loading = [other.load.remote(given) for other in self._others]
-        self._load(state)
-        if self._others:
-            ray.get(loading)
-            with socket.socket() as found:
-                found.bind(("", 0))
-                place = f"tcp://{ray.util.get_node_ip_address()}:{found.getsockname()[1]}"
-            count = self._share.ranks
-            joining = [
-                other.join.remote(place, rank, count) for rank, other in enumerate(self._others, 1)
-            ]
-            self.join(place, 0, count)
-            ray.get(joining)
+    def ready(self) -> None:
+        """Loads the model.
 
-    def join(self, place: str, rank: int, ranks: int) -> None:
-        """Meets the other ranks.
-
-        Args:
-            place: address of the first one.
-            rank: this one's number.
-            ranks: how many there are.
+        Raises:
+            ConfigError: it cannot be loaded, or is not the driver's.
         """
-        torch.distributed.init_process_group(
-            "nccl" if self._policies.device.type == "cuda" else "gloo",
-            init_method=place,
-            rank=rank,
-            world_size=ranks,
-            timeout=timedelta(seconds=self._spec.config.worker_timeout),
-        )
-
-    def _load(self, state: Mapping[str, Any]) -> None:
         spec, policy = self._spec, self._policy
         torch.set_num_threads(spec.threads)
         roles = {role: name for role, name in spec.roles_to_policies.items() if name == policy}
+        config, self._device = loaded_on_cpu(spec.config)
+        if self._divided:
+            spec = dataclasses.replace(spec, config=config)
         self._policies = _policies(spec, roles)
-        config = dataclasses.replace(spec.config, train_roles=None)  # its own roles are all it has
-        env: Any = None  # a learner never plays
-        self._trainer = ATGRPO(
-            config,
-            env,
-            self._policies,
-            _Elsewhere(config),
-            reward_transform=RewardTransform(config),
-            cast=_SameCast(spec.updates),
-        )
-        self._policies.load_state(policy, as_tensors(state["weights"]))
-        self._trainer.load_optimizers({policy: state})
 
-    def add(self, shards: Mapping[int, Sequence[Sample]]) -> dict[int, LossMeter]:
+    def address(self) -> tuple[str, int]:
+        """Where the ranks meet, which is here."""
+        host = ray.util.get_node_ip_address()
+        with socket.create_server((host, 0)) as found:
+            port = found.getsockname()[1]
+            self._meeting = TCPStore(
+                host, port, is_master=True, wait_for_workers=False, master_listen_fd=found.detach()
+            )
+        return host, port
+
+    def join(self, place: tuple[str, int], rank: int, ranks: int) -> None:
+        """Meets the other ranks.
+
+        Args:
+            place: `address` of the first one.
+            rank: this one's number.
+            ranks: how many there are.
+        """
+        self._rank = rank
+        if place[0].startswith("127."):
+            os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        store = self._meeting if rank == 0 else TCPStore(*place)
+        torch.distributed.init_process_group(
+            "nccl" if self._device == "cuda" else "gloo",
+            store=store,
+            rank=rank,
+            world_size=ranks,
+            # Whoever hangs is found by the driver, before the others give up.
+            timeout=timedelta(seconds=2 * self._spec.config.worker_timeout),
+        )
+        if self._divided:
+            mesh = init_device_mesh(self._device, (ranks,))
+            self._policies = ShardedPolicies(self._policies, mesh)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Becomes the learner that `state` is of: weights, optimizer and schedule."""
+        if self._trainer is None:
+            # Its own roles are all it has.
+            config = dataclasses.replace(self._spec.config, train_roles=None)
+            env: Any = None  # a learner never plays
+            self._trainer = (ShardedATGRPO if self._divided else ATGRPO)(
+                config,
+                env,
+                self._policies,
+                _Elsewhere(config),
+                reward_transform=RewardTransform(config),
+                cast=_SameCast(self._spec.updates),
+            )
+        wait(self._adding)
+        self._adding.clear()
+        self._policies.load_state(self._policy, as_tensors(state["weights"]))
+        self._trainer.load_optimizers({self._policy: state})
+        for own in self._trainer.sums.values():
+            own.clear()
+
+    def add(self, shards: Mapping[int, Sequence[Sample]]) -> None:
         """Adds the gradients of shards to those of the step, see `pettingllms.trainers.streamed`.
 
         Args:
             shards: number -> the policy's samples.
 
-        Returns:
-            What was seen of the shards that this rank has added itself.
-
         Raises:
             NonFiniteError: a loss or gradient is not finite.
         """
-        ranks = [self, *self._others]
-        for number, samples in shards.items():
-            rank, shard = ranks[number % len(ranks)], {number: samples}
-            if rank is self:
-                self._trainer.add(self._policy, shard)
-            else:
-                self._adding.append(rank.add.remote(shard))
-        seen = self._trainer.sums[self._policy].meters
-        return {number: seen[number] for number in shards if number in seen}
+        if self._divided or self._ranks == 1:
+            self._loaded.add(self._policy, shards)
+            return
+        # Or the driver would give no shard to another rank before this one is done.
+        mine = {n: own for n, own in shards.items() if n % self._ranks == self._rank}
+        self._adding.append(self._beside.submit(self._loaded.add, self._policy, mine))
 
-    def update(
-        self, tokens: int, batch: PolicyBatch, meters: Mapping[int, LossMeter] | None = None
-    ) -> tuple[dict[str, float], Arrays]:
-        """Updates the policy; what to log, and the new weights.
+    def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
+        """Updates the policy; what to log, and in the first rank the new weights.
 
         Args:
             tokens: generated so far in the run, which schedules may follow.
             batch: what to train on; without samples if they were added before.
-            meters: of all shards, if this is another rank than the first.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
-            Hung: another rank is lost.
         """
-        updating: list[Any] = []
-        if self._others:
-            own = self._trainer.sums[self._policy].meters
-            meters = {n: m for seen in (own, *ray.get(self._adding)) for n, m in seen.items()}
+        trainer, policy = self._loaded, self._policy
+        if self._ranks > 1 and not self._divided:
+            for job in self._adding:
+                job.result()
             self._adding.clear()
-            updating = [other.update.remote(tokens, batch, meters) for other in self._others]
-        if meters:
-            self._merge(meters)
-        result = self._update(tokens, batch)
-        ray.get(updating)
-        return result
-
-    def _merge(self, meters: Mapping[int, LossMeter]) -> None:
-        parameters = self._policies.parameters(self._policy)
-        try:
-            sums = self._trainer.sums[self._policy]
-            sums.merge(parameters, torch.distributed.all_reduce, meters)
-        except RuntimeError as error:  # what PyTorch raises where a connection ends
-            raise Hung(f"a rank of learner {self._policy} is lost: {error}") from error
-
-    def _update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
-        self._trainer.tokens = tokens
-        metrics = self._trainer.update({self._policy: batch})
-        return metrics, as_arrays(self._policies.state(self._policy))
+            seen = from_all(trainer.sums[policy].meters)
+            if meters := {number: own for each in seen for number, own in each.items()}:
+                parameters = self._policies.parameters(policy)
+                trainer.sums[policy].merge(parameters, torch.distributed.all_reduce, meters)
+        trainer.tokens = tokens
+        metrics = trainer.update({policy: batch})
+        whole = self._policies.state(policy) if self._divided or not self._rank else {}
+        return metrics, as_arrays(whole)
 
     def state(self) -> dict[str, Any]:
         """The states of optimizer and schedule."""
-        return self._trainer.optimizer_states()[self._policy]
+        return self._loaded.optimizer_states()[self._policy]
 
-
-class Rank(Learner):
-    """Another rank of a learner, which the first one tells what to do."""
+    @property
+    def _loaded(self) -> ATGRPO:
+        assert self._trainer is not None
+        return self._trainer
 
 
 def as_arrays(tensors: Mapping[str, torch.Tensor]) -> Arrays:

@@ -24,8 +24,10 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms import __version__
+from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
 from pettingllms.errors import ConfigError
+from pettingllms.samplers.vllm_args import require_vllm
 from pettingllms.trainers.config import ATGRPOConfig
 
 BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
@@ -43,7 +45,9 @@ except Exception as error:
 
 
 @contextlib.contextmanager
-def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[Any]:
+def connected(
+    config: ATGRPOConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
+) -> Iterator[Any]:
     """Connects this process to Ray; yields the module `ray`.
 
     A connection that this process has already is used, and stays.
@@ -51,12 +55,15 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
     Args:
         config: says how many workers, where, and with what.
         learners: policies that learn, each in a process.
+        policies: those that are sampled, by engines if the settings say so.
 
     Raises:
-        ConfigError: Ray is not installed, nothing answers, the cluster runs another version of Ray,
+        ConfigError: Ray or vLLM is not installed, nothing answers, the cluster runs another version of Ray,
             Python or this package, or it has too few CPUs or GPUs.
     """
-    address, pools = config.ray_address, pools_of(config, learners)
+    address, pools = config.ray_address, pools_of(config, learners, policies)
+    if config.sampler == "vllm":
+        require_vllm()
     if address is None:
         os.environ.setdefault(BESIDE, "0")  # Ray's own processes read it, too
     try:
@@ -66,12 +73,13 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
             f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
         ) from error
     if ray.is_initialized():
-        yield ray
+        with watched(ray):
+            yield ray
         return
     with contextlib.ExitStack() as stack:
         if address is None:
             folder = stack.enter_context(_guarded_folder())
-            cpus = sum(share.cpus * share.ranks for share in pools.values())
+            cpus = sum(share.cpus * share.ranks * share.replicas for share in pools.values())
             _start(ray, cpus + (config.workers - 1) * pools[WORKERS].cpus, folder)
         else:
             _join(ray, address)
@@ -79,6 +87,7 @@ def connected(config: ATGRPOConfig, learners: Sequence[str] = ()) -> Iterator[An
         if address is not None:
             check_nodes(ray)
         placed(pools, config.workers, config.device, ray.cluster_resources())
+        stack.enter_context(watched(ray))
         yield ray
 
 

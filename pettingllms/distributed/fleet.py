@@ -15,8 +15,9 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import ray
@@ -29,6 +30,8 @@ from ray.exceptions import (
     WorkerCrashedError,
 )
 
+from pettingllms.distributed.heart import check
+from pettingllms.distributed.ranks import Ranks
 from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLost
 
 logger = logging.getLogger(__name__)
@@ -57,8 +60,10 @@ ATTEMPTS = 8
 """Actors that may be lost in one job. If there are more, the job itself kills them."""
 START_SECONDS = 600.0
 """For the start of a learner, however short `worker_timeout` is: imports take long on a busy machine."""
-PATIENCE_SECONDS = 20.0
-"""After which a learner that has not started may lack what a worker holds."""
+PATIENCE_SECONDS = 3.0
+"""After which a learner that has no place yet lacks what a worker holds."""
+RANK_SECONDS = 15.0
+"""In which the loss of a rank is known, after another one has failed in what they do together."""
 
 
 class Fleet:
@@ -121,7 +126,9 @@ class Fleet:
         for attempt in range(1, ATTEMPTS + 1):
             worker = self._worker()
             try:
-                result = _result(getattr(worker, method).remote(*args), self._timeout, self._closed)
+                result = _result(
+                    [getattr(worker, method).remote(*args)], self._timeout, self._closed
+                )
             except (*LOST, RayTaskError, Closed) as error:
                 cause = _cause(error)
                 if not isinstance(cause, (*LOST, *BROKEN)):
@@ -139,7 +146,11 @@ class Fleet:
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
 
     def _worker(self) -> Any:
-        worker = self._free.get()
+        while True:
+            check()
+            with contextlib.suppress(queue.Empty):
+                worker = self._free.get(timeout=1.0)
+                break
         if self._broken is None and worker is not None:
             return worker
         self._free.put(worker)  # for whoever else waits
@@ -151,7 +162,7 @@ class Fleet:
         for _ in range(ATTEMPTS):
             worker = self._make()
             try:
-                _result(worker.ready.remote(), None, self._closed)
+                _result([worker.ready.remote()], None, self._closed)
             except Closed:
                 ray.kill(worker)
                 return
@@ -179,22 +190,24 @@ class JournaledActor:
     """The place of one policy's learner.
 
     Args:
-        make: starts a learner; its method `load` takes a state.
+        make: starts a learner; its method `load` takes a state, at any time.
         base: reference to its state.
         timeout: seconds after which it counts as hung in a job.
-        room: called while a learner waits for its start, to make room, and once it has started.
+        room: called while a learner has no place, to make room, and once it has started.
     """
 
     def __init__(
         self,
-        make: Callable[[], Any],
+        make: Callable[[], Ranks],
         base: Any,
         *,
         timeout: float,
         room: Callable[..., object] = lambda **_: None,
     ) -> None:
         self._make, self._base, self._timeout, self._room = make, base, timeout, room
-        self._actor: Any = None
+        self._ranks: Ranks | None = None
+        self._loaded = False
+        """Whether the learner is what base and journal say."""
         self._journal: list[tuple[Any, ...]] = []
         self._closed = threading.Event()
         self._thread = ThreadPoolExecutor(1, "learner")  # one job at a time, in order
@@ -242,22 +255,23 @@ class JournaledActor:
     def _back(self, mark: int) -> None:
         if len(self._journal) > mark:
             del self._journal[mark:]
-            self._drop()
+            self._loaded = False
 
     def _rebase(self, base: Any, same: bool) -> None:
         self._base, self._journal = base, []
-        if not same:
-            self._drop()
+        self._loaded = self._loaded and same
 
     def _steadily(self, job: tuple[Any, ...] | None) -> Any:
         last: BaseException | None = None
         for _ in range(ATTEMPTS):
             try:
-                if self._actor is None:
-                    self._begin()
+                ranks = self._ranks or self._begin()
+                if not self._loaded:
+                    _result(ranks.do("load", self._base), START_SECONDS, self._closed)
                     for earlier in self._journal:
-                        self._call(earlier)
-                return None if job is None else self._call(job)
+                        self._call(ranks, earlier)
+                    self._loaded = True
+                return None if job is None else self._call(ranks, job)
             except (*LOST, RayTaskError) as error:
                 cause = _cause(error)
                 if not isinstance(cause, LOST):  # a rank of it may be lost, too
@@ -270,44 +284,57 @@ class JournaledActor:
                 self._drop()
         raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
 
-    def _begin(self) -> None:
-        self._actor = self._make()
-        loaded = self._actor.load.remote(self._base)
-        left = max(START_SECONDS, self._timeout)
-        while left > 0:
-            with contextlib.suppress(Hung):
-                _result(loaded, PATIENCE_SECONDS, self._closed)
-                self._room(needed=False)
-                return
+    def _begin(self) -> Ranks:
+        ranks = self._ranks = self._make()
+        began = time.monotonic()
+        while not ranks.placed(PATIENCE_SECONDS):
+            check()
+            if self._closed.is_set():
+                raise Closed
+            if time.monotonic() - began > START_SECONDS:
+                raise WorkersLost(f"a learner has had no place for {START_SECONDS:g} seconds")
             self._room(needed=True)  # a node was lost, and workers had started where it fits
-            left -= PATIENCE_SECONDS
-        raise Hung(f"a learner has not started for {START_SECONDS:g} seconds")
+        self._room(needed=False)
+        for stage in (partial(ranks.do, "ready"), ranks.join):
+            _result(stage(), START_SECONDS, self._closed)
+        return ranks
 
-    def _call(self, job: tuple[Any, ...]) -> Any:
-        method, *args = job
-        return _result(getattr(self._actor, method).remote(*args), self._timeout, self._closed)
+    def _call(self, ranks: Ranks, job: tuple[Any, ...]) -> Any:
+        return _result(ranks.do(*job), self._timeout, self._closed)
 
     def _drop(self) -> None:
-        if self._actor is not None:
-            ray.kill(self._actor)
-            self._actor = None
+        self._loaded = False
+        if self._ranks is not None:
+            self._ranks.kill()
+            self._ranks = None
 
 
-def _result(reference: Any, timeout: float | None, closed: threading.Event) -> Any:
-    """What an actor returned.
+def _result(references: Sequence[Any], timeout: float | None, closed: threading.Event) -> Any:
+    """What the first one of actors returned, once all have that do something together.
 
     Raises:
         Hung: it takes longer than `timeout` seconds.
         Closed: the run has ended meanwhile.
+        WorkersLost: the cluster is dead.
     """
     until = None if timeout is None else time.monotonic() + timeout
-    while not closed.is_set():
+    waiting = list(references)
+    while waiting:
+        check()
+        if closed.is_set():
+            raise Closed
         left = 1.0 if until is None else until - time.monotonic()
         if left <= 0:
             raise Hung(f"no answer for {timeout:g} seconds")
-        if ray.wait([reference], timeout=min(1.0, left))[0]:
-            return ray.get(reference)
-    raise Closed
+        done, waiting = ray.wait(waiting, timeout=min(1.0, left))
+        try:
+            ray.get(done)
+        except RayTaskError:
+            # The others may wait for this one for ever, or it has failed because one of them died.
+            late, _ = ray.wait(waiting, num_returns=len(waiting), timeout=RANK_SECONDS)
+            ray.get(late)
+            raise
+    return ray.get(references[0]) if references else None
 
 
 def _cause(error: BaseException) -> BaseException:

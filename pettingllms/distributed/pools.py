@@ -4,23 +4,28 @@
       workers: {cpus: 2, gpus: 0.5}
       coder: {gpus: 1}          # the learner of this policy
       tester: {gpus: 1, ranks: 2}
+      engines: {gpus: 1, replicas: 4}   # vLLM's, with sampler vllm; those of each base model
 
 What is not given: one CPU, and an equal share of the GPUs that are left, at most one, unless the device
-is cpu. A share below 1 is of one GPU's time and memory; several processes then use that GPU. The `ranks`
-of a learner have such a share each, and add each other's gradients.
+is cpu; a worker that asks engines has none. A share below 1 is of one GPU's time and memory; several processes
+then use that GPU. The `ranks` of a learner have such a share each, and add each other's gradients; a full model is
+divided between them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.per_policy import by_base
 from pettingllms.trainers.streamed import RANKS
 
 WORKERS = "workers"
+ENGINES = "engines"
+REPLICAS = 1024
 
 
 class Share(NamedTuple):
@@ -31,6 +36,8 @@ class Share(NamedTuple):
     """None: an equal share of what is left."""
     ranks: int = 1
     """Processes of a learner."""
+    replicas: int = 1
+    """Engines that serve the same policies."""
 
     @property
     def options(self) -> dict[str, float]:
@@ -38,17 +45,64 @@ class Share(NamedTuple):
         return {"num_cpus": self.cpus, "num_gpus": self.gpus or 0.0}
 
 
-def pools_of(config: ATGRPOConfig, learners: Sequence[str] = ()) -> dict[str, Share]:
-    """`workers`, and each policy that learns -> the share of one process.
+def pools_of(
+    config: ATGRPOConfig, learners: Sequence[str] = (), policies: Sequence[str] = ()
+) -> dict[str, Share]:
+    """`workers`, each policy that learns, each kind of engine -> the share of one process.
+
+    Args:
+        config: the settings.
+        learners: policies that learn.
+        policies: those that have weights here, and are sampled.
 
     Raises:
-        ConfigError: a pool of a policy that does not learn, or a value that is no share.
+        ConfigError: a pool that there is not, or a value that is no share.
     """
     given, known = config.mapping("pools"), (WORKERS, *learners)
+    engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
     for name in given:
-        if name not in known:
+        if name == ENGINES and not engines:
+            raise ConfigError(
+                f"pools: engines are for sampler vllm; with {config.sampler} each worker samples from "
+                "its own copy of the model"
+            )
+        if name not in known and name != ENGINES:
+            known = (*known, ENGINES) if engines else known
             raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, known)}")
-    return {name: _share(name, given.get(name, {})) for name in known}
+    shares = {name: _share(name, given.get(name, {})) for name in known}
+    if engines and shares[WORKERS].gpus is None:
+        shares[WORKERS] = shares[WORKERS]._replace(gpus=0.0)
+    return shares | engines
+
+
+def engine_pool(policies: Sequence[str]) -> str:
+    """The name of the pool of the engines that serve these policies."""
+    return f"{ENGINES} of {', '.join(policies)}"
+
+
+def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Share]:
+    """The share of an engine of each kind: adapters of one base share engines, full models do not.
+
+    Raises:
+        ConfigError: a value that is no share, or not what vLLM needs.
+    """
+    share, options = (
+        _share(ENGINES, config.mapping("pools").get(ENGINES, {})),
+        config.mapping("vllm"),
+    )
+    parts = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
+    if share.gpus is None and parts > 1 and config.device != "cpu":
+        share = share._replace(gpus=float(parts))
+    if share.gpus and max(share.gpus, 1) != parts:
+        raise ConfigError(
+            f"pools: an engine has {share.gpus:g} GPUs, and vLLM is divided into {parts} parts; make "
+            "vllm.tensor_parallel_size times vllm.pipeline_parallel_size the same"
+        )
+    return {
+        engine_pool(names): share
+        for own, together in by_base(cast("ResolvedConfig", config), policies)
+        for names in ([(name,) for name in together] if own.full else [together])
+    }
 
 
 def _share(name: str, given: Any) -> Share:
@@ -63,19 +117,22 @@ def _share(name: str, given: Any) -> Share:
                 f"pools: {key} of {name} must be a whole number, or a share from 0 to 1, got {value!r}"
             )
     share = Share(**given)
-    if share.ranks > 1 and name == WORKERS:
-        raise ConfigError(
-            f"pools: workers have no ranks, got {share.ranks}; --workers is their number"
-        )
-    if not 1 <= share.ranks <= RANKS or share.ranks != int(share.ranks):
-        raise ConfigError(
-            f"pools: ranks of {name} must be a whole number from 1 to {RANKS}, got {share.ranks!r}"
-        )
-    return share._replace(ranks=int(share.ranks))
+    if share.ranks > 1 and name in (WORKERS, ENGINES):
+        cure = "--workers is their number" if name == WORKERS else "replicas is their number"
+        raise ConfigError(f"pools: {name} have no ranks, got {share.ranks}; {cure}")
+    if share.replicas != 1 and name != ENGINES:
+        raise ConfigError(f"pools: {name} has no replicas, got {share.replicas}; engines have")
+    for key, most in (("ranks", RANKS), ("replicas", REPLICAS)):
+        count = getattr(share, key)
+        if not 1 <= count <= most or count != int(count):
+            raise ConfigError(
+                f"pools: {key} of {name} must be a whole number from 1 to {most}, got {count!r}"
+            )
+    return share._replace(ranks=int(share.ranks), replicas=int(share.replicas))
 
 
 def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
-    """Refuses learners of several ranks whose gradients cannot be added exactly.
+    """Refuses adapters on several ranks whose gradients cannot be added exactly.
 
     Args:
         pools: as from `pools_of`.
@@ -86,12 +143,7 @@ def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: 
         ConfigError: names the policy, and the cure.
     """
     for name, share in pools.items():
-        if share.ranks > 1 and name in full:
-            raise ConfigError(
-                f"pools: {name} has {share.ranks} ranks, each with a whole model, and full models are "
-                "not divided between ranks yet; train adapters, or leave ranks out"
-            )
-        if share.ranks > 1 and not streamed:
+        if share.ranks > 1 and name not in full and not streamed:
             raise ConfigError(
                 f"pools: {name} has {share.ranks} ranks, which need gradients that are added by shard; "
                 "give --stream-gradients and what it needs, or leave ranks out"
@@ -110,23 +162,34 @@ def placed(
         cluster: `CPU` and `GPU` -> how many there are.
 
     Raises:
-        ConfigError: the cluster has fewer.
+        ConfigError: the cluster has fewer, or ranks would share a GPU.
     """
-    counts = {name: workers if name == WORKERS else share.ranks for name, share in pools.items()}
+    counts = {
+        name: workers if name == WORKERS else share.ranks * share.replicas
+        for name, share in pools.items()
+    }
     gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
     wanted = sum(counts[name] * (share.gpus or 0.0) for name, share in pools.items())
     if wanted > gpus:
         raise ConfigError(f"pools: {wanted:g} GPUs are wanted, and the cluster has {gpus:g}")
-    # More workers than fit wait for nodes to come; all learners and one worker have to fit.
-    least = sum(share.cpus * share.ranks for share in pools.values())
+    # More workers than fit wait for nodes to come; the others and one worker have to fit.
+    least = sum(share.cpus * share.ranks * share.replicas for share in pools.values())
     if least > cpus:
         raise ConfigError(
-            f"pools: the learners and one worker want {least:g} CPUs, and the cluster has {cpus:g}"
+            f"pools: all learners and engines and one worker want {least:g} CPUs, and the cluster has "
+            f"{cpus:g}"
         )
     open_ones = sum(counts[name] for name, share in pools.items() if share.gpus is None)
     rest = 0.0 if device == "cpu" or not open_ones else min(1.0, (gpus - wanted) / open_ones)
     rest = math.floor(rest * 1000) / 1000  # Ray counts in such parts
-    return {
+    found = {
         name: share if share.gpus is not None else share._replace(gpus=rest)
         for name, share in pools.items()
     }
+    for name, share in found.items():
+        if share.ranks > 1 and 0 < (share.gpus or 0) < 1:
+            raise ConfigError(
+                f"pools: {name} has {share.ranks} ranks on {share.gpus:g} of a GPU each, and NCCL takes "
+                "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
+            )
+    return found

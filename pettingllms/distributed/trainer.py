@@ -23,8 +23,10 @@ import torch
 from pettingllms.assembly import EnvSource
 from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_arrays, as_tensors
 from pettingllms.distributed.cluster import sent
+from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
+from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -53,8 +55,11 @@ class RayATGRPO(ATGRPO):
     def __init__(self, source: EnvSource | None, *arguments: Any, **parts: Any) -> None:
         super().__init__(*arguments, **parts)
         config, policies = self.config, self.policies
+        on_engines = config.sampler == "vllm"
+        # Learners open no engine, and workers ask those that there are.
+        here: dict[str, Any] = {"sampler": "transformers", "vllm": None} if on_engines else {}
         spec = RunSpec(
-            replace(config, stream_gradients=bool(self.sums)),
+            replace(config, stream_gradients=bool(self.sums), **here),
             policies.roles_to_policies,
             self.updates,
             self.estimator.shape(),
@@ -64,18 +69,17 @@ class RayATGRPO(ATGRPO):
         )
         timeout = config.worker_timeout
         given = sent(spec)
-        pools = pools_of(config, self.trained)
+        pools = pools_of(config, self.trained, policies.names)
         full = [name for name, own in self.settings.items() if own.full]
         check_ranks(pools, full=full, streamed=bool(self.sums))
         pools = placed(pools, config.workers, config.device, ray.cluster_resources())
-        worker: Any = ray.remote(**pools[WORKERS].options)(RolloutWorker)
-        makers: dict[str, Any] = {
-            name: ray.remote(**pools[name].options)(Learner) for name in self.trained
-        }
+        self.engines = Engines(policies, config, pools) if on_engines else None
+        kind, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
+        worker: Any = ray.remote(**pools[WORKERS].options)(kind)
         bases = self._bases()
         self.learners = {
             name: JournaledActor(
-                partial(makers[name].remote, given, name, pools[name]),
+                partial(Ranks, Learner, pools[name], given, name, pools[name].ranks),
                 bases[name],
                 timeout=timeout,
                 room=self._make_room,
@@ -83,7 +87,7 @@ class RayATGRPO(ATGRPO):
             for name in self.trained
         }
         # After the learners: workers that do not fit wait, and learners must not wait for them.
-        self.fleet = Fleet(lambda: worker.remote(given), config.workers, timeout=timeout)
+        self.fleet = Fleet(lambda: worker.remote(given, *extra), config.workers, timeout=timeout)
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
         self._playing: dict[int, list[Future[Any]]] = {}
@@ -99,6 +103,8 @@ class RayATGRPO(ATGRPO):
         self.fleet.close()
         for learner in self.learners.values():
             learner.close()
+        if self.engines is not None:
+            self.engines.close()
 
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
@@ -134,7 +140,8 @@ class RayATGRPO(ATGRPO):
         before, self._played = self._played, time.perf_counter()
         spent = (self._played - before) * self.config.workers
         lost = self.fleet.lost + sum(learner.lost for learner in self.learners.values())
-        return {"workers/busy": sum(seconds) / spent, "workers/lost": float(lost)}
+        engines = {} if self.engines is None else self.engines.metrics()
+        return {"workers/busy": sum(seconds) / spent, "workers/lost": float(lost), **engines}
 
     def _begin(self, step: int, weights: References) -> None:
         """Gives out the shards of a step, once."""
@@ -225,6 +232,8 @@ class RayATGRPO(ATGRPO):
     def _references(self) -> References:
         """The weights as they are now: policy -> version and reference, owned by this process."""
         policies = self.policies
+        if self.engines is not None:
+            return self.engines.held()
         return {
             name: (policies.versions[name], ray.put(as_arrays(policies.state(name))))
             for name in policies.names
@@ -282,4 +291,6 @@ def ray_trainer(source: EnvSource | None, *arguments: Any, **parts: Any) -> Iter
     with contextlib.closing(RayATGRPO(source, *arguments, **parts)) as trainer:
         for learner in trainer.learners.values():
             learner.started.result()
+        if trainer.engines is not None:
+            trainer.engines.wait()
         yield trainer

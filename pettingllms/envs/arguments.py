@@ -169,6 +169,20 @@ def one_of(name: str, value: str, allowed: Sequence[str]) -> str:
     return value
 
 
+def some_of(name: str, values: Sequence[str], allowed: Sequence[str]) -> tuple[str, ...]:
+    """Returns `values` in the order of `allowed`, each once.
+
+    Raises:
+        ConfigError: it is not a list, is empty, or has a value that is not among `allowed`.
+    """
+    if isinstance(values, str) or not isinstance(values, Sequence) or not values:
+        raise ConfigError(
+            f"{name} must be a list of one or more of {', '.join(allowed)}, got {values!r}"
+        )
+    chosen = {one_of(f"each of {name}", value, allowed) for value in values}
+    return tuple(value for value in allowed if value in chosen)
+
+
 def finite(name: str, value: float) -> float:
     """Returns `value` as a float.
 

@@ -95,8 +95,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     _given: tuple[tuple[Any, ...], dict[str, Any]]
     default_turns: ClassVar[int] = 4
     embedded: ClassVar[Mapping[str, Any]] = {}
-    """Arguments for the embedded model. So are settings in `embedded_training`, and both for the
-    model `embedded:parts` in `embedded_parts` and `embedded_parts_training`."""
+    """Arguments for the embedded model. So are settings in `embedded_training`, both for the model
+    `embedded:parts` in `embedded_parts` and `embedded_parts_training`; `embedded_model`: the default."""
     reset_options: ClassVar[tuple[str, ...]] = ()
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()

@@ -73,7 +73,8 @@ use, can differ from one run to the next.
 (`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
 a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
-`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `split`: `train`, `val` or `test`.
+`agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `families`: what generated problems are about, any of
+`numbers`, `words` and `arithmetic`. `split`: `train`, `val` or `test`.
 `rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
 embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
@@ -153,6 +154,7 @@ class raw_env(TeamEnv):
         dataset: None for generated tasks, or a data set's name, hub id, file or folder.
         agents: "team", or "single" for the coder alone.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
+        families: what generated problems are about: any of "numbers", "words", "arithmetic".
         kwargs: as in `TeamEnv`.
 
     Raises:
@@ -168,9 +170,14 @@ class raw_env(TeamEnv):
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
-    # The base of parts was shown programs of one and two steps.
-    embedded_parts: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "steps": (3, 3)}
-    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 80, "eval_steps": 10}
+    # The base of parts was shown programs of one and two steps. Of arithmetic it never writes three.
+    embedded_model: ClassVar[str] = "embedded:parts"
+    embedded_parts: ClassVar[Mapping[str, Any]] = {
+        "prompt": "compact",
+        "steps": (3, 3),
+        "families": ("numbers",),
+    }
+    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 60, "eval_steps": 10}
     reset_options = ("question",)
     team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
@@ -180,10 +187,12 @@ class raw_env(TeamEnv):
         dataset: str | Path | None = None,
         agents: Agents = "team",
         steps: tuple[int, int] = (3, 3),
+        families: Sequence[str] = tuple(chains.FAMILIES),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
         chains.check_steps(steps)
+        self.families = arguments.some_of("families", families, tuple(chains.FAMILIES))
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
         if self._team and "tester" in self.team_roles:
@@ -200,7 +209,8 @@ class raw_env(TeamEnv):
         if "question" in options:  # nobody knows its tests
             return State(CodingTask("question", str(options["question"]), (), reference=""))
         if self.tasks is None:
-            return State(coding.generate(seed, cast(Split, self.split), self.steps))
+            split = cast(Split, self.split)
+            return State(coding.generate(seed, split, self.steps, self.families))
         row = seed % len(self.tasks)
         if row not in self._mutants:
             task = self.tasks[row]
@@ -438,17 +448,14 @@ class raw_env(TeamEnv):
         info: dict[str, Any] | None = None,
     ) -> Outcome:
         success = state.program is not None and state.passed == 1.0
-        scored = local if self.rewards_scheme == "paper" else 0.0
-        paid = state.scores.after(agent, team=float(success), local=scored)
-        return Outcome(
-            state=replace(state, scores=paid.scores),
-            team=paid.team,
-            local=paid.local,
-            success=success,
-            done=done,
-            parse_error=parse_error,
-            info=_difficulty(state.task) | (info or {}),
+        info = _difficulty(state.task) | (info or {})
+        return self._paid(
+            state, agent, local, success=success, done=done, parse_error=parse_error, info=info
         )
+
+    def _situation(self, state: State) -> str:
+        kind = "program" if state.task.function is None else "function"
+        return f"{state.task.difficulty or kind}, {'again' if state.history else 'first'}"
 
     def _answer(self, state: State) -> str | None:
         return None if state.program is None else f"```python\n{state.program}\n```"

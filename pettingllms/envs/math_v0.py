@@ -50,6 +50,8 @@ trusted when it should be.
 `reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
 all, others themselves), `"chain"`, or a mapping from an agent to those it sees. `agents="single"`:
 one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
+`peers`: a file of recorded replies, for a judge that learns to use frozen members
+(`pettingllms.envs.recorded_peers`).
 `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` (`"full"`, or `"compact"` for the embedded model) and
 `sandbox` are as in `coding_v0`.
 
@@ -87,6 +89,7 @@ from pettingllms.envs.math_text import (
     shown_message,
 )
 from pettingllms.envs.parsing import ParseError
+from pettingllms.envs.recorded_peers import RecordedTask, check_prompt, read_peers
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import same
@@ -129,6 +132,8 @@ class raw_env(TeamEnv):
         judge: whether the team has a judge.
         topology: who sees whom: "mesh", "star", "chain", or a mapping from an agent to those it
             sees.
+        peers: a file of recorded replies (`pettingllms-data peers`): the judge alone acts, after one
+            recorded reply of every other member.
         kwargs: as in `TeamEnv`.
 
     Raises:
@@ -165,6 +170,7 @@ class raw_env(TeamEnv):
         tools: int = 1,
         judge: bool = False,
         topology: str | Mapping[str, Sequence[str]] = "mesh",
+        peers: str | Path | None = None,
         **kwargs: Unpack[TeamArguments],
     ) -> None:
         arguments.one_of("agents", agents, get_args(Agents))
@@ -174,23 +180,53 @@ class raw_env(TeamEnv):
             roles: tuple[str, ...] = (SOLVER,)
         else:
             roles = roles_of_team(reasoners=reasoners, tools=tools, judge=judge)
-        super().__init__(roles=roles, **kwargs)
-        self.sees = visibility(topology, self.possible_agents, self.max_turns)
+        if peers is not None and not (judge and topology == "star"):
+            raise ConfigError("peers are for a judge; give judge=True and topology='star', too")
+        acting = roles if peers is None else roles[-1:]
+        super().__init__(roles=acting, **kwargs)
+        members = arguments.agent_names(roles)
+        self.sees = visibility(topology, members, self.max_turns)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
+        self._peers: tuple[RecordedTask, ...] | None = None
+        if peers is not None:
+            self._peers_file = peers
+            self._peers = read_peers(peers, self.split, members[:-1])
+            draws = max(len(p.replies) for task in self._peers for p in task.peers.values())
+            self.num_tasks = len(self._peers) * draws
 
     def _start(self, seed: int, options: dict[str, Any]) -> MathState:
         if "question" in options:  # nobody knows its answer
             return MathState(MathProblem(str(options["question"]), (), id="question"))
-        return MathState(self._problem(seed))
+        if self._peers is None:
+            return MathState(self._problem(seed))
+        draw, place = divmod(seed, len(self._peers))
+        return self._told(self._peers[place], draw)
+
+    def _told(self, task: RecordedTask, draw: int) -> MathState:
+        """A recorded task, after one reply of each peer."""
+        state = MathState(self._problem(task.seed))
+        drawn = task.drawn(draw)
+        for agent in drawn:
+            check_prompt(self._peers_file, agent, task, self._prompt(state.problem, agent, (), ()))
+        replies = {a: parse_reply(role_of(a), text) for a, text in drawn.items()}
+        read = {a: r for a, r in replies.items() if isinstance(r, Reply)}
+        ran = self._run(list(dict.fromkeys(r.program for r in read.values() if r.program)))
+        messages = tuple(self._message(state, 0, a, reply, ran) for a, reply in read.items())
+        return replace(state, messages=messages)
 
     def _text(self, state: MathState, agent: str) -> str:
         shown = [m for m in state.messages if m.agent == agent or m.agent in self.sees[agent]]
         earlier = [message for message in shown if message.turn < self.turn]
         # `_text` may be asked of any agent at any time, also of one that has acted in this turn.
         now = [m for m in shown if m.turn == self.turn and m.agent != agent]
+        return self._prompt(state.problem, agent, earlier, now)
+
+    def _prompt(
+        self, problem: MathProblem, agent: str, earlier: Sequence[Message], now: Sequence[Message]
+    ) -> str:
         if self.prompt == "compact":
-            return compact_prompt(role_of(agent), state.problem.question, earlier, now)
-        return full_prompt(role_of(agent), state.problem, earlier, now)
+            return compact_prompt(role_of(agent), problem.question, earlier, now)
+        return full_prompt(role_of(agent), problem, earlier, now)
 
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         replies = [parse_reply(role_of(agent), text) for text in texts]
@@ -215,20 +251,28 @@ class raw_env(TeamEnv):
             # As much as a program that fails: otherwise writing none would pay more.
             local = -1.0 if role_of(agent) == "tool" else -FORMAT_PENALTY
             return self._outcome(state, agent, local, parse_error=reply.why, info=info)
-        printed, failed = None, ""
         if reply.program is not None:
-            result = ran[reply.program]
-            info["statuses"] = [result.status]
-            printed, failed = printed_answer(result), failure(result)
-        answer = printed if reply.answer is None else reply.answer
-        right = answer is not None and same(state.problem.answers, answer)
-        message = Message(self.turn, agent, reply.said, answer, right, failed, printed)
+            info["statuses"] = [ran[reply.program].status]
+        message = self._message(state, self.turn, agent, reply, ran)
+        answer, right = message.answer, message.right
         after = replace(state, messages=(*state.messages, message))
         info |= {"right": right, **self._trust(state, agent, message)}
         # Only a program can leave no answer, by failing: without either, a reply is unreadable.
         local = -1.0 if answer is None else float(right)
         done = self._agree(after, agent, reply)
         return self._outcome(after, agent, local, done=done, info=info)
+
+    @staticmethod
+    def _message(
+        state: MathState, turn: int, agent: str, reply: Reply, ran: Mapping[str, RunResult]
+    ) -> Message:
+        printed, failed = None, ""
+        if reply.program is not None:
+            result = ran[reply.program]
+            printed, failed = printed_answer(result), failure(result)
+        answer = printed if reply.answer is None else reply.answer
+        right = answer is not None and same(state.problem.answers, answer)
+        return Message(turn, agent, reply.said, answer, right, failed, printed)
 
     def _unread(self, state: MathState, agent: str, reason: str) -> Outcome:
         return self._judge(state, agent, ParseError(reason), {})
@@ -285,18 +329,19 @@ class raw_env(TeamEnv):
     ) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
-        # Under "sparse" the team's reward alone remains.
-        scored = local if self.rewards_scheme == "paper" else 0.0
-        paid = state.scores.after(agent, team=float(success), local=scored)
-        return Outcome(
-            state=replace(state, scores=paid.scores),
-            team=paid.team,
-            local=paid.local,
+        return self._paid(
+            state,
+            agent,
+            local,
             success=success,
             done=done,
             parse_error=parse_error,
             info=info,
+            notes={} if final is None else {"answer": final.answer},
         )
+
+    def _situation(self, state: MathState) -> str | None:
+        return state.problem.difficulty
 
     def _answer(self, state: MathState) -> str | None:
         final = state.current.get(self.possible_agents[-1])

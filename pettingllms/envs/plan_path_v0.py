@@ -59,6 +59,8 @@ MOST_WALLS = 0.6
 _COLORS = {"#": "\x1b[2m#\x1b[0m", "G": "\x1b[31mG\x1b[0m", "@": "\x1b[34m@\x1b[0m"}
 
 Moves = tuple[str, ...]
+NEAR, FAR = 5, 10
+"""Moves to the goal of situations that a router of policies tells apart."""
 
 
 class raw_env(BoardEnv):
@@ -89,6 +91,7 @@ class raw_env(BoardEnv):
         "moves": (6, 36),
     }
     # Open boards and one move at a time: the planner has to find out whom to listen to.
+    embedded_model: ClassVar[str] = "embedded:parts"
     embedded_parts: ClassVar[Mapping[str, Any]] = {
         "prompt": "compact",
         "height": 6,
@@ -182,6 +185,10 @@ class raw_env(BoardEnv):
         note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
         return AnswerResult(cell, solved, note, refused, info=info)
+
+    def _situation(self, state: BoardState) -> str:
+        far = state.level.distances[state.position]
+        return "near" if far <= NEAR else "far" if far > FAR else "between"
 
     def _progress(self, level: Grid, position: int) -> float:
         return 1.0 - level.distances[position] / level.optimum

@@ -88,7 +88,7 @@ from pettingllms.envs.search_text import (
 )
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.grading.short_answers import contains, exact_match, f1
+from pettingllms.grading.short_answers import contains, exact_match, f1, normal
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
@@ -160,6 +160,15 @@ class raw_env(TeamEnv):
         "render_fps": 1,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    embedded_model: ClassVar[str] = "embedded:search"
+    embedded_search: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "hops": (2, 2)}
+    embedded_search_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 4e-3,
+        "tasks_per_step": 8,
+        "max_steps": 40,
+        "max_completion_length": 20,
+        "eval_steps": 5,
+    }
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
     interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
     reset_options = ("question",)
@@ -346,7 +355,11 @@ class raw_env(TeamEnv):
             done=done,
             parse_error=parse_error,
             info=shown,
+            notes={} if after.answer is None else {"answer": normal(after.answer)},
         )
+
+    def _situation(self, state: SearchState) -> str | None:
+        return state.question.difficulty
 
     def _answer(self, state: SearchState) -> str | None:
         return None if state.answer is None else f"<answer>{state.answer}</answer>"

@@ -221,6 +221,10 @@ class raw_env(BoardEnv):
         }
         return AnswerResult(position, solved, note, len(refused), lost, info)
 
+    def _situation(self, state: BoardState) -> str:
+        left = (state.position.boxes & ~state.level.room.goals).bit_count()
+        return f"{left} boxes off goals"
+
     def _progress(self, level: Level, position: Position) -> float:
         if position.boxes & dead_cells(level.room):
             return WORST

@@ -342,6 +342,10 @@ class raw_env(BoardEnv):
                 break
         return _answer_result(level, tuple(values), len(answer), reasons, looked)
 
+    def _situation(self, state: BoardState) -> str:
+        share = sum(1 for value in state.position if not value) / len(state.position)
+        return "few blanks" if share < 1 / 3 else "many blanks" if share > 2 / 3 else "some blanks"
+
     def _progress(self, level: Puzzle, position: Grid) -> float:
         # Wrong numbers count against it, or filling every cell at random would be progress.
         right, wrong = _score(level, position)

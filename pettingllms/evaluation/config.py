@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.settings import (
     check_values,
     policies_setting,
@@ -50,6 +50,23 @@ class EvalConfig:
     base: bool = policies_setting(
         True, "Leave out the base model, which is evaluated beside the adapters"
     )
+    members: str | None = policies_setting(
+        None,
+        "An ensemble of teams for one environment, each with a name: a=RUN,b=RUN, in the forms of "
+        "--adapters; each plays alone, and together by --route or --vote",
+    )
+    route: str | None = policies_setting(
+        None,
+        "Members: a file of --route-out; the member answers that it says is best in a situation",
+    )
+    vote: bool = policies_setting(
+        False, "Members: all answer, and the most frequent reply is played"
+    )
+    situations: str | None = policies_setting(
+        None,
+        "Members: kinds of states, such as open,trapped, between which the base model decides where "
+        "the environment names none",
+    )
     agents: str | None = task_setting(
         None, "single: one agent instead of a team, where the environment has such a form"
     )
@@ -73,6 +90,10 @@ class EvalConfig:
     )
     out: str | None = _results(
         None, "Folder for results and all episodes; the same command resumes an interrupted one"
+    )
+    route_out: str | None = _results(
+        None,
+        "Members: file for what each is worth in each situation of --split train, for --route",
     )
     fail_under: float | None = _results(
         None,
@@ -114,3 +135,17 @@ class EvalConfig:
         given = {name: value for name, value in settings.items() if value is not None}
         over = {name: value for name, value in given.items() if name not in own}
         return cls(**{name: value for name, value in given.items() if name in own}, over=over)
+
+
+def without_engines(config: ResolvedConfig) -> ResolvedConfig:
+    """`config`, if an evaluation can follow it.
+
+    Raises:
+        ConfigError: workers that would need vLLM engines, which only a training has.
+    """
+    if config.workers and config.sampler == "vllm":
+        raise ConfigError(
+            f"workers {config.workers} with sampler vllm: vLLM evaluates in one process, which batches "
+            "the episodes of many tasks; leave --workers out, or use --sampler transformers"
+        )
+    return config

@@ -79,7 +79,14 @@ class Playing:
             policies = self._with(lineup.adapters)
             seats_to_policies = policies_by_seat(policies, self._env, lineup.swap)
             yield roll_out(
-                self._env, policies, seats_to_policies, self._pool, chunk, self._sampling, on_batch
+                self._env,
+                policies,
+                seats_to_policies,
+                self._pool,
+                chunk,
+                self._sampling,
+                on_batch,
+                lineup.ensemble,
             )
 
     def _with(self, adapters: bool) -> ClosableSampler:

@@ -15,6 +15,7 @@ TEAM = {
     "success": "success",
     "overlong": "episodes without room for a prompt",
     "pass@": "success in one of {}",
+    "maj@": "success of the majority of {}",
     "difficulty/": "success, difficulty {}",
     "win/": "wins of {}",
     "draws": "draws",
@@ -55,7 +56,7 @@ class Keys(NamedTuple):
 _RESULT = ("success", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
-    ("success", "overlong", "pass@", "difficulty/", "win/", "draws", "return/"),
+    ("success", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
     (*FIRST, "first_", "parse_error", "tokens"),
 )
 """What a terminal has room for."""

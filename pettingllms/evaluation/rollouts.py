@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
+from pettingllms.evaluation.ensembles import Ensemble
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.rollout.engine import RolloutEngine
@@ -108,6 +109,7 @@ def roll_out(
     chunk: Chunk,
     sampling: Sampling,
     on_batch: Callable[[Verdicts], None] = lambda _verdicts: None,
+    ensemble: Ensemble | None = None,
 ) -> list[Trajectory]:
     """Rolls out the episodes of one chunk, one completion a turn; those of each task in order.
 
@@ -119,13 +121,14 @@ def roll_out(
         chunk: the tasks, and which samples of each.
         sampling: how completions are drawn.
         on_batch: called before every batch with how the finished episodes ended; may raise to stop.
+        ensemble: several teams, of which it says who answers.
 
     Raises:
         ConfigError: the context of the model has no room for any prompt.
     """
     engine = RolloutEngine(
         env,
-        policies,
+        policies if ensemble is None else ensemble.sampler(policies),
         pool,
         shape=RolloutShape(episodes=len(chunk.samples), first=chunk.samples.start),
         settings={
@@ -137,6 +140,7 @@ def roll_out(
         seed=(sampling.seed, "evaluation"),
         policies=seats_to_policies,
         longest=longest_prompts(policies, sampling.max_new_tokens),
+        route=None if ensemble is None else ensemble.router(policies),
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
@@ -211,6 +215,12 @@ class Lineup(NamedTuple):
     adapters: bool
     swap: Mapping[str, str] | None = None
     """Role -> the role whose policy answers for it."""
+    ensemble: Ensemble | None = None
+    """Several teams with their adapters, of which it says who answers."""
+
+    def described(self) -> dict[str, Any]:
+        """What it plays with, as JSON has it."""
+        return dict(self.swap or {}) | (self.ensemble.described() if self.ensemble else {})
 
 
 def lineups_of(

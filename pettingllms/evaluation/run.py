@@ -1,8 +1,4 @@
-"""A whole evaluation: from settings to a plan, from the plan to episodes, scores and a folder.
-
-Several environments are as many evaluations, each in a folder of its own below `out`, with one
-table over all of them beside these folders.
-"""
+"""A whole evaluation: from settings to a plan, from the plan to episodes, scores and a folder."""
 
 from __future__ import annotations
 
@@ -27,12 +23,14 @@ from pettingllms.assembly import (
     name_of_env,
     partners_of,
 )
-from pettingllms.errors import ConfigError, RunFolderError
+from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
-from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.folder import EvalFolder, digest, write_file
+from pettingllms.evaluation.config import SHARED, EvalConfig, without_engines
+from pettingllms.evaluation.ensembles import ROUTED, VOTE
+from pettingllms.evaluation.folder import EvalFolder, digest
+from pettingllms.evaluation.members import plan_with, with_members, write_routes
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -57,7 +55,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.files import RESULTS, SETTINGS
+from pettingllms.rollout.files import RESULTS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
@@ -93,6 +91,8 @@ class EvalPlan:
     """The environment, or what makes it, in place of the one that the settings name."""
     divide: bool = True
     """Whether a data set without splits is divided, as in training."""
+    route_out: Path | None = None
+    """Where the table of what each member of an ensemble is worth is written."""
 
     @property
     def episodes(self) -> int:
@@ -128,7 +128,7 @@ class EvalPlan:
             "adapter_digests": {
                 policy: digest(folder) for policy, folder in sorted(self.adapters.items())
             },
-            "teams": {team.title: dict(team.swap or {}) for team in self.teams},
+            "teams": {team.title: team.described() for team in self.teams},
             **dataclasses.asdict(self.sampling),
             **self._others(),
         }
@@ -172,7 +172,8 @@ class EvalResult:
     @property
     def main(self) -> Evaluation:
         """The scores of the adapters; without any, of the base model or of what plays in its place."""
-        return self.teams.get(ADAPTERS) or next(iter(self.teams.values()))
+        own = self.teams.get(ADAPTERS) or self.teams.get(ROUTED) or self.teams.get(VOTE)
+        return own or next(iter(self.teams.values()))
 
     @property
     def success(self) -> Estimate | None:
@@ -248,6 +249,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
+    options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
@@ -283,7 +285,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
     )
     tasks = held_out(env, options.split, options.limit)
-    return EvalPlan(
+    plan = EvalPlan(
         config,
         options.split,
         env,
@@ -295,6 +297,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         source,
         divide="dataset" not in options.over,
     )
+    return plan_with(plan, ensemble, options) if ensemble else plan
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -322,7 +325,7 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if options.agents is not None:
         arguments = config.mapping("env_args") | {"agents": options.agents}
         config = dataclasses.replace(config, env_args=json.dumps(arguments))
-    return resolve(config, source)
+    return without_engines(resolve(config, source))
 
 
 def run_of(adapters: str) -> Path | None:
@@ -390,62 +393,6 @@ def run_plan(plan: EvalPlan, out: str | None, display: Display | None = None) ->
     return result
 
 
-def run_each(
-    options: EvalConfig, envs: Sequence[str], display: Display | None = None
-) -> dict[str, EvalResult]:
-    """Evaluates several environments, each with a folder of its own below `out`.
-
-    All plans are made first, so that a mistake in the last one does not cost the others.
-
-    Args:
-        options: the settings, which all environments share.
-        envs: names or paths of environments.
-        display: receives progress.
-
-    Returns:
-        Environment -> its result; `out` has them in one table as well.
-
-    Raises:
-        PettingLLMsError: settings, a model or a folder that cannot be used.
-    """
-    out = None if options.out is None else Path(options.out)
-    if len({folder_name(env) for env in envs}) < len(envs):
-        raise ConfigError(
-            "env names an environment twice, or two whose folders would be the same: "
-            f"{', '.join(envs)}; evaluate them one by one"
-        )
-    if out is not None and (out / SETTINGS).exists():
-        raise RunFolderError(
-            f"{out} holds the evaluation of one environment; choose another --out for several"
-        )
-    plans = {
-        env: plan_of(dataclasses.replace(options, over={**options.over, "env": env}))
-        for env in envs
-    }
-    results = {
-        env: run_plan(plan, None if out is None else str(out / folder_name(env)), display)
-        for env, plan in plans.items()
-    }
-    if out is not None:
-        table = report.as_markdown(report.joint_table({e: r.teams for e, r in results.items()}))
-        successes = {env: result.success for env, result in results.items()}
-        rows = {
-            "success": {
-                env: None if found is None else found._asdict() for env, found in successes.items()
-            },
-            "folders": {env: folder_name(env) for env in envs},
-        }
-        write_file(out / "results.md", f"{table}\n\n{next(iter(results.values())).sizes()}\n")
-        write_file(out / RESULTS, json.dumps(rows, indent=2) + "\n")
-    return results
-
-
-def folder_name(env: str) -> str:
-    """The name of an environment as that of a folder."""
-    plain = env.rpartition("/")[2].removesuffix(":env").removesuffix(".py")
-    return "".join(char if char.isalnum() or char in "-_." else "-" for char in plain)
-
-
 def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalResult:
     isolation = isolation_of(plan.env, plan.config.require_isolation)
     if isolation is not None:
@@ -472,6 +419,8 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         )
         for title, own in episodes.items()
     }
+    if plan.route_out is not None:
+        write_routes(plan.route_out, plan, episodes)
     return EvalResult(plan, episodes, teams)
 
 

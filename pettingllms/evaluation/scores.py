@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pettingllms.errors import ConfigError
+from pettingllms.evaluation import votes
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Group
 
@@ -34,7 +35,7 @@ TaskScores = Mapping[str, float]
 _Z = 1.959963984540054
 """The 97.5th percentile of the normal distribution."""
 _SHARE = re.compile(
-    r"success|overlong|pass@\d+|difficulty/.*/success|draws|win/.*"
+    r"success|overlong|(pass|maj)@\d+|difficulty/.*/success|draws|win/.*"
     r"|.*/(parse_error|truncated|status/.*|first_passed|first_valid|first_caught)"
 )
 """Scores whose values lie between 0 and 1 by their definition."""
@@ -229,6 +230,7 @@ def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]
         cooperative=any(episode.cooperative for episode in episodes),
         success=any(episode.success is not None for episode in episodes),
         overlong=any(episode.overlong is not None for episode in episodes),
+        answers=any(votes.answer_of(episode) is not None for episode in episodes),
     )
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
@@ -249,6 +251,8 @@ class _Facts(NamedTuple):
     """Whether the environment reports success."""
     overlong: bool
     """Whether a prompt without room ended any episode."""
+    answers: bool
+    """Whether any episode ended with an answer that can be voted on."""
 
 
 def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
@@ -295,6 +299,8 @@ def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, flo
     verdicts = values.get("success", [])
     for k in pass_at(len(episodes)) if len(verdicts) == len(episodes) else ():
         values[f"pass@{k}"] = [pass_at_k(len(episodes), int(sum(verdicts)), k)]
+    if facts.answers and len(episodes) >= votes.LEAST:
+        values[f"maj@{len(episodes)}"] = [votes.voted(episodes)]
     return {name: sum(numbers) / len(numbers) for name, numbers in sorted(values.items())}
 
 

@@ -9,12 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 
 EMBEDDED = Path(__file__).parent / "tiny"
-"""The default of `--model`: weights, tokenizer and chat template, as transformers saves them."""
+"""A base that knows all five games, and bad habits: weights, tokenizer and chat template."""
 PARTS = Path(__file__).parent / "parts"
-"""A base that was shown parts of tasks only, and no bad replies: `--model embedded:parts`."""
+"""A base that was shown parts of tasks only, and no bad replies: the default of two environments."""
+SEARCH = Path(__file__).parent / "search"
+"""A base for `search` alone, that was shown single look-ups and how to copy names."""
 DEFAULT = "embedded"
-SHIPPED: Mapping[str, Path] = {DEFAULT: EMBEDDED, "embedded:parts": PARTS}
+SHIPPED: Mapping[str, Path] = {
+    DEFAULT: EMBEDDED,
+    "embedded:parts": PARTS,
+    "embedded:search": SEARCH,
+}
 """Name, as `--model` takes it -> folder."""
+
+
+def declared_in(name: str) -> str:
+    """The class attribute in which an environment declares its arguments for a shipped model."""
+    return name.replace(":", "_")
 
 
 def shipped(model: str | None) -> str | None:

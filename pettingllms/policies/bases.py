@@ -149,6 +149,22 @@ class Base:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
 
+class AskedBase(Base):
+    """Policies whose weights are in other processes: they can be sampled from, and no more.
+
+    Args:
+        chats: policy -> tokenizer and template.
+        contexts: policy -> most tokens of a prompt and its completion together.
+        engine: asks for completions.
+    """
+
+    def __init__(
+        self, chats: Mapping[str, Chat], contexts: Mapping[str, int], engine: InferenceEngine
+    ) -> None:
+        self.chats, self.contexts, self.engine = dict(chats), dict(contexts), engine
+        self.parameters = {name: [] for name in chats}
+
+
 def context_of(model: PreTrainedModel, default: int) -> int:
     """The most tokens that a model is computed for.
 

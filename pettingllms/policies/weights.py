@@ -261,6 +261,18 @@ class FullWeights:
             )
         yield self._reference
 
+    @property
+    def has_reference(self) -> bool:
+        """Whether the frozen base was kept."""
+        return self._reference is not None
+
+    def divide(self, divide: Callable[[PreTrainedModel], None]) -> None:
+        """Has `divide` replace the parameters of every model; frees the copies that sampling needs."""
+        self._copies.clear()
+        for model in [*self._models.values(), *filter(None, [self._reference])]:
+            divide(model)
+        self._tensors = {name: dict(own.named_parameters()) for name, own in self._models.items()}
+
     @torch.no_grad()
     def refresh(self, policy: str) -> None:
         """Copies the trained weights to the sampling copy, if there is one."""

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
@@ -27,6 +28,14 @@ from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.types import Candidate, Completion, Group, Request, Task
+
+
+class Routed(NamedTuple):
+    """Who answers a prompt."""
+
+    policy: str
+    notes: Mapping[str, Any] = MappingProxyType({})
+    """More entries for the info of the record."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +56,8 @@ class RolloutEngine:
         longest: policy -> most tokens of a prompt; an episode whose next prompt has more ends there,
             and its record says so (`Trajectory.overlong`). One that is missing has no bound: a model
             behind an API has a context of its own, which its server knows.
+        route: the policy that answers in place of the one that the agent has, and what the record says
+            of that.
         timed: opened around "sample", and around "score" while nothing else is left to do.
     """
 
@@ -60,6 +71,7 @@ class RolloutEngine:
     wide: Collection[str] | None = None
     cohort: int | None = None
     longest: Mapping[str, int] = field(default_factory=dict)
+    route: Callable[[Episode, str], Routed] | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
 
     def run(
@@ -116,9 +128,11 @@ class RolloutEngine:
         """Samples for all live episodes in one batch a width, and starts scoring."""
         live: list[tuple[_Cohort, Episode]] = []
         prompts, requests, plans = list[str](), list[Request](), list[Plan]()
+        noted = list[Mapping[str, Any]]()
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             prompt = episode.prompt()
-            policy, seed = self._policy_for(episode), episode.seed(*self.seed, "sampling")
+            policy, notes = self._policy_for(episode)
+            seed = episode.seed(*self.seed, "sampling")
             ids = self.sampler.prompt_ids(self._reader(episode.agent or "", policy), prompt)
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
@@ -127,6 +141,7 @@ class RolloutEngine:
             prompts.append(prompt)
             requests.append(Request(policy, ids, seed))
             plans.append(self._plan(episode, policy))
+            noted.append(notes)
         completions: list[list[Completion]] = [[] for _ in live]
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
@@ -135,15 +150,16 @@ class RolloutEngine:
             answers = self.sampler.sample([requests[i] for i in places], n, **self.settings)
             for place, answer in zip(places, answers, strict=True):
                 completions[place] = answer
-        for (cohort, episode), prompt, request, plan, sampled in zip(
-            live, prompts, requests, plans, completions, strict=True
+        for (cohort, episode), prompt, request, plan, notes, sampled in zip(
+            live, prompts, requests, plans, noted, completions, strict=True
         ):
             scored = self.pool.submit(score, episode, sampled)
-            cohort.pending.append(_Pending(episode, prompt, request, plan, scored))
+            cohort.pending.append(_Pending(episode, prompt, request, plan, notes, scored))
 
-    def _policy_for(self, episode: Episode) -> str:
+    def _policy_for(self, episode: Episode) -> Routed:
         given, agent = self.policies or {}, episode.agent or ""
-        return given.get(agent) or given.get(episode.role) or self.sampler.policy_for(agent)
+        found = given.get(agent) or given.get(episode.role) or self.sampler.policy_for(agent)
+        return Routed(found) if self.route is None else self.route(episode, found)
 
     def _plan(self, episode: Episode, policy: str) -> Plan:
         if episode.probe or (self.wide is not None and policy not in self.wide):
@@ -190,7 +206,7 @@ class RolloutEngine:
                 branch.result.team,
                 branch.result.local,
                 chosen=k == chosen or decision.plan.forks,
-                info=branch.result.info,
+                info={**branch.result.info, **decision.notes},
             )
             for k, branch in enumerate(branches)
         )
@@ -213,6 +229,7 @@ class _Pending(NamedTuple):
     prompt: str
     request: Request
     plan: Plan
+    notes: Mapping[str, Any]
     scored: Future[list[Branch]]
 
 

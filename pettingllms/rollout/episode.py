@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import hashlib
+import itertools
 import json
 import math
 import random
@@ -32,6 +33,8 @@ from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, returns
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
+Paid = Mapping[str, float]
+"""Agent -> what it was paid at one decision."""
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
 """Entries of an info that the record holds as fields of its own."""
 
@@ -214,34 +217,27 @@ class Episode:
         start = self.depth - len(self._groups)
         return [(start + at, k, fork) for (at, k), fork in sorted(self._forks.items())]
 
-    def _ahead(self) -> dict[str, float]:
-        """Agent -> rewards that it was paid, on average over the candidates of each decision."""
-        ahead = self._following()[1]
-        for agent, paid in self._early.items():
-            ahead[agent] += paid
-        return ahead
+    def _ahead(self) -> list[Paid]:
+        """What agents were paid at each decision, on average over its candidates."""
+        return _with(self._following()[1], self._early)
 
-    def _following(self) -> tuple[list[Group], dict[str, float]]:
-        """The decisions, with what each candidate led to, and what they led to as a whole."""
+    def _following(self) -> tuple[list[Group], list[Paid]]:
+        """The decisions, with what each candidate led to, and what all of them were paid."""
         found: list[Group] = []
-        ahead: dict[str, float] = defaultdict(float)  # agent -> rewards from the next node on
+        ahead: list[Paid] = []  # from the next decision on
         for at, group in reversed(list(enumerate(self._groups))):
             agent, later = group.key.agent, []
-            ahead[agent] += group.late_reward
+            ahead = _with(ahead, {agent: group.late_reward})
             for k, candidate in enumerate(group.candidates):
                 left = self._forks.get((at, k)) or self._probes.get((at, candidate.completion.text))
-                later.append(defaultdict(float, ahead if left is None else left._ahead()))
+                later.append(ahead if left is None else left._ahead())
             found.append(replace(group, candidates=self._with_later(at, group, later)))
-            agents = {agent, *(name for each in later for name in each)}
-            ahead = defaultdict(
-                float, {name: sum(each[name] for each in later) / len(later) for name in agents}
-            )
             mean = sum(candidate.reward for candidate in group.candidates) / len(later)
-            ahead[agent] += mean
+            ahead = [{agent: mean}, *_mean(later)]
         return found[::-1], ahead
 
     def _with_later(
-        self, depth: int, group: Group, later: Sequence[Mapping[str, float]]
+        self, depth: int, group: Group, later: Sequence[Sequence[Paid]]
     ) -> tuple[Candidate, ...]:
         spent: dict[str, int] = {}
         for (at, text), probe in self._probes.items():
@@ -249,17 +245,35 @@ class Episode:
                 spent[text] = sum(
                     len(c.completion.token_ids) for g in probe._groups for c in g.candidates
                 )
-        shared = self._cooperative
+        agent, shared = group.key.agent, self._cooperative
         return tuple(
             replace(
                 candidate,
                 later=Later(
-                    sum(each.values()) if shared else each[group.key.agent],
+                    tuple(sum(p.values()) if shared else p.get(agent, 0.0) for p in each),
                     spent.pop(candidate.completion.text, 0),
                 ),
             )
             for candidate, each in zip(group.candidates, later, strict=True)
         )
+
+
+def _with(ahead: Sequence[Paid], more: Paid) -> list[Paid]:
+    """`ahead` with `more` paid at its first decision."""
+    if not any(more.values()):
+        return list(ahead)
+    first, rest = (ahead[0], ahead[1:]) if ahead else ({}, ())
+    names = dict.fromkeys([*first, *more])
+    return [{name: first.get(name, 0.0) + more.get(name, 0.0) for name in names}, *rest]
+
+
+def _mean(several: Sequence[Sequence[Paid]]) -> list[Paid]:
+    """The mean by decision and agent; what is over before the others was paid nothing more."""
+    found: list[Paid] = []
+    for each in itertools.zip_longest(*several, fillvalue={}):
+        names = dict.fromkeys(name for paid in each for name in paid)
+        found.append({name: sum(p.get(name, 0.0) for p in each) / len(each) for name in names})
+    return found
 
 
 def records(episodes: Sequence[Episode]) -> list[Trajectory]:

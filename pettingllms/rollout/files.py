@@ -39,8 +39,8 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
             advantage       training: a number, or one for each token; null where not compared
             chosen          whether an episode continued from it: this one from the first
             info            what else the environment said: success, parse_error, statuses, ...
-            later           look-ahead trees and forests: what followed, as reward and tokens generated
-                            to find out
+            later           look-ahead trees and forests: what followed, as reward, rewards by decision,
+                            and tokens generated to find out
 
 `decisions` is the last key of a line, so that a reader finds what a line is about in its first
 bytes. Scores of an evaluation are computed from these records alone, so a file that is read back
@@ -87,6 +87,7 @@ class LaterRow(TypedDict):
 
     reward: float
     tokens: int
+    rewards: NotRequired[list[float]]
 
 
 class CandidateRow(TypedDict):

@@ -3,7 +3,9 @@
 MALT, Motwani et al. 2024, https://arxiv.org/abs/2412.01928, section 4: a value flows upwards from the
 leaves of a full tree, and siblings on different sides of 1/2 are a pair.
 
-A row is a conversation of one user turn, so that TRL applies the chat template as the run did.
+A row is a conversation of one user turn, to which TRL applies the chat template. Where tokens merge
+across the end of the prompt, as the embedded model's do, TRL then trains on others than were sampled, and
+says so; `prompt_ids` and the like are those of the run, which TRL's trainers leave aside.
 """
 
 from __future__ import annotations
@@ -45,6 +47,11 @@ class Judged(NamedTuple):
         """Every good completion with every other one."""
         rest = [text for text in self.values if text not in self.good]
         return list(itertools.product(self.good, rest))
+
+    def ids(self, text: str) -> list[int]:
+        """The tokens of a completion as they were sampled."""
+        found = (c.completion for c in self.group.candidates if c.completion.text == text)
+        return list(next(found).token_ids)
 
 
 def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
@@ -114,25 +121,16 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     forked = False
     for trajectories in _by_step(run):
         forked |= any(each.came_from is not None for each in trajectories)
-        found: dict[tuple[str, str], list[tuple[str, str, str]]] = defaultdict(list)
+        found: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
         for each in judged(trajectories):
-            policy, prompt = each.group.policy, each.group.prompt
-            completions[policy] += [
-                {"prompt": _said("user", prompt), "completion": _said("assistant", text)}
-                for text in each.good
+            policy = each.group.policy
+            completions[policy] += [_row(each, completion=text) for text in each.good]
+            found[each.group.key.task, policy] += [
+                _row(each, chosen=chosen, rejected=rejected) for chosen, rejected in each.pairs
             ]
-            found[each.group.key.task, policy] += [(prompt, *pair) for pair in each.pairs]
         for (task, policy), own in found.items():
             rng = random.Random(f"{task} {policy} pairs")
-            kept = own if len(own) <= most else rng.sample(own, most)
-            pairs[policy] += [
-                {
-                    "prompt": _said("user", prompt),
-                    "chosen": _said("assistant", chosen),
-                    "rejected": _said("assistant", rejected),
-                }
-                for prompt, chosen, rejected in kept
-            ]
+            pairs[policy] += own if len(own) <= most else rng.sample(own, most)
     if not forked:
         raise ConfigError(
             f"{run} has no full trees, so that siblings have no values of their own; play some with "
@@ -141,6 +139,14 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     policies = sorted({*pairs, *completions})
     _write(out, {p: {PAIRS: pairs[p], SFT: completions[p]} for p in policies})
     return {policy: (len(pairs[policy]), len(completions[policy])) for policy in policies}
+
+
+def _row(judged: Judged, **texts: str) -> dict[str, Any]:
+    """A prompt and completions of it, by what they are, each as a message and as tokens."""
+    row: dict[str, Any] = {"prompt": _said("user", judged.group.prompt)}
+    row |= {name: _said("assistant", text) for name, text in texts.items()}
+    row["prompt_ids"] = list(judged.group.prompt_ids)
+    return row | {f"{name}_ids": judged.ids(text) for name, text in texts.items()}
 
 
 def _said(role: str, text: str) -> list[dict[str, str]]:

@@ -242,7 +242,12 @@ def _candidate(candidate: Candidate) -> CandidateRow:
     if candidate.credited is not None:
         row["credited"] = candidate.credited
     if candidate.later is not None:
-        row["later"] = {"reward": candidate.later.reward, "tokens": candidate.later.tokens}
+        later = candidate.later
+        row["later"] = {
+            "reward": later.reward,
+            "tokens": later.tokens,
+            "rewards": list(later.rewards),
+        }
     return row
 
 
@@ -273,7 +278,7 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
             chosen=each["chosen"],
             info=each["info"],
             advantage=_advantage(each["advantage"]),
-            later=Later(**each["later"]) if "later" in each else None,
+            later=_later(each["later"]) if "later" in each else None,
             credited=each.get("credited"),
         )
         for each in row["candidates"]
@@ -281,6 +286,11 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
     return Group(
         key, row["policy"], row["prompt"], prompt_ids, candidates, late_reward=row["late_reward"]
     )
+
+
+def _later(row: Mapping[str, Any]) -> Later:
+    # Earlier versions wrote the sum alone.
+    return Later(tuple(row.get("rewards", [row["reward"]])), row["tokens"])
 
 
 def _advantage(value: Any) -> Advantage | None:

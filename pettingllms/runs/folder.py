@@ -26,6 +26,7 @@ from safetensors import SafetensorError
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, RunFolderError, did_you_mean
+from pettingllms.models import DEFAULT
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
@@ -283,7 +284,10 @@ def read_config(run: Path) -> ATGRPOConfig:
     for key in values:
         if key not in known:
             raise ConfigError(f"{path}: unknown key {key!r}; {did_you_mean(str(key), known)}")
-    return ATGRPOConfig(**values)
+    config = ATGRPOConfig(**values)
+    # Runs that name no model are from the time when all environments had one default.
+    old = config.model is None and config.embedded
+    return dataclasses.replace(config, model=DEFAULT) if old else config
 
 
 def yaml_mistake(error: Exception) -> str:

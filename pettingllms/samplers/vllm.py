@@ -22,7 +22,7 @@ import secrets
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,12 +75,12 @@ class AdapterFolder:
     name, number or path would silently be mixed with older ones.
 
     Args:
-        weights: the policies.
+        save: writes a policy's current weights into a folder.
         parent: where the folder is made; the system's place for temporary files if None.
     """
 
-    def __init__(self, weights: Weights, parent: Path | None) -> None:
-        self._weights = weights
+    def __init__(self, save: Callable[[str, Path], None], parent: Path | None) -> None:
+        self._save = save
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         self._path = Path(tempfile.mkdtemp(prefix=".sampled.", dir=parent)).resolve()
@@ -92,7 +92,7 @@ class AdapterFolder:
         """Writes the policy's current weights."""
         number = next(self._numbers)
         name = f"{policy}@v{version}-{self._token}-{number}"
-        self._weights.save(policy, self._path / name)
+        self._save(policy, self._path / name)
         return PublishedAdapter(name, number, version, self._path / name)
 
     def drop(self, published: PublishedAdapter) -> None:
@@ -131,16 +131,16 @@ class VllmEngine:
     ) -> None:
         self._end_ids, self._full = tuple(end_ids), "enable_lora" not in options
         self._held: dict[str, PublishedAdapter] = {}
-        _log_to(folder)
-        self._adapters = AdapterFolder(weights, folder)
+        log_to(folder)
+        self._adapters = AdapterFolder(weights.save, folder)
         self._engines: list[Any] = []
         try:
             for _ in names if self._full else names[:1]:
-                self._engines.append(_started(weights.base, options, self._end_ids))
+                self._engines.append(started(weights.base, options, self._end_ids))
         except FAILURES as error:
             self.close()
             raise ConfigError(
-                f"vLLM cannot run the model {weights.base!r}: {_last_line(error)}; change "
+                f"vLLM cannot run the model {weights.base!r}: {last_line(error)}; change "
                 "--vllm.* options, or use --sampler transformers"
             ) from error
         engines = self._engines if self._full else self._engines * len(names)
@@ -162,12 +162,12 @@ class VllmEngine:
         engine = self._by_policy[policy]
         try:
             if self._full:
-                _replace_weights(engine, fresh.path)
+                replace_weights(engine, fresh.path)
             else:
-                engine.llm_engine.add_lora(_lora(fresh))
+                engine.llm_engine.add_lora(lora_request(fresh))
         except FAILURES as error:
             raise SamplerUnavailable(
-                f"vLLM does not take version {version} of policy {policy!r}: {_last_line(error)}"
+                f"vLLM does not take version {version} of policy {policy!r}: {last_line(error)}"
             ) from error
         self._held[policy] = fresh
         if old is not None:
@@ -193,16 +193,16 @@ class VllmEngine:
             try:
                 outputs = engine.generate(
                     [{"prompt_token_ids": list(requests[i].prompt_ids)} for i in mine],
-                    [_vllm_params(n, params, requests[i].seed, self._end_ids) for i in mine],
+                    [vllm_params(n, params, requests[i].seed, self._end_ids) for i in mine],
                     lora_request=None
                     if self._full
-                    else [_lora(self._held[requests[i].policy]) for i in mine],
+                    else [lora_request(self._held[requests[i].policy]) for i in mine],
                     use_tqdm=False,
                 )
             except FAILURES as error:
-                raise SamplerUnavailable(f"vLLM failed: {_last_line(error)}") from error
+                raise SamplerUnavailable(f"vLLM failed: {last_line(error)}") from error
             for i, output in zip(mine, outputs, strict=True):
-                sampled = [self._sampled(each) for each in output.outputs]
+                sampled = [sampled_tokens(each, self._end_ids) for each in output.outputs]
                 found[i] = sampled * n if params.greedy else sampled
         return found
 
@@ -213,17 +213,11 @@ class VllmEngine:
         self._engines.clear()
         self._adapters.close()
 
-    def _sampled(self, output: Any) -> SampledTokens:
-        ids = tuple(output.token_ids)
-        logprobs = [found[token].logprob for token, found in zip(ids, output.logprobs, strict=True)]
-        truncated = ids[-1] not in self._end_ids
-        return SampledTokens(ids, tuple(map(float, logprobs)), truncated)
-
 
 # ------------------------------------------------------------------------------- vLLM itself
 
 
-def _log_to(folder: Path | None) -> None:
+def log_to(folder: Path | None) -> None:
     """Imports vLLM and sends its log into the folder, or discards it."""
     with _environment(**_VARIABLES):
         importlib.import_module("vllm")
@@ -242,7 +236,7 @@ def _log_to(folder: Path | None) -> None:
     logger.setLevel(logging.INFO)
 
 
-def _started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> Any:
+def started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> Any:
     """Starts an engine and samples once, so that its limits show before training begins."""
     from vllm import LLM
 
@@ -254,7 +248,7 @@ def _started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> A
             engine = LLM(
                 model=base, seed=0, disable_log_stats=True, use_tqdm_on_load=False, **options
             )
-            trial = _vllm_params(1, SamplingParams(1), 0, end_ids)
+            trial = vllm_params(1, SamplingParams(1), 0, end_ids)
             engine.generate([{"prompt_token_ids": [0]}], trial, use_tqdm=False)
         finally:
             torch.set_num_threads = set_num_threads
@@ -267,7 +261,8 @@ def _on_cpu() -> bool:
     return bool(current_platform.is_cpu())
 
 
-def _replace_weights(engine: Any, folder: Path) -> None:
+def replace_weights(engine: Any, folder: Path) -> None:
+    """Loads the weights of another full model into the engine."""
     engine.collective_rpc("reload_weights", kwargs={"weights_path": str(folder)})
     if _on_cpu():
         # There, vLLM 0.32 keeps a packed copy of an output layer that is tied to the embedding,
@@ -280,7 +275,8 @@ def _pack_head(model: Any) -> None:
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-def _vllm_params(n: int, params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
+def vllm_params(n: int, params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
+    """The parameters as vLLM takes them; a greedy request is completed once."""
     import vllm
 
     return vllm.SamplingParams(
@@ -296,7 +292,15 @@ def _vllm_params(n: int, params: SamplingParams, seed: int, end_ids: Sequence[in
     )
 
 
-def _lora(published: PublishedAdapter) -> Any:
+def sampled_tokens(output: Any, end_ids: Sequence[int]) -> SampledTokens:
+    """One completion, of vLLM's `CompletionOutput`."""
+    ids = tuple(output.token_ids)
+    logprobs = [found[token].logprob for token, found in zip(ids, output.logprobs, strict=True)]
+    return SampledTokens(ids, tuple(map(float, logprobs)), truncated=ids[-1] not in end_ids)
+
+
+def lora_request(published: PublishedAdapter) -> Any:
+    """The adapter as vLLM takes it."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(published.name, published.number, str(published.path))
@@ -320,6 +324,7 @@ def _environment(**values: str) -> Iterator[None]:
             os.environ.pop(name, None)
 
 
-def _last_line(error: BaseException) -> str:
+def last_line(error: BaseException) -> str:
+    """The error's type, and the last line of what it says."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[-1] if lines else 'no message'}"

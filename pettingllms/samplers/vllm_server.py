@@ -116,7 +116,7 @@ class VllmServerEngine:
         self._process = server if isinstance(server, VllmProcess) else None
         self._running = server if isinstance(server, VllmEndpoint) else None
         self._held: dict[str, PublishedAdapter] = {}
-        self._adapters = AdapterFolder(weights, folder)
+        self._adapters = AdapterFolder(weights.save, folder)
         try:
             if self._process is not None:
                 self._process.start()

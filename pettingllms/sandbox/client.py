@@ -16,7 +16,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -36,6 +36,8 @@ from pettingllms.sandbox.workers import ResultRow, WorkerConnection, WorkerLost,
 
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
+_LEAST_RUNS = 2
+"""Runs of a request where several workers share them: less is not worth a request."""
 
 
 Pair = tuple[int, int]
@@ -79,22 +81,13 @@ class RunPlan:
         sources = [self.programs[program] for program in programs]
         calls = [self.calls[case] for case in cases]
         stdins = [self.stdins[case] for case in cases]
-        limits = self.limits
         header = {
             "programs": [len(text) for text in sources],
             "calls": [len(text) for text in calls],
             "stdins": [len(text) for text in stdins],
             "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
             "end": self.end_at_limit,
-            "limits": {
-                "cpu_ms": math.ceil(limits.cpu_s * 1000),
-                "wall_ms": math.ceil(limits.wall_s * 1000),
-                "memory_mib": limits.memory_mib,
-                "output_kib": limits.output_kib,
-                "processes": limits.processes,
-                "tmp_mib": limits.tmp_mib,
-                "open_files": limits.open_files,
-            },
+            "limits": asdict(self.limits),
         }
         return header, [*sources, *calls, *stdins]
 
@@ -239,15 +232,19 @@ def _call(case: Case) -> bytes:
     return json.dumps([case.function, case.args]).encode("ascii")
 
 
-def split(plan: RunPlan, pairs: Sequence[Pair], parts: int) -> Iterator[list[Pair]]:
-    """`pairs` in about `parts` requests that are not too large."""
-    most = min(_REQUEST_RUNS, math.ceil(len(pairs) / parts))
+def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
+    """`pairs` in requests for so many workers, none too large.
+
+    Later requests are smaller, so that all workers are done at about the same time.
+    """
     request: list[Pair] = []
-    size = 0
+    size, left = 0, len(pairs)
     for pair in pairs:
         more = plan.size(pair)
-        if request and (len(request) >= most or size + more > _REQUEST_BYTES):
+        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
+        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
             yield request
+            left -= len(request)
             request, size = [], 0
         request.append(pair)
         size += more
@@ -264,7 +261,6 @@ _Result = TypeVar("_Result")
 _ATTEMPTS = 2
 _TRIES = 2
 """Attempts of the worker at one run if something outside kills its process."""
-_WORTH_SPREADING = 4
 _ADVICE = (
     "`pettingllms-sandbox doctor` says what this machine can do, and `--sandbox docker` is the "
     "other back end"
@@ -307,7 +303,7 @@ class PooledSandbox(PlannedSandbox):
     """A `Sandbox` whose workers are started by `launch`.
 
     `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
-    is replaced after `requests` requests or `age_s` seconds.
+    is replaced after `requests` requests.
     """
 
     def __init__(
@@ -317,11 +313,10 @@ class PooledSandbox(PlannedSandbox):
         *,
         where: str = "",
         requests: float = math.inf,
-        age_s: float = math.inf,
     ) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        self._pool = WorkerPool(launch, workers, requests=requests, age_s=age_s)
+        self._pool = WorkerPool(launch, workers, requests=requests)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         self._where = where
@@ -359,10 +354,8 @@ class PooledSandbox(PlannedSandbox):
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         """Do what is left in one request if it can be, else in several, on as many workers."""
         todo = progress.left(progress.pairs())
-        parts = 1
-        if len(todo) >= _WORTH_SPREADING:
-            parts = max(1, min(self._pool.waiting, len(todo) // 2))
-        requests = list(split(plan, todo, parts))
+        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
+        requests = list(split(plan, todo, workers))
         # Ctrl-C interrupts the main thread anywhere, so that one only waits.
         first = 0 if threading.current_thread() is threading.main_thread() else 1
         others: list[Future[None]] = []

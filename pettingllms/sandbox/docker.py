@@ -34,7 +34,6 @@ logger = logging.getLogger(__name__)
 
 OWNER_LABEL = "pettingllms.sandbox.owner"
 REQUESTS = 10_000
-AGE_S = 3600.0
 
 MEMORY_MIB = 2048
 """Memory of a container, unless the limits of the runs need more."""
@@ -202,7 +201,6 @@ class DockerSandbox(PooledSandbox):
         runtime: OCI runtime of the containers, as `docker run --runtime` names it; None for the
             engine's default.
         requests: after so many, a container is replaced.
-        age_s: after so many seconds, a container is replaced.
         connect: makes a client for the engine.
 
     Raises:
@@ -218,7 +216,6 @@ class DockerSandbox(PooledSandbox):
         cpus: float = 1.0,
         runtime: str | None = None,
         requests: float = REQUESTS,
-        age_s: float = AGE_S,
         connect: Connect = connect,
     ) -> None:
         self._memory_mib = memory_mib
@@ -237,7 +234,6 @@ class DockerSandbox(PooledSandbox):
             workers or usable_cores(),
             where="docker",
             requests=requests,
-            age_s=age_s,
         )
 
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
@@ -368,20 +364,9 @@ def _start(pid: int) -> str:
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
-        return _start_without_proc(pid)
+        # Without a /proc, as on macOS, nothing is known.
+        return "gone" if Path("/proc/self/stat").exists() else _UNKNOWN
     return stat.rsplit(")", 1)[1].split()[19]
-
-
-def _start_without_proc(pid: int) -> str:
-    if Path("/proc/self/stat").exists():
-        return "gone"
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return "gone"
-    except OSError:
-        return _UNKNOWN
-    return _UNKNOWN
 
 
 _WORKER_ONLY = (
@@ -402,7 +387,6 @@ _WORKER_ONLY = (
     "setpgid",
     "setresgid",
     "setresuid",
-    "splice",
     "umount2",
     "unshare",
 )

@@ -23,8 +23,6 @@ from pettingllms.sandbox.worker.rootfs import ZONES
 from pettingllms.sandbox.workers import ProcessChannel
 
 IMAGE = "pettingllms-sandbox"
-WORKER_LABEL = "pettingllms.sandbox.worker"
-PACKAGES_LABEL = "pettingllms.sandbox.packages"
 HOST_BASE = f"{IMAGE}-base:host"
 
 _WORKER_FOLDER = WORKER_MAIN.parent
@@ -75,7 +73,6 @@ def build_image(client: Any, *, packages: Sequence[str] = (), base: str | None =
             tag=name,
             target="with-packages" if "PACKAGES" in arguments else "sandbox",
             buildargs=arguments,
-            labels={WORKER_LABEL: worker_digest(), PACKAGES_LABEL: ",".join(sorted(packages))},
             rm=True,
             forcerm=True,
         )

@@ -127,7 +127,7 @@ class ScratchFolder:
         os.fchmod(self._fd, 0o711)
         os.mkdir(_FILES, 0o700, dir_fd=self._fd)
         self.path = str(self._outer / _FILES)
-        self._identity = _identity(self._fd, _FILES)
+        self._identity = _identity(_FILES, self._fd)
 
     def remove(self) -> None:
         """Remove the folder and what programs left in it; does nothing the second time.
@@ -154,7 +154,7 @@ def remove_leftovers() -> int:
             fd = folders.open_folder(str(outer))
             try:
                 if os.fstat(fd).st_uid == os.geteuid() and _is_abandoned(fd):
-                    _remove(outer, fd, _identity(fd, _FILES))
+                    _remove(outer, fd, _identity(_FILES, fd))
                     removed += 1
             finally:
                 os.close(fd)
@@ -168,7 +168,7 @@ def _make_locked() -> tuple[Path, int]:
         fd = folders.open_folder(str(outer))
         fcntl.flock(fd, fcntl.LOCK_EX)
         # Another process that looked for leftovers may have removed it before it was locked.
-        if _identity_of(outer) is not None:
+        if _identity(outer) is not None:
             return outer, fd
         os.close(fd)
 
@@ -181,7 +181,7 @@ def _is_abandoned(fd: int) -> bool:
     return True
 
 
-def _identity(folder: int, name: str) -> tuple[int, int] | None:
+def _identity(name: str | Path, folder: int | None = None) -> tuple[int, int] | None:
     """Device and inode of `name` in `folder`, without following a link; None if it is missing."""
     try:
         found = os.lstat(name, dir_fd=folder)
@@ -197,7 +197,7 @@ def _remove(outer: Path, fd: int, files: tuple[int, int] | None) -> None:
         try:
             _empty_files(fd, files)
             own = os.fstat(fd)
-            if _identity_of(outer) == (own.st_dev, own.st_ino):
+            if _identity(outer) == (own.st_dev, own.st_ino):
                 outer.rmdir()
             return
         except OSError as error:
@@ -208,7 +208,7 @@ def _remove(outer: Path, fd: int, files: tuple[int, int] | None) -> None:
 
 
 def _empty_files(fd: int, files: tuple[int, int] | None) -> None:
-    found = _identity(fd, _FILES)
+    found = _identity(_FILES, fd)
     if found is None:
         return
     try:
@@ -224,11 +224,3 @@ def _empty_files(fd: int, files: tuple[int, int] | None) -> None:
     finally:
         os.close(inner)
     os.rmdir(_FILES, dir_fd=fd)
-
-
-def _identity_of(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.lstat()
-    except FileNotFoundError:
-        return None
-    return found.st_dev, found.st_ino

@@ -163,8 +163,8 @@ class FusionSandbox(PlannedSandbox):
         try:
             source, stdin = plan.programs[program].decode(), plan.stdins[case].decode()
         except UnicodeDecodeError:
-            said = b"the program or its input is not text in UTF-8\n"
-            return _made("error", b"", said, 1, 0.0, None)
+            said = "the program or its input is not text in UTF-8\n"
+            return _limited("error", "", said, 1, 0.0, None, limits)
         mark = secrets.token_hex(16) if call else None
         if mark is not None:
             name, args = json.loads(call)
@@ -187,7 +187,9 @@ class FusionSandbox(PlannedSandbox):
             except _ServiceTrouble as error:
                 trouble = error
         if isinstance(trouble, _TooLarge) and self._answers():
-            return _made("output_limit", b"", b"the program printed too much\n", 1, 0.0, None)
+            return _limited(
+                "output_limit", "", "the program printed too much\n", 1, 0, None, limits
+            )
         raise SandboxUnavailable(
             f"the service at {self._url} failed {_ATTEMPTS} times: {trouble}; see its log, or use "
             "`--sandbox embedded`"
@@ -298,10 +300,5 @@ def _limited(
     answer = None if value is None else value.encode("utf-8", "replace")
     if max(map(len, (*outputs, answer or b""))) > most:
         status, answer = "output_limit", None
-    return _made(status, outputs[0][:most], outputs[1][:most], code, seconds, answer)
-
-
-def _made(
-    status: Status, stdout: bytes, stderr: bytes, code: int, seconds: float, value: bytes | None
-) -> RunResult:
-    return RunResult(status, stdout, stderr, code, 0.0, float(seconds), 0.0, "fusion", value)
+    out, err = (output[:most] for output in outputs)
+    return RunResult(status, out, err, code, 0.0, float(seconds), 0.0, "fusion", answer)

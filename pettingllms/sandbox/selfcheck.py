@@ -94,48 +94,8 @@ else:
     return Behavior(name, program, statuses=(*statuses, "forbidden", "killed"))
 
 
-_CALL = Case(function="f", args="[1]")
 _SHORT_WALL = replace(TIGHT, wall_s=0.4)
 _FEW_FILES = replace(TIGHT, open_files=16)
-FRAME = r"b'PLS1\x2e\x00\x00\x00{\"results\":[[0,\"ok\",0,1,1,1,1,0,-1]],\"done\":true}!'"
-
-HINT_PAGE = """\
-import sys
-def find():
-    frame = sys._getframe()
-    while frame is not None:
-        for value in frame.f_locals.values():
-            if hasattr(value, "hint"): return value.hint._memory
-        frame = frame.f_back
-    raise SystemExit("no page")
-m = find()
-"""
-"""Finds the memory in which the process says why it failed."""
-
-LIE = HINT_PAGE + "while True:\n for value in range(256): m[:] = bytes([value]) * len(m)"
-
-
-_SECRET = "marker-of-the-one-before"
-SEARCH_MEMORY = """\
-import ctypes, gc, sys
-objects = gc.get_objects()
-for module in list(sys.modules.values()):
-    for value in list(vars(module).values()):
-        objects += [value, *getattr(value, "__dict__", {}).values()]
-pages = {id(o) >> 12 for o in objects}
-found = 0
-for page in pages:
-    data = ctypes.string_at(page << 12, 1 << 12)
-    at = data.find(b"marker-of-")
-    while at >= 0:
-        found += data[at + 10 : at + 24][::-1] == b"erofeb-eno-eht"
-        at = data.find(b"marker-of-", at + 1)
-print(len(pages) > 100, found > 0)
-"""
-"""Looks for `_SECRET` in all memory next to live objects, without writing it down itself."""
-
-LEAVE_SECRET = f"x = [{_SECRET!r} + str(i) for i in range(1000)]; print(x[0])"
-
 LIMITS = (
     Behavior("a loop ends at the CPU limit", "while True: pass", ("cpu_limit",)),
     Behavior(
@@ -260,30 +220,6 @@ ISOLATION = (
 )
 
 FORGERY = (
-    Behavior("claims do not put off the CPU limit", LIE, ("cpu_limit",)),
-    Behavior(
-        "claims make no failure a success",
-        HINT_PAGE
-        + "import os\nfor value in range(256): m[:] = bytes([value]) * len(m)\nos._exit(1)",
-        ("error",),
-    ),
-    Behavior(
-        "leaving with code 0 inside the function is no success",
-        "import os\ndef f(x): os._exit(0)",
-        ("error",),
-        case=_CALL,
-    ),
-    Behavior(
-        "frames of the protocol on every descriptor reach nobody",
-        f"import os\nfor fd in range(3, 300):\n try: os.write(fd, {FRAME})\n except OSError: pass",
-        stdout="",
-    ),
-    Behavior(
-        "closing every descriptor makes a function unanswered",
-        "import os\ndef f(x):\n os.closerange(0, 65536)\n return x",
-        ("error",),
-        case=_CALL,
-    ),
     Behavior("killing itself is no success", "import os; os.kill(os.getpid(), 9)", ("killed",)),
     Behavior("a crash in C is no success", "import ctypes; ctypes.string_at(0)", ("killed",)),
 )
@@ -303,22 +239,10 @@ LEFTOVERS = (
         limits=TIGHT,
     ),
     Behavior(
-        "environment variables are gone",
-        "import os; print(os.environ.get('LEFT'), sorted(os.environ))",
-        stdout="None ['HOME', 'LANG', 'PATH']\n",
-        before=("import os; os.environ['LEFT'] = 'x'; os.putenv('LEFT', 'x')",),
-    ),
-    Behavior(
         "changed modules are back",
         "import math; print(math.floor(2.5), hasattr(math, 'left'))",
         stdout="2 False\n",
         before=("import math; math.floor = None; math.left = 1",),
-    ),
-    Behavior(
-        "nothing of the program before is in memory",
-        SEARCH_MEMORY,
-        stdout="True False\n",
-        before=(LEAVE_SECRET,),
     ),
 )
 

@@ -211,11 +211,10 @@ class WorkerConnection:
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel
-        self.begun = time.monotonic()
         self.requests = 0
         self._stream = channel.stream
         try:
-            hello = self._read_hello(self.begun + START_S)
+            hello = self._read_hello(time.monotonic() + START_S)
             if hello.get("protocol") != _PROTOCOL:
                 raise WorkerLost(f"the worker speaks protocol {hello.get('protocol')!r}")
         except WorkerLost:
@@ -223,7 +222,6 @@ class WorkerConnection:
             raise
         self.layers: tuple[str, ...] = tuple(map(str, hello.get("layers", ())))
         self.problems: tuple[str, ...] = tuple(map(str, hello.get("problems", ())))
-        self.python = str(hello.get("python"))
 
     def ask(
         self, header: dict[str, Any], payload: Sequence[bytes], wall_s: float
@@ -303,8 +301,8 @@ class WorkerConnection:
 class WorkerPool:
     """At most `size` workers, each made by `launch`.
 
-    A worker is replaced after `requests` requests or `age_s` seconds, if these are given. After a
-    fork, the new process forgets its parent's workers and starts its own.
+    A worker is replaced after `requests` requests, if these are given. After a fork, the new process
+    forgets its parent's workers and starts its own.
     """
 
     def __init__(
@@ -313,13 +311,11 @@ class WorkerPool:
         size: int,
         *,
         requests: float = math.inf,
-        age_s: float = math.inf,
     ) -> None:
         self.size = size
         self.required: tuple[str, ...] = ()
         """Layers of isolation that every worker has to report."""
         self._requests = requests
-        self._age_s = age_s
         self._launch = launch
         self._reset()
         _POOLS.add(self)
@@ -436,12 +432,8 @@ class WorkerPool:
             raise
         return connection
 
-    def _is_worn(self, connection: WorkerConnection) -> bool:
-        old = time.monotonic() - connection.begun >= self._age_s
-        return old or connection.requests >= self._requests
-
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
-        good = good and not self._is_worn(connection)
+        good = good and connection.requests < self._requests
         with self._changed:
             if connection not in self._all:
                 keep = False

@@ -140,9 +140,7 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
         if name in found:
             found[name] = ",".join(_last(part) for part in str(found[name]).split(","))
     if config.embedded:
-        found["model"] = base_name(config)
-        if found["model"] == EMBEDDED_NAME:
-            del found["model"]  # is used where none is named
+        found["model"] = shipped(config.model)
     if own := config.mapping("policy_settings"):
         found["policy_settings"] = json.dumps(
             {name: _public_own(each) for name, each in own.items()}

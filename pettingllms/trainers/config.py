@@ -88,8 +88,8 @@ class ATGRPOConfig:
 
     model: str | None = policies_setting(
         None,
-        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: the embedded "
-        "tiny model; embedded:parts is another, for coding and plan_path",
+        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: one that comes "
+        "with the package, by environment: embedded:parts, embedded:search, or embedded",
         shared="run",
     )
     revision: str | None = policies_setting(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.models import shipped
+from pettingllms.models import DEFAULT, declared_in, shipped
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -57,9 +57,13 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
 
     `policy_settings` among them, where the model of a policy asks for another value than the team's.
     """
+    values: dict[str, Any] = {}
+    if config.model is None and config.embedded:
+        values["model"] = getattr(_kind(config, env), "embedded_model", DEFAULT)
+        config = dataclasses.replace(config, **values)
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
-    values = {name: defaults[name] for name in missing}
+    values |= {name: defaults[name] for name in missing}
     own = {
         policy: {**_following(config, given, defaults, env), **given}
         for policy, given in config.mapping("policy_settings").items()
@@ -76,11 +80,16 @@ def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
     return dict(_declared(config, kind)[1]) if config.embedded else {}
 
 
+def _kind(config: ATGRPOConfig, env: Any) -> Any:
+    """The class of the environment, of the one that the settings name where `env` is None."""
+    maker = creator_of(config.env) if env is None else env
+    return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
+
+
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
     """What an environment declares for the embedded model in use: the attribute and its value."""
-    name, own = f"embedded{ending}", f"embedded_parts{ending}"
-    if shipped(config.model) == "embedded:parts" and hasattr(kind, own):
-        name = own
+    own = declared_in(f"{shipped(config.model)}{ending}")
+    name = own if hasattr(kind, own) else f"{DEFAULT}{ending}"
     return name, getattr(kind, name, {})
 
 
@@ -102,8 +111,7 @@ def _following(
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
     if config.embedded:
-        maker = creator_of(config.env) if env is None else env
-        kind = getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
+        kind = _kind(config, env)
         declared, own = _declared(config, kind, "_training")
         for name in own:
             if name not in EMBEDDED:

@@ -33,8 +33,8 @@ RAY_ADDRESS = _scale(
 )
 POOLS = _scale(
     None,
-    "CPUs and GPUs of workers and of a policy's learner as JSON: "
-    '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}}',
+    "CPUs and GPUs of workers, of a policy's learner, and of vLLM's engines, as JSON: "
+    '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}, "engines": {"gpus": 1, "replicas": 4}}',
     shared="default",
     json=True,
 )
@@ -61,10 +61,10 @@ def check_scale(settings: Any) -> None:
                 "updates in turns; give --workers as well"
             )
         return
-    if settings.sampler.startswith("vllm"):
+    if settings.sampler == "vllm-server":
         raise ConfigError(
-            f"workers {settings.workers} with sampler {settings.sampler}: a worker samples from its "
-            "own copy of the model; use --sampler transformers, or leave --workers out"
+            f"workers {settings.workers} with sampler vllm-server: workers do not ask a server; use "
+            "--sampler vllm, whose engines then are processes of their own, or --sampler transformers"
         )
     if settings.api_base is not None:
         raise ConfigError(

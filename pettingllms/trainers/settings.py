@@ -116,7 +116,7 @@ def as_text(name: str, value: Any) -> Any:
     """
     if isinstance(value, Path):
         return str(value)
-    if isinstance(value, Mapping) and name in ("policies", "adapters"):
+    if isinstance(value, Mapping) and name in ("policies", "adapters", "members"):
         return ",".join(f"{role}={policy}" for role, policy in value.items())
     if isinstance(value, Mapping):
         try:

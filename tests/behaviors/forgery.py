@@ -2,11 +2,46 @@
 
 from __future__ import annotations
 
-from pettingllms.sandbox.selfcheck import FRAME, HINT_PAGE, LIE, Behavior
+from pettingllms.sandbox.selfcheck import Behavior
 from pettingllms.sandbox.types import Case, Limits
 
 _CALL = Case(function="f", args="[1]")
+FRAME = r"b'PLS1\x2e\x00\x00\x00{\"results\":[[0,\"ok\",0,1,1,1,1,0,-1]],\"done\":true}!'"
+
+HINT_PAGE = """\
+import sys
+def find():
+    frame = sys._getframe()
+    while frame is not None:
+        for value in frame.f_locals.values():
+            if hasattr(value, "hint"): return value.hint._memory
+        frame = frame.f_back
+    raise SystemExit("no page")
+m = find()
+"""
+"""Finds the memory in which the process says why it failed."""
+
+LIE = HINT_PAGE + "while True:\n for value in range(256): m[:] = bytes([value]) * len(m)"
+
 BEHAVIORS = (
+    Behavior("claims do not put off the CPU limit", LIE, ("cpu_limit",)),
+    Behavior(
+        "claims make no failure a success",
+        HINT_PAGE
+        + "import os\nfor value in range(256): m[:] = bytes([value]) * len(m)\nos._exit(1)",
+        ("error",),
+    ),
+    Behavior(
+        "frames of the protocol on every descriptor reach nobody",
+        f"import os\nfor fd in range(3, 300):\n try: os.write(fd, {FRAME})\n except OSError: pass",
+        stdout="",
+    ),
+    Behavior(
+        "closing every descriptor makes a function unanswered",
+        "import os\ndef f(x):\n os.closerange(0, 65536)\n return x",
+        ("error",),
+        case=_CALL,
+    ),
     Behavior(
         "claims do not put off the wall limit",
         LIE.replace("while True:", "import time\nfor _ in range(1):") + "\ntime.sleep(99)\n",
@@ -18,6 +53,12 @@ BEHAVIORS = (
         HINT_PAGE + "print(bytes(m).count(b'message'))",
         stdout="0\n",
         before=(HINT_PAGE + "m[:] = b'message ' * (len(m) // 8)",),
+    ),
+    Behavior(
+        "leaving with code 0 inside the function is no success",
+        "import os\ndef f(x): os._exit(0)",
+        ("error",),
+        case=_CALL,
     ),
     Behavior(
         "leaving with code 0 before the function is called is no success",

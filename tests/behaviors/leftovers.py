@@ -5,7 +5,40 @@ from __future__ import annotations
 from pettingllms.sandbox.selfcheck import Behavior
 from pettingllms.sandbox.types import Case
 
+_SECRET = "marker-of-the-one-before"
+SEARCH_MEMORY = """\
+import ctypes, gc, sys
+objects = gc.get_objects()
+for module in list(sys.modules.values()):
+    for value in list(vars(module).values()):
+        objects += [value, *getattr(value, "__dict__", {}).values()]
+pages = {id(o) >> 12 for o in objects}
+found = 0
+for page in pages:
+    data = ctypes.string_at(page << 12, 1 << 12)
+    at = data.find(b"marker-of-")
+    while at >= 0:
+        found += data[at + 10 : at + 24][::-1] == b"erofeb-eno-eht"
+        at = data.find(b"marker-of-", at + 1)
+print(len(pages) > 100, found > 0)
+"""
+"""Looks for `_SECRET` in all memory next to live objects, without writing it down itself."""
+
+LEAVE_SECRET = f"x = [{_SECRET!r} + str(i) for i in range(1000)]; print(x[0])"
+
 BEHAVIORS = (
+    Behavior(
+        "environment variables are gone",
+        "import os; print(os.environ.get('LEFT'), sorted(os.environ))",
+        stdout="None ['HOME', 'LANG', 'PATH']\n",
+        before=("import os; os.environ['LEFT'] = 'x'; os.putenv('LEFT', 'x')",),
+    ),
+    Behavior(
+        "nothing of the program before is in memory",
+        SEARCH_MEMORY,
+        stdout="True False\n",
+        before=(LEAVE_SECRET,),
+    ),
     Behavior(
         "changed builtins are back",
         "print(len([1, 2]))",

@@ -3,17 +3,14 @@
     frame = b"PLS1" | u32 length of the header | header (JSON, numbers and flags) | payload
 
 The header of a request or reply never holds a program's text, input or output. Those are raw
-bytes in the payload, whose length follows from the header, so that the worker can move them
-from descriptor to descriptor and no text of one run is ever in the memory that the next run
-inherits. Any bytes are legal in a payload. Everything here raises `FrameError` on bytes that
-are no frame, and never reads more than the header announces.
+bytes in the payload, whose length follows from the header. Any bytes are legal in a payload.
+Everything here raises `FrameError` on bytes that are no frame, and never reads more than the
+header announces.
 """
 
 from __future__ import annotations
 
-import errno
 import json
-import mmap
 import os
 import select
 import struct
@@ -24,7 +21,6 @@ from typing import Any
 MAGIC = b"PLS1"
 PREFIX = struct.Struct("<4sI")
 MAX_HEADER_BYTES = 1 << 20
-MAX_PAYLOAD_BYTES = 1 << 28
 _CHUNK = 1 << 18
 _ENCODER = json.JSONEncoder(separators=(",", ":"))
 
@@ -62,29 +58,6 @@ def decode_header(text: bytes) -> dict[str, Any]:
     return header
 
 
-def whole(header: dict[str, Any], key: str, *, most: int = MAX_PAYLOAD_BYTES) -> int:
-    """The whole number `header[key]`, between 0 and `most`."""
-    return _whole(header.get(key), key, most)
-
-
-def sizes(header: dict[str, Any], key: str) -> list[int]:
-    """The list of byte counts `header[key]`, whose sum fits a payload."""
-    values = header.get(key)
-    if not isinstance(values, list):
-        raise FrameError(f"header field {key!r} must be a list, got {type(values).__name__}")
-    result = [_whole(value, key, MAX_PAYLOAD_BYTES) for value in values]
-    if sum(result) > MAX_PAYLOAD_BYTES:
-        raise FrameError(f"a payload has at most {MAX_PAYLOAD_BYTES} bytes, {key!r} has more")
-    return result
-
-
-def _whole(value: object, key: str, most: int) -> int:
-    if type(value) is not int or not 0 <= value <= most:
-        shown = repr(value)[:60]
-        raise FrameError(f"header field {key!r} must hold whole numbers to {most}, got {shown}")
-    return value
-
-
 class Stream:
     """Exact reads and writes on two descriptors, each with a deadline on the monotonic clock.
 
@@ -120,23 +93,11 @@ class Stream:
             filled += count
 
     def read_into_file(self, fd: int, size: int) -> None:
-        """Move exactly `size` bytes to the empty file `fd`, past this process's own heap."""
-        moved = 0
-        try:
-            while moved < size:
-                count = os.splice(self.read_fd, fd, size - moved, offset_dst=moved)
-                if count == 0:
-                    raise FrameError("the other side closed the stream inside a frame")
-                moved += count
-        except OSError as error:
-            if moved or error.errno != errno.EINVAL:
-                raise
-            self._read_by_mapping(fd, size)  # the stream is no pipe
-
-    def _read_by_mapping(self, fd: int, size: int) -> None:
-        os.ftruncate(fd, size)
-        with mmap.mmap(fd, size) as memory, memoryview(memory) as view:
-            self.read_into(view)
+        """Move exactly `size` bytes to the end of the file `fd`."""
+        while size:
+            data = self.read(min(size, _CHUNK))
+            os.write(fd, data)
+            size -= len(data)
 
     def read_header(self, deadline: float | None = None) -> dict[str, Any]:
         """The next frame's header; its payload, if any, is next on the stream."""

@@ -351,17 +351,18 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
     if as_root and not kernel.has_capability(kernel.CAP_SYS_ADMIN):
         _become_root_of_a_namespace()
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
-    with _own_proc() as proc:
-        if as_root:
-            kernel.unshare(kernel.CLONE_NEWNS)
-            rootfs.build(seen)
-            become_nobody()
-            kernel.set_dumpable(True)  # else its /proc files are root's, and the maps read-only
-        uid, gid = os.geteuid(), os.getegid()
-        kernel.unshare(flags | kernel.CLONE_NEWNS)
-        proc.write("setgroups", "deny")
-        proc.write("uid_map", f"{NOBODY} {uid} 1")
-        proc.write("gid_map", f"{NOBODY} {gid} 1")
+    proc = os.open("/proc/self", os.O_PATH | os.O_CLOEXEC)  # the new root has none
+    if as_root:
+        kernel.unshare(kernel.CLONE_NEWNS)
+        rootfs.build(seen)
+        become_nobody()
+        kernel.set_dumpable(True)  # else its /proc files are root's, and the maps read-only
+    uid, gid = os.geteuid(), os.getegid()
+    kernel.unshare(flags | kernel.CLONE_NEWNS)
+    _write(proc, "setgroups", "deny")
+    _write(proc, "uid_map", f"{NOBODY} {uid} 1")
+    _write(proc, "gid_map", f"{NOBODY} {gid} 1")
+    os.close(proc)
     if not as_root:
         rootfs.build(seen)
     name = b"sandbox"
@@ -413,19 +414,7 @@ def become_nobody() -> None:
     os.setresuid(NOBODY, NOBODY, NOBODY)
 
 
-class _own_proc:
-    """This process's /proc folder, held open because the new root has none."""
-
-    def __enter__(self) -> _own_proc:
-        self._fd = os.open("/proc/self", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        os.close(self._fd)
-
-    def write(self, name: str, text: str) -> None:
-        fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=self._fd)
-        try:
-            os.write(fd, text.encode())
-        finally:
-            os.close(fd)
+def _write(folder: int, name: str, text: str) -> None:
+    fd = os.open(name, os.O_WRONLY | os.O_CLOEXEC, dir_fd=folder)
+    os.write(fd, text.encode())
+    os.close(fd)

@@ -7,8 +7,11 @@ microsecond in the forked process. Every failure raises `OSError` with the call'
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
+from collections.abc import Callable
+from typing import TypeVar
 
 _CLONE_FILES, _CLONE_PARENT = 0x00000400, 0x00008000
 CLONE_NEWNS = 0x00020000
@@ -46,6 +49,7 @@ for _name in ("capset", "mount", "prctl", "syscall", "unshare"):
 # Calls through this one keep the interpreter's lock, as a fork must.
 _python_libc = ctypes.PyDLL(None, use_errno=True)
 _long = ctypes.c_long
+_Answer = TypeVar("_Answer")
 _ulong = ctypes.c_ulong
 
 
@@ -91,6 +95,34 @@ def fork() -> int:
     might have held, and reseed `random`, which must begin alike in every run.
     """
     return check(_python_libc.fork(), "fork")
+
+
+def in_another_process(work: Callable[[], _Answer]) -> _Answer:
+    """What `work` returns in a process of its own; goes through JSON.
+
+    Raises:
+        OSError: with what it raised there, or if the process ended without an answer.
+    """
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        die_with_parent()
+        answer: list[object] = [None, ""]
+        try:
+            answer[0] = work()
+        except BaseException as error:  # noqa: BLE001 - nothing may leave the forked process
+            answer[1] = str(error) or type(error).__name__
+        with open(writer, "w", encoding="ascii") as pipe:
+            json.dump(answer, pipe)
+        os._exit(0)
+    os.close(writer)
+    with open(reader, encoding="ascii") as pipe:
+        text = pipe.read()
+    os.waitpid(pid, 0)
+    found: tuple[_Answer, str] = json.loads(text or '[null, "a process ended without an answer"]')
+    if found[1]:
+        raise OSError(found[1])
+    return found[0]
 
 
 def fork_sibling() -> int:

@@ -43,7 +43,6 @@ _DISPLAY = sys.__excepthook__
 _CLASS_NAME: Any = vars(type)["__name__"]
 """Unlike `__name__`, it runs no code of a metaclass."""
 _TRACEBACK_CHARS = 1 << 16
-_SUGGESTION = ". Did you mean: "
 _SUGGESTED_FOR = ("NameError", "AttributeError")
 _PROCESS_CALLS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_spawnp", "system")
 _PROCESS_MODULES = ("subprocess", "multiprocessing", "concurrent.futures.process")
@@ -273,11 +272,11 @@ def _reason(error: BaseException) -> int:
 def _render(error: BaseException) -> str:
     """The text that plain Python prints.
 
-    Before 3.12, its "Did you mean" is known only to the interpreter's own display, which in turn
-    finds no source lines here, as the program is in no file.
+    Before 3.13, its "Did you mean" is known only to the interpreter's own display (3.12's is a
+    question mark longer), which in turn finds no source lines here, as the program is in no file.
     """
     text = "".join(traceback.format_exception(error))
-    if sys.version_info < (3, 12) and any(word in text for word in _SUGGESTED_FOR):
+    if sys.version_info < (3, 13) and any(word in text for word in _SUGGESTED_FOR):
         stream, sys.stderr = sys.stderr, io.StringIO()
         try:
             _DISPLAY(type(error), error, error.__traceback__)
@@ -285,9 +284,8 @@ def _render(error: BaseException) -> str:
         finally:
             sys.stderr = stream
         for line in said.splitlines():
-            plain, found, _ = line.partition(_SUGGESTION)
-            if found:
-                text = text.replace(f"{plain}\n", f"{line}\n")
+            plain = re.sub(r"\. Did you mean: .*|(?<=')\?$", "", line)
+            text = text.replace(f"{plain}\n", f"{line}\n")
     return text
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-import json
 import os
 import sys
 from collections.abc import Sequence
@@ -45,7 +44,7 @@ class RootFs(NamedTuple):
 def find(packages: Sequence[str]) -> RootFs:
     """The root for this interpreter and the named third-party packages."""
     standard = [path for path in _STANDARD if os.path.isdir(path)]
-    found = _ask_scout(packages)
+    found = kernel.in_another_process(lambda: _scout(packages))
     shown = _outermost([*standard, *found["libraries"], ZONES])
     hidden = [
         os.path.join(folder, name)
@@ -64,29 +63,6 @@ def _outermost(paths: Sequence[str]) -> list[str]:
         for path in present
         if not any(path.startswith(other + os.sep) for other in present if other != path)
     ]
-
-
-def _ask_scout(packages: Sequence[str]) -> dict[str, list[str]]:
-    """Fork a process that loads every extension module and says which libraries came with it."""
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        kernel.die_with_parent()
-        code = 1
-        try:
-            os.close(reader)
-            text = json.dumps(_scout(packages)).encode()
-            with open(writer, "wb") as pipe:
-                pipe.write(text)
-            code = 0
-        finally:
-            os._exit(code)
-    os.close(writer)
-    with open(reader, "rb") as pipe:
-        answer = pipe.read()
-    os.waitpid(pid, 0)
-    result: dict[str, list[str]] = json.loads(answer)
-    return result
 
 
 def _scout(packages: Sequence[str]) -> dict[str, list[str]]:

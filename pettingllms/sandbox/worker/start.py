@@ -58,9 +58,10 @@ _ISOLATED = (isolation.NAMESPACES, isolation.LANDLOCK)
 class Options(NamedTuple):
     """The launcher's options."""
 
-    packages: tuple[str, ...] = ()
+    packages: Sequence[str] = ()
     allow_unsafe: bool = False
-    without: tuple[str, ...] = ()
+    without: Sequence[str] = ()
+    describe: bool = False
     scratch: str = ""
     """Folder for programs where they cannot have a mount of their own."""
     parent: int = 0
@@ -88,14 +89,7 @@ def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
 
 def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     """Isolate this process; returns the work of program's processes, the stream, and the greeting."""
-    given = json.loads(arguments[0]) if arguments else {}
-    options = Options(
-        tuple(given.get("packages", ())),
-        bool(given.get("allow_unsafe")),
-        tuple(given.get("without", ())),
-        str(given.get("scratch", "")),
-        int(given.get("parent", 0)),
-    )
+    options = Options(**json.loads(arguments[0]))
     _end_with(options.parent)
     os.umask(0o022)
     kernel.share_one_heap()
@@ -107,7 +101,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_PENDING_SIGNALS, _PENDING_SIGNALS))
     try:
         _preload(options)
-        if given.get("describe"):
+        if options.describe:
             stream.write(frames.encode({"protocol": PROTOCOL, **rootfs.describe(options.packages)}))
             return ()
         own, hello = _isolate(options)
@@ -292,7 +286,6 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         "protocol": PROTOCOL,
         "layers": layers if safe else [],
         "problems": problems,
-        "python": sys.version.split()[0],
     }
     return own, hello
 
@@ -302,10 +295,12 @@ def _usable(layer: str, options: Options, problems: list[str], attempt: Callable
     if layer in options.without:
         problems.append(f"{layer}: left out on request")
         return False
-    problem = _in_another_process(attempt)
-    if problem:
+    try:
+        kernel.in_another_process(attempt)
+    except OSError as problem:
         problems.append(f"{layer}: {problem}")
-    return not problem
+        return False
+    return True
 
 
 def _give_up_root(seen: rootfs.RootFs, scratch: str) -> list[str]:
@@ -314,8 +309,9 @@ def _give_up_root(seen: rootfs.RootFs, scratch: str) -> list[str]:
         raise RuntimeError("without namespaces the launcher has to pass a scratch folder in")
     if os.geteuid() != 0:
         return []
-    problem = _in_another_process(lambda: _try_as_nobody(seen))
-    if problem:
+    try:
+        kernel.in_another_process(lambda: _try_as_nobody(seen))
+    except OSError as problem:
         return [f"user: programs run as root, without its capabilities: {problem}"]
     os.chown(scratch, isolation.NOBODY, isolation.NOBODY, follow_symlinks=False)
     isolation.become_nobody()
@@ -332,29 +328,10 @@ def _try_as_nobody(seen: rootfs.RootFs) -> None:
             os.close(os.open(path, os.O_RDONLY))
 
 
-def _in_another_process(attempt: Callable[[], None]) -> str:
-    reader, writer = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        kernel.die_with_parent()
-        try:
-            attempt()
-        except BaseException as error:  # noqa: BLE001 - nothing may leave the forked process
-            os.write(writer, (str(error) or type(error).__name__).encode())
-        os._exit(0)
-    os.close(writer)
-    with open(reader, encoding="utf-8", errors="replace") as pipe:
-        problem = pipe.read()
-    os.waitpid(pid, 0)
-    return problem
-
-
 def _try_namespaces(seen: rootfs.RootFs) -> None:
     """All that the worker and then a program's process do."""
     isolation.enter_namespaces(seen)
-    problem = _in_another_process(_try_nested)
-    if problem:
-        raise OSError(problem)
+    kernel.in_another_process(_try_nested)
 
 
 def _try_nested() -> None:

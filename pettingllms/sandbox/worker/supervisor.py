@@ -93,29 +93,31 @@ class ProcessPool:
         self.hint = hint
         self.forks = forks
         self.client_fd = client_fd
-        self._spare: tuple[int, JobSocket, Bounds] | None = None
+        self._spare: tuple[JobSocket, Bounds] | None = None
 
     def make(self, bounds: Bounds) -> None:
-        """See that a process for a job within `bounds` is there."""
+        """See that there is a process for a job within `bounds`, or that one is being made."""
         if self._spare is not None:
-            pid, end, old = self._spare
+            end, old = self._spare
             if old == bounds:
                 return
             self._spare = None
             end.close()
+            pid = self.forks.pid()
             os.kill(pid, signal.SIGKILL)
-            self.forks.wait(pid)
+            self.forks.reap(pid)
+            self.forks.end()
         ours, theirs = pair()
-        self.forks.request(bounds, theirs)
+        self.forks.make(bounds, theirs)
         theirs.close()
-        self._spare = (self.forks.pid(), ours, bounds)
+        self._spare = ours, bounds
 
     def start(self, job: Job) -> StartedRun:
         """Give `job` to the process that waits for it, or to another if that one has ended."""
         for _ in range(2):
             self.make(job.bounds)
             assert self._spare is not None
-            pid, end, _ = self._spare
+            end, _ = self._spare
             self._spare = None
             self.hint.clear()
             begun = time.monotonic()
@@ -124,9 +126,10 @@ class ProcessPool:
             except OSError:
                 marks = end.marks()
                 end.close()
-                self.forks.wait(pid)
+                self.forks.reap(self.forks.pid())
+                self.forks.end()
             else:
-                return StartedRun(pid, end, begun)
+                return StartedRun(self.forks.pid(), end, begun)
         said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
         raise JobFailed(f"two processes ended before their job: {said}")
 
@@ -134,7 +137,10 @@ class ProcessPool:
         """See a process to its end."""
         pid, end, begun = started
         killed_for = self._watch(started, job)
-        ended = self.forks.wait(pid)
+        self.forks.reap(pid)
+        # Asked for together: the next process is made while this one's result is sent.
+        self.make(job.bounds)
+        ended = self.forks.end()
         lasted = time.monotonic() - begun
         if ended.exit_code != -signal.SIGKILL:
             killed_for = None  # it ended by itself in the same moment
@@ -234,25 +240,37 @@ class ForkServerGone(Exception):
 
 
 class ForkServer:
-    """The worker's side of its fork server."""
+    """The worker's side of its fork server, which does what it is asked for in this order.
+
+    Each question wakes the server, and each wait for an answer puts the worker to sleep. Answers are
+    therefore read when they are needed.
+    """
 
     def __init__(self, end: _socket.socket) -> None:
         self._end = end
+        self._pids: list[int] = []
+        self._ends: list[ProcessEnd] = []
 
-    def request(self, bounds: Bounds, end: JobSocket) -> None:
+    def make(self, bounds: Bounds, end: JobSocket) -> None:
         """Ask for a process within `bounds` that gets its job through `end`."""
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, _INT.pack(end.fd))
         self._send(marshal.dumps(tuple(bounds)), [rights])
 
     def pid(self) -> int:
-        """The process id of the process that was requested last."""
-        (pid,) = self._answer()
-        return int(pid)
+        """The process id of the next of the processes that were asked for."""
+        while not self._pids:
+            self._read()
+        return self._pids.pop(0)
 
-    def wait(self, pid: int) -> ProcessEnd:
-        """Wait until a process is over, and release its process id."""
+    def reap(self, pid: int) -> None:
+        """Ask for the end of a process, whose id is then released."""
         self._send(marshal.dumps(pid), [])
-        return ProcessEnd(*self._answer())
+
+    def end(self) -> ProcessEnd:
+        """The next of the ends that were asked for."""
+        while not self._ends:
+            self._read()
+        return self._ends.pop(0)
 
     def _send(self, message: bytes, rights: list[tuple[int, int, bytes]]) -> None:
         try:
@@ -260,12 +278,15 @@ class ForkServer:
         except OSError as error:
             raise ForkServerGone(str(error)) from error
 
-    def _answer(self) -> tuple[Any, ...]:
+    def _read(self) -> None:
         message = self._end.recv(_MESSAGE_BYTES)
         if not message:
             raise ForkServerGone
-        answer: tuple[Any, ...] = marshal.loads(message)
-        return answer
+        answer: Any = marshal.loads(message)
+        if isinstance(answer, int):
+            self._pids.append(answer)
+        else:
+            self._ends.append(ProcessEnd(*answer))
 
 
 _KEPT: list[object] = []
@@ -308,7 +329,7 @@ def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
         if pid == 0:
             return work
         work.socket.close()
-        end.send(marshal.dumps((pid,)))
+        end.send(marshal.dumps(pid))
 
 
 def _reap(isolation: Isolation, pid: int) -> bytes:

@@ -17,17 +17,18 @@ from pettingllms.types import Candidate, Group
 class LookAhead(AtGrpo):
     """Compares the candidates of one prompt by their rewards and what came after them.
 
-        A = (V - mean V) / (std V + epsilon),   V = r + gamma * (rewards that followed)
+        A = (V - mean V) / (std V + epsilon),   V = r + gamma * mean V' over what can follow
 
-    Each candidate that the episode does not continue from is played to the end once, with single
-    completions that are not trained on (shape `look_ahead`), or all are continued from (`full`); where the episode continues, what followed is the mean over
-    the candidates of each later node. This is the tree for outcomes that are paid at the end. It
+    so that a reward counts gamma^n where it is paid n decisions later, by any agent. Each candidate
+    that the episode does not continue from is played to the end once, with single completions that
+    are not trained on (shape `look_ahead`), or all are continued from (`full`); where the episode
+    continues, V' is of all candidates of the next node, where a probe does, of its one. This is the tree for outcomes that are paid at the end. It
     is not for outcomes that are rare: where none of K continuations succeeds, nothing is compared.
 
     Args:
         config: resolved settings of the run. `branch=sample` keeps later states those that the
             policies reach by themselves.
-        gamma: weight of what followed.
+        gamma: discount of each decision.
 
     Raises:
         ConfigError: gamma is not in (0, 1].
@@ -43,6 +44,7 @@ class LookAhead(AtGrpo):
         self.gamma = gamma
 
     def value(self, group: Group, candidate: Candidate) -> float:
-        """The candidate's reward and, by `gamma`, what followed."""
+        """The candidate's reward and, discounted, what followed."""
         del group
-        return candidate.reward + self.gamma * (candidate.later.reward if candidate.later else 0.0)
+        later = candidate.later.worth(self.gamma) if candidate.later else 0.0
+        return candidate.reward + self.gamma * later

@@ -1,0 +1,11 @@
+"""The claims of the AT-GRPO paper, with the controls that it lacks; `python -m benchmarks.claims --help`.
+
+| file | what |
+|---|---|
+| `experiments.py` | the table: environments, arms, claims and what each claim leaves open |
+| `groupings.py` | estimators that compare the completions of a tree in other groups than AT-GRPO's |
+| `cells.py` | one cell: a training, read at equal tokens and at equal updates, and its test tasks |
+| `statistics.py` | hierarchical bootstrap, Student's test over seeds, Holm's correction |
+| `report.py` | from cells to verdicts, tables and `results/claims.json` |
+| `__main__.py` | the command |
+"""

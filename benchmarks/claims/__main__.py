@@ -1,0 +1,229 @@
+"""Runs the experiments on the paper's claims, judges them, and writes `results/claims.json`.
+
+    python -m benchmarks.priming.protocol                      the base of `signal`
+    python -m benchmarks.claims --small                        at most two CPU-hours
+    python -m benchmarks.claims [--only grouping] [--dry-run]
+
+Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
+was, and the same command in a second shell takes cells that nobody works on. `--minutes 0` judges what is there.
+All arms are swept over the same learning rates with seeds and tasks of their own; the best rate of each is then
+trained with the seeds that count. What is judged needs the extra `benchmarks`, an environment of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fcntl
+import json
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmarks.claims import experiments, report
+from benchmarks.claims.cells import READINGS, Cell, cell_of, measured
+from benchmarks.claims.experiments import (
+    ARMS,
+    EXPERIMENTS,
+    RATES,
+    SEEDS,
+    TEST_TASKS,
+    TUNING,
+    VALIDATION_TASKS,
+    Ground,
+)
+from pettingllms.evaluation.folder import digest
+from pettingllms.runs import versions
+
+OUT = Path(__file__).parents[1] / "out" / "claims"
+RESULTS = Path(__file__).parents[1] / "results" / "claims.json"
+
+
+class Lab:
+    """The cells of a set of experiments.
+
+    Args:
+        names: of the experiments.
+        small: with the budgets of `--small`.
+        out: the folder of the cells; two budgets need two.
+        wanted: arms and grounds to leave all others out.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, small: bool, out: Path, wanted: Sequence[str] = ()
+    ) -> None:
+        self.small, self.out = small, out / ("small" if small else "full")
+        self.pairs: dict[tuple[str, str], Ground] = {}
+        """Every ground with every arm that some experiment has there."""
+        for name in names:
+            grounds = experiments.grounds(EXPERIMENTS[name], small=small)
+            for ground, record in grounds.items():
+                for arm in record.arms or EXPERIMENTS[name].arms:
+                    if not wanted or {ground, arm} <= set(wanted):
+                        self.pairs.setdefault((ground, arm), record)
+
+    def found(self, cell: Cell) -> dict[str, Any] | None:
+        """What a cell measured, if it has, with the settings of today."""
+        path = self.out / cell.file
+        if not path.is_file():
+            return None
+        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return record if record["settings"] == self._settings(cell) else None
+
+    def rate(self, ground: str, arm: str) -> float | None:
+        """The scale of the learning rate that solves most validation tasks; None before the sweep is done."""
+        means = {}
+        for scale in RATES:
+            sweep = [self.found(Cell(ground, arm, scale, seed)) for seed in TUNING]
+            if not all(sweep):
+                return None
+            means[scale] = np.mean([share(each[name]["own"]) for each in sweep if each for name in READINGS])  # fmt: skip
+        return max(RATES, key=lambda scale: (means[scale], -scale))
+
+    def cells(self) -> Iterator[Cell]:
+        """All cells that can be named now, arm by arm: those of its sweep, then those that count."""
+        for ground, arm in self.pairs:
+            yield from (Cell(ground, arm, scale, seed) for seed in TUNING for scale in RATES)
+            scale = self.rate(ground, arm)
+            if scale is not None:
+                yield from (Cell(ground, arm, scale, seed) for seed in SEEDS)
+
+    def run(self, minutes: float) -> int:
+        """Measures what is missing; begins nothing after `minutes`.
+
+        Returns:
+            How many of the cells that can be named are missing then.
+        """
+        until = time.monotonic() + 60 * minutes
+        while missing := [cell for cell in self.cells() if self.found(cell) is None]:
+            if time.monotonic() > until:
+                return len(missing)
+            if not any(self.measure(cell) for cell in missing):
+                time.sleep(2)  # other processes have them all
+        return 0
+
+    def measure(self, cell: Cell) -> bool:
+        """Runs one cell and writes it, unless another process does."""
+        path = self.out / cell.file
+        self.out.mkdir(parents=True, exist_ok=True)
+        with path.with_suffix(".lock").open("w") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            if self.found(cell) is None:
+                record = measured(cell, self.pairs[cell.ground, cell.arm])
+                record |= {"settings": self._settings(cell), "revision": revision()}
+                text = json.dumps(record) + "\n"
+                path.with_suffix(".part").write_text(text, encoding="utf-8")
+                path.with_suffix(".part").rename(path)
+                shares = [round(share(record[name]["own"]), 3) for name in READINGS]
+                print(cell.name, *shares, f"{record['cpu_s']} s", flush=True)
+        return True
+
+    def publish(self, names: Sequence[str], path: Path) -> None:
+        """Judges what is there, and writes it."""
+        done: dict[tuple[str, str], list[dict[str, Any]]] = {}
+        sweeps: dict[str, Any] = {}
+        for cell in self.cells():
+            found = self.found(cell)
+            if found and cell.seed in SEEDS:
+                done.setdefault((cell.ground, cell.arm), []).append(found)
+            elif found:
+                sweeps[cell.name] = {name: share(found[name]["own"]) for name in READINGS}
+                sweeps[cell.name]["cpu_s"] = found["cpu_s"]
+        runs = report.complete(done)
+        grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
+        arms, verdicts = report.published(runs, names, {n: g.habits for n, g in grounds.items()})
+        every = [cell for each in runs.values() for cell in each]
+        spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
+        result = {
+            "settings": {
+                "small": self.small,
+                "seeds": SEEDS,
+                "tuning_seeds": TUNING,
+                "rates": RATES,
+                "test_tasks": TEST_TASKS,
+                "validation_tasks": VALIDATION_TASKS,
+                "grounds": {
+                    name: {"tokens": ground.tokens, "updates": ground.updates, "model": digest(ground.model)}
+                    for name, ground in grounds.items()
+                },
+            },
+            "versions": versions(),
+            "revision": sorted({cell["revision"] for cell in every}),
+            "cpu_minutes": round(spent / 60, 1),
+            "verdicts": verdicts,
+            "arms": arms,
+            "rliable": report.rliable_scores(runs),
+            "sweeps": sweeps,
+            "cells": {cell["cell"]: {key: cell[key] for key in (*READINGS, "curves", "cpu_s")} for cell in every},
+        }  # fmt: skip
+        path.write_text(f"{json.dumps(result)}\n", encoding="utf-8")
+        for each in verdicts:
+            print(f"{each['verdict']:12} {each['ground']:10} {each['claim']} (p {each['p_holm']})")
+        print(f"{len(verdicts)} verdicts, {len(every)} cells, {result['cpu_minutes']} CPU-minutes")
+
+    def dry(self) -> None:
+        """Prints the commands that are missing, and what all of it costs."""
+        small = " --small" if self.small else ""
+        for cell in self.cells():
+            done = "done" if self.found(cell) else "to do"
+            print(f"{done:5}  python -m benchmarks.claims{small} --cell '{cell.name}'")
+        each = len(RATES) * len(TUNING) + len(SEEDS)
+        hours = sum(ground.seconds for ground in self.pairs.values()) * each / 3600
+        print(
+            f"{len(self.pairs)} arms, {len(self.pairs) * each} cells, about {hours:.1f} CPU-hours; "
+            "the cells that count are listed once the sweep of their arm is done"
+        )
+
+    def _settings(self, cell: Cell) -> Any:
+        """Everything that a cell depends on but its name, as JSON gives it back."""
+        ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
+        settings = {"ground": ground._asdict(), "arm": arm._asdict()}
+        settings["ground"] |= {"model": ground.model.name, "seconds": None}
+        del settings["ground"]["arms"]
+        return json.loads(json.dumps(settings, default=dict))
+
+
+def revision() -> str:
+    """The commit of this code; with a plus sign where it was changed since."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def share(digits: str) -> float:
+    """The share of solved tasks."""
+    return digits.count("1") / len(digits)
+
+
+def main() -> None:
+    """Runs what is missing, and publishes."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--small", action="store_true", help="at most two CPU-hours")
+    parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
+    parser.add_argument("--arms", nargs="+", default=[], help="these arms and grounds alone")
+    parser.add_argument("--cell", help="one cell; see --dry-run")
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
+    parser.add_argument("--out", type=Path, default=OUT)
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--dry-run", action="store_true", help="list the cells; run nothing")
+    options = parser.parse_args()
+    lab = Lab(options.only, small=options.small, out=options.out, wanted=options.arms)
+    if options.dry_run:
+        lab.dry()
+    elif options.cell:
+        lab.measure(cell_of(options.cell))
+    else:
+        missing = lab.run(options.minutes)
+        print(f"{missing} cells missing", flush=True)
+        lab.publish(options.only, options.results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,266 @@
+"""From cells to verdicts: what is supported, what is refuted, what is not decided, and what is left open either way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks.claims.cells import READINGS
+from benchmarks.claims.experiments import EXPERIMENTS, RATES, SEEDS, Claim
+from benchmarks.claims.statistics import LEVEL, digits, holm, interval, p_value
+from benchmarks.evidence import CEILING, Table
+from pettingllms.evaluation.scores import Estimate
+
+Runs = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
+"""Ground and arm -> the cells of the seeds that count, in order, where all are there."""
+TAUS = tuple(round(tau / 20, 2) for tau in range(21))
+
+
+class Judged(NamedTuple):
+    """A claim on one ground."""
+
+    experiment: str
+    claim: Claim
+    ground: str
+    gains: Mapping[str, Estimate]
+    """Reading -> the difference with its interval."""
+    p: float
+    """The larger one of the two readings: a verdict needs both."""
+
+
+def judged(runs: Runs, names: Sequence[str]) -> list[Judged]:
+    """All claims of these experiments of which both arms are there."""
+    return [
+        Judged(name, claim, ground, *_compared(claim, runs[ground, claim.arm], runs[ground, claim.over]))
+        for name, claim, ground in _claims(names, sorted({ground for ground, _ in runs}))
+        if (ground, claim.arm) in runs and claim.lineup in _lineups(runs.get((ground, claim.over)))
+    ]  # fmt: skip
+
+
+def _lineups(cells: Sequence[Any] | None) -> set[str]:
+    """Who played of an arm, in any reading; nobody where it is not there."""
+    return {name for reading in READINGS for name in cells[0][reading]} if cells else set()
+
+
+def _claims(names: Sequence[str], grounds: Sequence[str]) -> Iterator[tuple[str, Claim, str]]:
+    for name in names:
+        own = EXPERIMENTS[name]
+        for claim in own.claims:
+            for ground in grounds:
+                if ground in (*own.small, *own.full):
+                    yield name, claim, ground
+
+
+def _compared(
+    claim: Claim, ours: Sequence[Any], theirs: Sequence[Any]
+) -> tuple[dict[str, Estimate], float]:
+    gains, values = {}, []
+    for name in READINGS:
+        # An exchange is played at equal tokens alone.
+        if claim.lineup != "own" and claim.lineup not in theirs[0][name]:
+            continue
+        one = digits([each[name]["own"] for each in ours])
+        two = digits([each[name][claim.lineup] for each in theirs])
+        gains[name] = interval(one - two)
+        values.append(p_value(one - two, claim.least))
+    return gains, max(values)
+
+
+def verdict(found: Judged, corrected: float) -> str:
+    """Supported or refuted where both readings agree and the corrected p-value is below the level."""
+    sides = {estimate.mean > found.claim.least for estimate in found.gains.values()}
+    if corrected >= LEVEL or len(sides) > 1:
+        return "not decided"
+    return "supported" if sides == {True} else "refuted"
+
+
+def confounds(found: Judged, arms: Mapping[str, Any]) -> list[str]:
+    """What could make the difference, or hide it, besides what is claimed."""
+    own = [arms[found.ground][name] for name in (found.claim.arm, found.claim.over)]
+    parts = [found.claim.confound]
+    edges = [
+        name
+        for name, arm in zip((found.claim.arm, found.claim.over), own, strict=True)
+        if arm["scale"] in (RATES[0], RATES[-1])
+    ]
+    if edges:
+        parts.append(
+            f"The best rate is at the edge of the grid: {', '.join(dict.fromkeys(edges))}."
+        )
+    if all(arm["updates"]["success"][0] >= CEILING for arm in own):
+        parts.append("Both are at the ceiling.")
+    if any(arm["habits"] for arm in own):
+        parts.append("The base was primed with bad habits, so that part of a gain is a habit overcome.")  # fmt: skip
+    return parts
+
+
+def summary(runs: Runs, ground: str, arm: str, *, habits: bool) -> dict[str, Any]:
+    """What an arm reached on a ground, and what that took."""
+    cells = runs[ground, arm]
+    found: dict[str, Any] = {
+        "rate": cells[0]["rate"],
+        "scale": float(cells[0]["cell"].split("/")[2]),
+        "seeds": [int(each["cell"].split("/")[3]) for each in cells],
+        "habits": habits,
+        "decisions": round(float(np.mean([_late(curve) for each in cells for curve in each["curves"]])), 2),
+    }  # fmt: skip
+    for name in READINGS:
+        values = digits([each[name]["own"] for each in cells])
+        found[name] = {
+            "success": [round(number, 4) for number in interval(values)],
+            "by_seed": [round(float(number), 4) for number in values.mean(axis=1)],
+            "steps": round(float(np.mean([each[name]["steps"] for each in cells])), 1),
+            "tokens": round(float(np.mean([each[name]["tokens"] for each in cells]))),
+        }
+    return found
+
+
+def _late(curve: Sequence[Sequence[float]]) -> float:
+    """Decisions of an episode in the last quarter of a training."""
+    last = curve[-max(1, len(curve) // 4) :]
+    return sum(decisions for _, decisions in last) / len(last)
+
+
+def rliable_scores(runs: Runs) -> dict[str, Any]:
+    """Interquartile means with intervals, and performance profiles, by the library of Agarwal et al. 2021.
+
+    Over the grounds on which all arms of a set are there: one set for each list of grounds.
+
+    Raises:
+        SystemExit: the library is not installed.
+    """
+    try:
+        from rliable import library, metrics
+    except ImportError as error:
+        raise SystemExit(
+            f"{error}; rliable needs pandas below 3: make an environment of its own and install "
+            "the extra there: pip install -e '.[train,benchmarks]'"
+        ) from error
+    by_grounds: dict[tuple[str, ...], list[str]] = {}
+    for arm in dict.fromkeys(arm for _, arm in runs):
+        there = tuple(ground for ground, other in runs if other == arm)
+        by_grounds.setdefault(there, []).append(arm)
+    found = {}
+    for name in READINGS:
+        for there, arms in by_grounds.items():
+            scores = {
+                arm: np.array([digits([each[name]["own"] for each in runs[ground, arm]]).mean(axis=1) for ground in there]).T
+                for arm in arms
+            }  # fmt: skip
+            rng = np.random.RandomState(0)
+            means, bounds = library.get_interval_estimates(
+                scores, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=2000, random_state=rng
+            )
+            profiles, _ = library.create_performance_profile(scores, np.array(TAUS), reps=200)
+            for arm in arms:
+                found[f"{name}/{arm}"] = {
+                    "grounds": list(there),
+                    "iqm": [round(float(each), 4) for each in (means[arm][0], *bounds[arm][:, 0])],
+                    "profile": [round(float(each), 3) for each in profiles[arm]],
+                }
+    return found
+
+
+def published(
+    runs: Runs, names: Sequence[str], habits: Mapping[str, bool]
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """The arms by ground, and the verdicts."""
+    arms: dict[str, Any] = {}
+    for ground, arm in runs:
+        arms.setdefault(ground, {})[arm] = summary(runs, ground, arm, habits=habits[ground])
+    found = judged(runs, names)
+    keys = [f"{each.experiment}/{each.claim.text}/{each.ground}" for each in found]
+    corrected = holm({key: each.p for key, each in zip(keys, found, strict=True)})
+    verdicts = [
+        {
+            "experiment": each.experiment,
+            "claim": each.claim.text,
+            "ground": each.ground,
+            "least": each.claim.least,
+            "gains": {name: [round(number, 4) for number in gain] for name, gain in each.gains.items()},
+            "p": float(f"{each.p:.2g}"),
+            "p_holm": float(f"{corrected[key]:.2g}"),
+            "verdict": verdict(each, corrected[key]),
+            "confounds": confounds(each, arms),
+        }
+        for key, each in zip(keys, found, strict=True)
+    ]  # fmt: skip
+    return arms, verdicts
+
+
+def missing(result: Mapping[str, Any]) -> list[str]:
+    """What the experiments ask for and nobody has run."""
+    done = {(each["experiment"], each["ground"], each["claim"]) for each in result["verdicts"]}
+    parts = []
+    for name, own in EXPERIMENTS.items():
+        lacking = {
+            ground: sum((name, ground, claim.text) not in done for claim in own.claims)
+            for ground in dict.fromkeys((*own.small, *own.full))
+        }
+        grounds = [
+            ground
+            if count == len(own.claims)
+            else f"{ground} ({count} of {len(own.claims)} claims)"
+            for ground, count in lacking.items()
+            if count
+        ]
+        if grounds:
+            parts.append(f"{own.title}: {', '.join(grounds)}")
+    return parts
+
+
+def _shown(numbers: Sequence[float] | None) -> str:
+    if numbers is None:
+        return ""
+    mean, low, high = numbers
+    return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
+
+
+def table(result: Mapping[str, Any]) -> Table:
+    """The verdicts; letters stand for what each leaves open, see `open_questions`."""
+    letters = open_questions(result)
+    rows = [
+        [
+            f"{each['claim']}",
+            f"`{each['ground']}`",
+            *(_shown(each["gains"].get(name)) for name in READINGS),
+            f"{each['p_holm']:.2g}",
+            f"**{each['verdict']}**",
+            ", ".join(sorted(letters[part] for part in each["confounds"])),
+        ]
+        for each in result["verdicts"]
+    ]
+    head = ["claim", "where", "difference at equal tokens", "at equal updates", "p (Holm)"]
+    return [*head, "verdict", "leaves open"], rows
+
+
+def open_questions(result: Mapping[str, Any]) -> dict[str, str]:
+    """Confound -> its letter in the table, in the order of their first verdicts."""
+    found = dict.fromkeys(part for each in result["verdicts"] for part in each["confounds"])
+    return dict(zip(found, ascii_lowercase, strict=False))
+
+
+def arms(result: Mapping[str, Any]) -> Table:
+    """Success and cost of every arm."""
+    rows = []
+    for ground, each in result["arms"].items():
+        for name, arm in each.items():
+            cells = []
+            for reading, other in (("tokens", "steps"), ("updates", "tokens")):
+                mean, low, high = arm[reading]["success"]
+                count = arm[reading][other]
+                shown = f"{count:.0f}" if other == "steps" else f"{count / 1e3:.0f}k"
+                cells += [f"{mean:.2f} [{low:.2f}, {high:.2f}]", shown]
+            rows.append(
+                [f"`{ground}`", name, f"{arm['rate']:g}", *cells, f"{arm['decisions']:.1f}"]
+            )
+    head = ["where", "arm", "learning rate", "success at equal tokens", "updates then"]
+    return [*head, "success at equal updates", "tokens then", "decisions of an episode"], rows
+
+
+def complete(cells: Mapping[tuple[str, str], Sequence[Any]]) -> Runs:
+    """Those with all seeds that count."""
+    return {key: found for key, found in cells.items() if len(found) == len(SEEDS)}

@@ -1,0 +1,107 @@
+"""Intervals over seeds and tasks, tests, and their correction for the number of verdicts.
+
+Every seed has tasks of its own, so tasks are nested in seeds: a seed is drawn, then its tasks. Outcomes are 0 or 1, and
+differences of two arms, paired by seed and task, -1, 0 or 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cache
+from statistics import NormalDist
+
+import numpy as np
+
+from pettingllms.evaluation.scores import Estimate, wilson_of
+
+RESAMPLES = 10_000
+LEVEL = 0.05
+
+
+def interval(values: np.ndarray, level: float = LEVEL) -> Estimate:
+    """The mean with its interval by the hierarchical bootstrap: seeds are resampled, then the tasks of each.
+
+    The percentiles are expanded as Student's distribution asks for so few seeds (Hesterberg 2015, "What teachers should
+    know about the bootstrap", section 4.3): plain ones cover 0.85 where five seeds disagree. Where all values are
+    the same, the interval has the width that as many tasks could hide.
+
+    Args:
+        values: of shape (seeds, tasks).
+        level: 1 less its coverage.
+    """
+    seeds, tasks = values.shape
+    mean = float(values.mean())
+    kinds = np.unique(values)
+    if len(kinds) == 1:
+        reach = wilson_of(0.0, seeds * tasks)[1]
+        return Estimate(mean, max(mean - reach, min(0.0, mean)), min(mean + reach, 1.0))
+    if seeds == 1:
+        tail = level / 2
+    else:
+        reach = _quantile(1 - level / 2, seeds - 1) * (seeds / (seeds - 1)) ** 0.5
+        tail = NormalDist().cdf(-reach)
+    low, high = np.quantile(_means(values, kinds), [tail, 1 - tail])
+    return Estimate(mean, float(low), float(high))
+
+
+def _means(values: np.ndarray, kinds: np.ndarray) -> np.ndarray:
+    """Means of resamples. Tasks are drawn as counts of their values, which is the same and faster."""
+    seeds, tasks = values.shape
+    rng = np.random.default_rng(0)
+    shares = np.stack([(values == kind).mean(axis=1) for kind in kinds], axis=1)
+    drawn = rng.integers(seeds, size=(RESAMPLES, seeds))
+    counts = rng.multinomial(tasks, shares[drawn])
+    found: np.ndarray = (counts @ kinds).mean(axis=1) / tasks
+    return found
+
+
+def p_value(gains: np.ndarray, least: float = 0.0) -> float:
+    """Two-sided, for a mean over new seeds and tasks of `least`: Student's test over the means of the seeds.
+
+    These differ by their tasks, too. Five seeds that happen to agree are not taken for certainty: the variance is at
+    least that of the tasks.
+
+    Args:
+        gains: paired differences of shape (seeds, tasks), of two seeds or more.
+        least: what the mean is compared with.
+    """
+    seeds, tasks = gains.shape
+    means = gains.mean(axis=1)
+    variance = max(means.var(ddof=1) / seeds, gains.var(axis=1).mean() / (seeds * tasks))
+    if variance == 0:
+        return 1.0 if means.mean() == least else 0.0
+    return 2 * _tail(abs(means.mean() - least) / variance**0.5, seeds - 1)
+
+
+def _tail(t: float, freedom: int) -> float:
+    """The chance that Student's t is above `t`: with t = sqrt(freedom) tan(angle), angles have density cos^(freedom - 1)."""
+    angles = np.linspace(np.arctan(t / freedom**0.5), np.pi / 2, 4_001)
+    every = np.linspace(-np.pi / 2, np.pi / 2, 8_001)
+    above, all_of_it = (
+        np.trapezoid(np.cos(each) ** (freedom - 1), each) for each in (angles, every)
+    )
+    return float(above / all_of_it)
+
+
+@cache
+def _quantile(share: float, freedom: int) -> float:
+    """Where Student's distribution has `share` below; by bisection."""
+    low, high = 0.0, 1e4
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _tail(middle, freedom) < 1 - share else (middle, high)
+    return low
+
+
+def holm(values: Mapping[str, float]) -> dict[str, float]:
+    """The p-values, corrected for how many there are: the chance of any false verdict stays below the level."""
+    found, largest = {}, 0.0
+    for rank, name in enumerate(sorted(values, key=values.__getitem__)):
+        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
+        found[name] = largest
+    return found
+
+
+def digits(rows: Sequence[str]) -> np.ndarray:
+    """Strings of 0 and 1, one a seed, as an array of shape (seeds, tasks)."""
+    return np.array([[float(digit) for digit in row] for row in rows])

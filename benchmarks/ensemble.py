@@ -1,0 +1,100 @@
+"""LLM-Ens: a router over trained teams against its members and a vote among them.
+
+    python -m benchmarks.ensemble [--seeds 0 1 2]
+
+Coding. An ensemble has five teams that AT-GRPO trained from the embedded base: three seeds with 20,000
+generated tokens, and two more with half of and with twice as many. The table of who is best in which situation is
+made on 100 training tasks; then every member, the router and the vote play the same 200 test tasks. A routed
+decision costs one completion, as a member's does, and a vote five. Three ensembles, of other seeds each. Writes
+`results/ensemble.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+from benchmarks import warm
+from benchmarks.evidence import Table, spread
+from pettingllms.runs import versions
+
+OUT = warm.HERE / "out" / "ensemble"
+RESULTS = warm.HERE / "results" / "ensemble.json"
+TOKENS = 20_000
+TABLE_TASKS = 100
+ROWS = {
+    "mean": "a member, mean",
+    "chosen": "the member that was best on training tasks",
+    "best": "the member that is best on test tasks",
+    "routed": "router",
+    "vote": "vote of all five",
+}
+
+
+def main() -> None:
+    """Runs what is missing, prints the table, and writes the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of ensembles")
+    parser.add_argument("--tasks", type=int, default=200, help="test tasks")
+    given = parser.parse_args()
+    runs = [one(seed, given.tasks) for seed in given.seeds]
+    result = {"versions": versions(), "settings": vars(given) | {"tokens": TOKENS}, "runs": runs}
+    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
+    print(*table(result)[1], sep="\n")
+
+
+def one(seed: int, tasks: int) -> dict[str, Any]:
+    """An ensemble: what its members solve, alone and together."""
+    folder = OUT / str(seed)
+    budgets = {"a": TOKENS, "b": TOKENS, "c": TOKENS, "half": TOKENS // 2, "twice": 2 * TOKENS}
+    members = {
+        name: warm.train(folder / name, 10 * seed + n, env="coding", max_tokens=tokens)
+        for n, (name, tokens) in enumerate(budgets.items())
+    }
+    spec = ",".join(f"{name}={run}" for name, run in members.items())
+    file = folder / "route.json"
+    known = warm.play(
+        folder / "train",
+        seed,
+        env="coding",
+        members=spec,
+        split="train",
+        limit=TABLE_TASKS,
+        route_out=file,
+    )
+    played = warm.play(
+        folder / "test", seed, env="coding", members=spec, route=file, vote=True, limit=tasks
+    )
+    before, after = (
+        {team: sum(bool(e.success) for e in own) / len(own) for team, own in each.items()}
+        for each in (known, played)
+    )
+    chosen = max(members, key=lambda name: before[name])
+    table = json.loads(file.read_text(encoding="utf-8"))["roles"]
+    found = {
+        "seed": seed,
+        "train": before,
+        "test": after,
+        "routes": {role: row["best"] for role, row in table.items()},
+        "mean": sum(after[name] for name in members) / len(members),
+        "chosen": after[chosen],
+        "best": max(after[name] for name in members),
+        "routed": after["routed"],
+        "vote": after["vote"],
+    }
+    print(found, flush=True)
+    return found
+
+
+def table(result: Any) -> Table:
+    """Success on test tasks."""
+    rows = [
+        [title, spread([run[name] for run in result["runs"]]), "5" if name == "vote" else "1"]
+        for name, title in ROWS.items()
+    ]
+    return ["coding", "success", "completions a decision"], rows
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The figures of docs/results.md, from `results/*.json`: one question each.
+
+    python -m benchmarks.figures
+
+Points are means with 95 % intervals. Writes `docs/figures/*.png`; the page has the sentence that a figure is to show above it, and
+its command, revision, model, seeds and cost below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import matplotlib as mpl
+import numpy as np
+
+from benchmarks.claims.cells import READINGS
+from benchmarks.claims.report import TAUS
+from benchmarks.evidence import COLORS, estimate
+from benchmarks.parts import STORIES
+from benchmarks.peers_report import TITLES, of
+from benchmarks.tables import BLIND, blind_success, learned, load, published
+from pettingllms.evaluation.scores import Estimate
+
+mpl.use("Agg")
+import matplotlib.pyplot as plt
+
+OUT = Path(__file__).parents[1] / "docs" / "figures"
+BLUE, ORANGE, GREEN, PINK = COLORS[:4]
+GRAY = COLORS[6]
+READING_TITLES = {"tokens": "at equal tokens", "updates": "at equal updates"}
+VERDICT_COLORS = {"supported": BLUE, "refuted": ORANGE, "not decided": GRAY}
+
+
+class Point(NamedTuple):
+    """A row's value with its interval."""
+
+    row: str
+    found: Estimate
+    kind: str
+    """What the legend calls it."""
+    color: str
+
+
+def rows_of_points(axis: Any, points: Sequence[Point], *, label: str) -> None:
+    """Draws points beside each other in rows, the first row on top; a legend names the kinds."""
+    rows = list(dict.fromkeys(point.row for point in points))
+    kinds = list(dict.fromkeys(point.kind for point in points))
+    for point in points:
+        offset = (kinds.index(point.kind) - (len(kinds) - 1) / 2) * 0.72 / max(1, len(kinds))
+        y = rows.index(point.row) + offset
+        mean, low, high = point.found
+        axis.plot([low, high], [y, y], color=point.color, lw=2.2, solid_capstyle="butt", alpha=0.55)
+        axis.plot([mean], [y], "o", color=point.color, ms=5)
+    for kind in kinds:
+        color = next(point.color for point in points if point.kind == kind)
+        axis.plot([], [], "o", color=color, ms=5, label=kind)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.45, -0.55)
+    axis.set_xlabel(label)
+    axis.grid(axis="x", alpha=0.3)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+
+
+def _below(axis: Any, columns: int) -> None:
+    """Puts the legend below the figure, where it hides no point."""
+    axis.legend(
+        loc="upper center", bbox_to_anchor=(0.5, -0.16), ncol=columns, frameon=False, fontsize="small"
+    )  # fmt: skip
+
+
+def _solved(runs: Sequence[Any], team: str) -> Estimate:
+    digits = [[float(digit) for digit in run["sampled"]["solved"][team]] for run in runs]
+    # The base plays the same for every seed of training: only its tasks are a sample.
+    return estimate(np.array(digits[:1] if team == "base" else digits))
+
+
+def draw_learned() -> plt.Figure:
+    """Success before and after training, and with policies exchanged, by environment."""
+    figure, axis = plt.subplots(figsize=(7, 3.6))
+    points = []
+    for env, kinds in learned().items():
+        runs = kinds["per-role"]
+        points += [
+            Point(env, _solved(runs, "base"), "before training", GRAY),
+            Point(env, _solved(runs, "adapters"), "after training", BLUE),
+            Point(env, _solved(runs, "swapped"), "policies exchanged", ORANGE),
+        ]
+    rows_of_points(axis, points, label="share of 300 test tasks solved")
+    rows = list(dict.fromkeys(point.row for point in points))
+    known = [(rows.index(env), blind_success(env)) for env in rows if env in BLIND]
+    marks = [(row, share) for row, share in known if share is not None]
+    axis.plot(
+        [share for _, share in marks], [row for row, _ in marks], "kx", ms=6, label="best constant answer"
+    )  # fmt: skip
+    axis.set_xlim(0, 1)
+    _below(axis, 4)
+    return figure
+
+
+def draw_parts() -> plt.Figure:
+    """A base without habits: base, trained, and the controls."""
+    environments = load("parts")["environments"]
+    figure, axes = plt.subplots(1, len(environments), figsize=(9.5, 3.3), sharex=True)
+    for axis, (env, each) in zip(np.atleast_1d(axes), environments.items(), strict=True):
+        one, two = STORIES[env].roles
+        runs = [run["teams"] for run in each["runs"].values()]
+        other = next(iter(STORIES[env].others))
+        names = {
+            "base": "base",
+            "trained": "trained",
+            f"only {one}": f"only the {one} trained",
+            f"only {two}": f"only the {two} trained",
+            "exchanged": "policies exchanged",
+            "shuffled": f"words of the {STORIES[env].speaker} shuffled",
+            f"base, {other}": f"base, {other}",
+            f"trained, {other}": f"trained, {other}",
+        }
+        points = []
+        for name, title in names.items():
+            found = [each["base"][name]] if name in each["base"] else [run[name] for run in runs]
+            values = np.array([[float(digit) for digit in own["tasks"]] for own in found])
+            color = BLUE if name.startswith("trained") else GRAY if "base" in name else ORANGE
+            points.append(Point(title, estimate(values), "", color))
+        rows_of_points(axis, points, label="share of test tasks solved")
+        axis.set(title=env, xlim=(0, 1))
+    figure.tight_layout()
+    return figure
+
+
+def draw_claims() -> plt.Figure:
+    """The difference that each claim is about, at equal tokens and at equal updates."""
+    result = load("claims")
+    verdicts = result["verdicts"]
+    figure, axes = plt.subplots(
+        1, 2, figsize=(11, 1.2 + 0.36 * len(verdicts)), sharey=True, sharex=True
+    )
+    for axis, name in zip(axes, READINGS, strict=True):
+        points = [
+            Point(
+                f"{each['claim']}  ({each['ground']})",
+                Estimate(*each["gains"][name]),
+                each["verdict"],
+                VERDICT_COLORS[each["verdict"]],
+            )
+            for each in verdicts
+            if name in each["gains"]
+        ]
+        _differences(axis, points, [f"{each['claim']}  ({each['ground']})" for each in verdicts])
+        axis.set(title=READING_TITLES[name])
+    for word, color in VERDICT_COLORS.items():
+        axes[0].plot([], [], "o", color=color, ms=5, label=word)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower right", ncol=3, frameon=False, fontsize="small")  # fmt: skip
+    figure.tight_layout(rect=(0, 0.04, 1, 1))
+    return figure
+
+
+def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> None:
+    """Points in given rows, around a line of no difference."""
+    for point in points:
+        y = rows.index(point.row)
+        mean, low, high = point.found
+        axis.plot([low, high], [y, y], color=point.color, lw=2.2, solid_capstyle="butt", alpha=0.55)
+        axis.plot([mean], [y], "o", color=point.color, ms=5)
+    axis.axvline(0, color="black", lw=0.8)
+    axis.set_yticks(range(len(rows)), rows)
+    axis.set_ylim(len(rows) - 0.4, -0.6)
+    axis.set_xlabel("difference of success")
+    axis.grid(axis="x", alpha=0.3)
+    axis.spines[["top", "right", "left"]].set_visible(False)
+    axis.tick_params(axis="y", length=0)
+
+
+def draw_arms() -> plt.Figure:
+    """Interquartile means of the arms, and the share of runs above each success, by rliable."""
+    scores = load("claims")["rliable"]
+    reading = READINGS[0]
+    own = {
+        name.partition("/")[2]: each for name, each in scores.items() if name.startswith(reading)
+    }
+    widest = max((each["grounds"] for each in own.values()), key=len)
+    shown = {name: each for name, each in own.items() if each["grounds"] == widest}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 1.6 + 0.32 * len(shown)))
+    colors = dict(zip(shown, COLORS * 2, strict=False))
+    points = [Point(name, Estimate(*each["iqm"]), "", colors[name]) for name, each in shown.items()]
+    rows_of_points(left, points, label=f"interquartile mean of success, {', '.join(widest)}")
+    for name, each in shown.items():
+        right.step(TAUS, each["profile"], where="post", color=colors[name], lw=1.6, label=name)
+    right.set(xlabel="success", ylabel="share of runs above it", xlim=(0, 1), ylim=(0, 1.02))
+    right.grid(alpha=0.3)
+    right.legend(frameon=False, fontsize="small")
+    figure.suptitle(READING_TITLES[reading], fontsize="medium")
+    figure.tight_layout()
+    return figure
+
+
+def draw_peers() -> plt.Figure:
+    """Held-out success against CPU-seconds: each seed, both trainers."""
+    results = load("peers")
+    figure, axis = plt.subplots(figsize=(6.2, 3.4))
+    for trainer, color in zip(TITLES, (ORANGE, BLUE), strict=True):
+        for number, run in enumerate(of(results, trainer)):
+            rows = [row for row in run["curve"] if "validation" in row]
+            axis.plot(
+                [row["cpu_seconds"] for row in rows],
+                [row["validation"] for row in rows],
+                "o-",
+                color=color,
+                ms=3,
+                lw=1.4,
+                alpha=0.8,
+                label=None if number else TITLES[trainer].replace("`", ""),
+            )
+    level = results["config"]["level"]
+    axis.axhline(level, color="black", lw=0.8, ls=":")
+    axis.set(xlabel="CPU-seconds of training", ylabel="held-out success", ylim=(0, 1))
+    axis.grid(alpha=0.3)
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False, loc="lower right")
+    figure.tight_layout()
+    return figure
+
+
+FIGURES: Mapping[str, tuple[str, Any]] = {
+    "learned": ("learning_coding", draw_learned),
+    "parts": ("parts", draw_parts),
+    "claims": ("claims", draw_claims),
+    "arms": ("claims", draw_arms),
+    "peers": ("peers", draw_peers),
+}
+"""Name of the file -> the result that it needs, and what draws it."""
+
+
+def main() -> None:
+    """Draws everything that is published."""
+    OUT.mkdir(exist_ok=True)
+    for name, (needed, draw) in FIGURES.items():
+        if published(needed):
+            figure = draw()
+            figure.savefig(OUT / f"{name}.png", dpi=110, bbox_inches="tight")
+            plt.close(figure)
+            print(OUT / f"{name}.png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,248 @@
+"""The vLLM engines of a run: started, looked after, and asked by workers that load no model.
+
+    driver --- weights, once ---> object store ------------> Engine x replicas    one vLLM each
+       '------ a reference ---> worker --- request, reference --^
+                                   ^------ completions, version-'
+
+Ray starts a lost engine again, and what it had been asked another one is (`samplers.vllm_actors`). An
+engine that hangs has to be found and ended, which is done here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import ray
+from ray import cloudpickle
+from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+
+from pettingllms.distributed.actors import RolloutWorker, RunSpec
+from pettingllms.distributed.fleet import ATTEMPTS, START_SECONDS
+from pettingllms.distributed.pools import Share, engine_pool
+from pettingllms.errors import WorkersLost
+from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.bases import AskedBase, Base
+from pettingllms.policies.chat import Chat
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.samplers.base import SamplerSettings, ServedPolicies
+from pettingllms.samplers.vllm_actors import Engine, EngineSpec, PublishingEngine, RemoteEngine
+from pettingllms.samplers.vllm_args import engine_options
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.per_policy import own_settings
+
+logger = logging.getLogger(__name__)
+LOOK_SECONDS = 0.5
+"""Between two looks at each engine."""
+CLOSE_SECONDS = 2.0
+ENGINE_SHARE = 0.9
+"""Of the memory of its part of a GPU, for an engine."""
+
+
+class Asking(NamedTuple):
+    """What a worker needs to sample from engines."""
+
+    chats: Mapping[str, Chat]
+    contexts: Mapping[str, int]
+    serving: Mapping[str, Sequence[Any]]
+    patience: float
+
+
+class EngineWorker(RolloutWorker):
+    """Plays shards: environments and sandbox; engines elsewhere sample, and no model is loaded."""
+
+    def __init__(self, spec: RunSpec, asking: Asking) -> None:
+        super().__init__(spec)
+        self._asking, self._given = asking, dict[str, Any]()
+
+    def _load(self) -> PolicySet:
+        chats, contexts, serving, patience = self._asking
+        engine = RemoteEngine(self._given.get, patience)
+        engine.serving = serving
+        return PolicySet([AskedBase(chats, contexts, engine)], self._spec.roles_to_policies)
+
+    def _take(self, policy: str, version: int, reference: Any) -> None:
+        self._given[policy] = reference
+        self._policies.publish(policy, version=version)
+
+
+@dataclass
+class _Place:
+    """An engine as it was when it last said something."""
+
+    engine: Any
+    process: int = 0
+    last: float = 0.0
+    """Busy seconds of that process."""
+    busy: float = 0.0
+    """Of all of its processes."""
+    seen: float = field(default_factory=time.monotonic)
+    ping: Any = None
+    since: float = 0.0
+    answers: bool = False
+    """Whether its process has answered, and was not lost since."""
+    started: bool = False
+
+
+class Engines:
+    """The engines of a run: started here, looked after, and ended.
+
+    Args:
+        policies: of the driver; from now on it asks these engines.
+        config: resolved settings.
+        pools: what each engine is given.
+    """
+
+    def __init__(
+        self, policies: PolicySet, config: ResolvedConfig, pools: Mapping[str, Share]
+    ) -> None:
+        self.lost = 0
+        """Engines that were replaced."""
+        self._timeout, self._closed = config.worker_timeout, threading.Event()
+        serving: dict[str, list[Any]] = {}
+        for names, spec, share in _engines(policies, config, pools):
+            options = {**share.options, "max_restarts": -1, "max_concurrency": 10_000}
+            maker: Any = ray.remote(**options)(Engine)
+            given = cloudpickle.dumps(spec)
+            made = [maker.remote(given) for _ in range(share.replicas)]
+            serving |= dict.fromkeys(names, made)
+        self._asked = [_asked(base) for base in policies.bases]
+        for each in self._asked:
+            each.serving = serving
+        chats = {name: policies.chat_for(name) for name in policies.names}
+        # Before a worker that waits for engines counts as hung itself.
+        self.asking = Asking(chats, policies.contexts, serving, 0.8 * config.worker_timeout)
+        engines = dict.fromkeys(engine for made in serving.values() for engine in made)
+        self._places = [_Place(engine) for engine in engines]
+        self._before = self._spent()
+        self._watching = threading.Thread(target=self._watch, name="engines", daemon=True)
+        self._watching.start()
+
+    def wait(self) -> None:
+        """Waits until all engines answer.
+
+        Raises:
+            ConfigError: vLLM cannot run a model.
+            WorkersLost: an engine cannot be started.
+        """
+        last: Exception | None = None
+        for _ in range(ATTEMPTS):
+            try:
+                ray.get(
+                    [each.engine.ready.remote() for each in self._places], timeout=START_SECONDS
+                )
+                return
+            except RayTaskError as error:
+                raise (error.cause or error) from error
+            except GetTimeoutError:
+                raise WorkersLost(
+                    f"an engine has not started for {START_SECONDS:g} seconds"
+                ) from None
+            except RayActorError as error:
+                last = error
+        raise WorkersLost(f"no engine can be started: {last}")
+
+    def held(self) -> dict[str, tuple[int, Any]]:
+        """Policy -> the version of its weights that are published, and a reference to them."""
+        return {name: own for each in self._asked for name, own in each.held.items()}
+
+    def metrics(self) -> dict[str, float]:
+        """The share of time since the last call in which engines had nothing to do; how many were lost."""
+        before, self._before = self._before, self._spent()
+        busy, seconds = (now - then for now, then in zip(self._before, before, strict=True))
+        idle = 1.0 - busy / seconds if seconds else 1.0
+        return {"engines/idle": min(1.0, max(0.0, idle)), "engines/lost": float(self.lost)}
+
+    def close(self) -> None:
+        """Ends the engines."""
+        self._closed.set()
+        self._watching.join()
+        ray.wait(
+            [each.engine.close.remote() for each in self._places],
+            timeout=CLOSE_SECONDS,
+            num_returns=len(self._places),
+        )
+        for place in self._places:
+            ray.kill(place.engine)
+
+    def _spent(self) -> tuple[float, float]:
+        return sum(each.busy for each in self._places), sum(each.seen for each in self._places)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_SECONDS):
+            for place in self._places:
+                self._look(place)
+
+    def _look(self, place: _Place) -> None:
+        """Hears what an engine says; ends it if it hangs, so that Ray starts it again."""
+        if place.ping is None:
+            place.ping, place.since = place.engine.pulse.remote(), time.monotonic()
+        stuck = 0.0
+        if ray.wait([place.ping], timeout=0)[0]:
+            reference, place.ping = place.ping, None
+            try:
+                process, place.started, busy, stuck = ray.get(reference)
+            except RayError:  # it is being started again
+                place.answers = False
+                return
+            if place.process not in (0, process):
+                logger.warning("an engine was replaced")
+                self.lost, place.last = self.lost + 1, 0.0
+            place.busy += busy - place.last
+            place.process, place.last, place.seen = process, busy, time.monotonic()
+            place.answers = True
+        waits = place.ping is not None and place.answers
+        silent = time.monotonic() - place.since if waits else 0.0
+        # Imports may keep an engine that starts from answering.
+        allowed = self._timeout / 10 if place.started else START_SECONDS
+        if silent > allowed or stuck > self._timeout / 2:
+            logger.warning("an engine hangs, and is ended")
+            place.answers = False  # once: it may take long to start again
+            ray.kill(place.engine, no_restart=False)
+
+
+def _engines(
+    policies: PolicySet, config: ResolvedConfig, pools: Mapping[str, Share]
+) -> Iterator[tuple[Sequence[str], EngineSpec, Share]]:
+    """For each kind of engine the policies that it serves, what it is made from, and what it is given.
+
+    Adapters of one base share engines; each full model has its own.
+    """
+    for base in policies.bases:
+        served, settings = (asked := _asked(base)).served, asked.settings
+        own = own_settings(config, served.names[0])
+        together = served.lora_rank is not None
+        for names in [served.names] if together else [(name,) for name in served.names]:
+            share = pools[engine_pool(names)]
+            # A version of each for every step that is played at the same time.
+            none: Any = None  # engines are given weights with each request
+            several = replace(served, names=names * (1 + config.max_staleness), weights=none)
+            arguments = partial(_arguments, several, settings, own, share.gpus or 0.0)
+            yield names, EngineSpec(base.name, served.end_ids, arguments, settings.folder), share
+
+
+def _asked(base: Base) -> PublishingEngine:
+    assert isinstance(base.engine, PublishingEngine)
+    return base.engine
+
+
+def _arguments(
+    served: ServedPolicies, settings: SamplerSettings, own: ResolvedConfig, gpus: float
+) -> dict[str, Any]:
+    """Makes vLLM's arguments for the machine where this is called."""
+    dtype, device = (None if each == "auto" else each for each in (own.dtype, own.device))
+    compute, place = ModelSpec(served.names[0]).dtype_and_device(dtype, device)
+    given: dict[str, Any] = {}
+    if place.type == "cuda":
+        given = {"gpu_memory_utilization": round(ENGINE_SHARE * min(1.0, gpus), 3)}
+        if gpus > 1:
+            given["distributed_executor_backend"] = "mp"  # vLLM would ask Ray for more
+    options = {**given, **settings.options}
+    return engine_options(
+        replace(served, dtype=compute), replace(settings, options=options), engines=1
+    )

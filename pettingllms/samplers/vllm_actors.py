@@ -1,0 +1,248 @@
+"""A sampler that asks vLLM engines in Ray's actors, and these actors.
+
+The reference to its weights comes with every request, so an engine remembers nothing that matters: Ray
+starts a lost one again by itself (`max_restarts`), and who had asked it asks the next one. The weights
+of a policy are put into Ray's object store once; an engine fetches them with the first request for them.
+
+`pettingllms.distributed.engines` starts the engines of a run, and ends one that hangs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import pickle
+import shutil
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import ray
+from ray.exceptions import RayActorError, RayTaskError
+
+from pettingllms.errors import SamplerUnavailable, StaleSamplerError
+from pettingllms.samplers.base import (
+    SampledTokens,
+    SamplerSettings,
+    SamplingParams,
+    ServedPolicies,
+    Weights,
+)
+from pettingllms.types import Request
+
+if TYPE_CHECKING:
+    from pettingllms.samplers.vllm_loop import Completed, VllmLoop
+
+PATIENCE_SECONDS = 600.0
+DOWN_SECONDS = 5.0
+"""In which an engine that was lost is not asked, if there are others."""
+
+
+class EngineSpec(NamedTuple):
+    """What an engine is made from."""
+
+    base: str
+    end_ids: tuple[int, ...]
+    arguments: Callable[[], Mapping[str, Any]]
+    """Makes those of vLLM on the machine where the engine runs."""
+    log: Path | None
+    """Folder of vLLM's log, where it is there."""
+
+
+class Engine:
+    """One vLLM engine. Its process ends where vLLM fails, so that Ray starts another.
+
+    Nothing heavy is imported before it answers, so that who asks it learns soon that it only starts.
+
+    Args:
+        spec: an `EngineSpec`, pickled, because what it holds imports a lot.
+    """
+
+    def __init__(self, spec: bytes) -> None:
+        self._loop: Future[VllmLoop] = Future()
+        # Beside Ray's own files, which go with its cluster also if this process is killed. What vLLM
+        # leaves among temporary files is there as well.
+        parent = ray.get_runtime_context().get_temp_dir()
+        self._folder = Path(tempfile.mkdtemp(prefix="engine-", dir=parent))
+        os.environ["TMPDIR"] = tempfile.tempdir = str(self._folder)
+        threading.Thread(target=self._start, args=(spec,), daemon=True).start()
+
+    def _start(self, spec: bytes) -> None:
+        try:
+            from pettingllms.samplers.vllm_loop import VllmLoop
+
+            # Engines of one machine would otherwise bind their threads to the same cores.
+            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+            base, end_ids, arguments, log = pickle.loads(spec)
+            log = log if log is not None and log.is_dir() else None
+            loop = VllmLoop(base, end_ids, arguments, folder=self._folder, log=log)
+            loop.started.result()
+            self._loop.set_result(loop)
+        except Exception as error:  # noqa: BLE001 - whoever asks is told
+            self._loop.set_exception(error)
+
+    async def ready(self) -> None:
+        """Done once it answers.
+
+        Raises:
+            ConfigError: vLLM cannot run this model with these settings.
+        """
+        await asyncio.wrap_future(self._loop)
+
+    async def complete(
+        self, request: Request, n: int, params: SamplingParams, version: int, weights: list[Any]
+    ) -> Completed | None:
+        """Completes a request `n` times; None while the engine starts, and others may be asked.
+
+        Args:
+            request: of one of its policies.
+            n: number of completions.
+            params: how they are drawn.
+            version: of the policy.
+            weights: a reference to its files; in a list, so that Ray hands it on as it is.
+
+        Raises:
+            ConfigError: a request that does not fit the engine.
+            SamplerUnavailable: vLLM failed; the process ends a second later.
+        """
+        if not self._loop.done():
+            await asyncio.wait([asyncio.wrap_future(self._loop)], timeout=1.0)
+            return None
+        try:
+            if error := self._loop.exception():
+                raise SamplerUnavailable(str(error))
+            asked = self._loop.result().ask(
+                request, n, params, version, weights[0].hex(), await weights[0]
+            )
+            return await asyncio.wrap_future(asked)
+        except SamplerUnavailable:
+            asyncio.get_running_loop().call_later(1.0, os._exit, 1)
+            raise
+
+    async def pulse(self) -> tuple[int, bool, float, float]:
+        """The process, whether vLLM has started, its busy seconds, and since when it is stuck."""
+        started = self._loop.done() and self._loop.exception() is None
+        return os.getpid(), started, *(self._loop.result().pulse() if started else (0.0, 0.0))
+
+    async def close(self) -> None:
+        """Removes its files; it is not asked any more."""
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class RemoteEngine:
+    """Asks engines, whichever of those that serve a policy.
+
+    Args:
+        pack: reference to the files of a policy's current weights.
+        patience: seconds in which none of them has to answer, while they are started again.
+    """
+
+    continuous = True
+
+    def __init__(self, pack: Callable[[str], Any], patience: float = PATIENCE_SECONDS) -> None:
+        self._pack, self.patience = pack, patience
+        self.held: dict[str, tuple[int, Any]] = {}
+        """Policy -> version, and a reference to its files."""
+        self.serving: Mapping[str, Sequence[Any]] = {}
+        """Policy -> the engines that serve it."""
+        self._turns = itertools.count(os.getpid())
+        self._down: dict[Any, float] = {}
+        """Engine that was lost or only started -> when it may be asked again."""
+
+    @property
+    def versions(self) -> Mapping[str, int]:
+        """The version of each policy's weights that is sampled from."""
+        return {policy: version for policy, (version, _) in self.held.items()}
+
+    def publish(self, policy: str, version: int) -> None:
+        """Requests are for the policy's current weights from now on."""
+        self.held[policy] = version, self._pack(policy)
+
+    def sample(
+        self, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> list[list[SampledTokens]]:
+        """Completes every request `n` times; what a lost engine was asked, another one is.
+
+        Raises:
+            ConfigError: a request that does not fit the engines.
+            SamplerUnavailable: none of them has answered for `patience` seconds.
+        """
+        found: dict[int, list[SampledTokens]] = {}
+        asked = dict(self._ask(place, requests, n, params) for place in range(len(requests)))
+        last, reason = time.monotonic(), "they only start"
+        while asked:
+            [done], _ = ray.wait(list(asked), num_returns=1)
+            place, engine = asked.pop(done)
+            answer: Completed | None = None
+            try:
+                answer = ray.get(done)
+            except RayActorError as error:
+                reason = str(error).strip().splitlines()[0]
+            except RayTaskError as error:
+                if not isinstance(error.cause, SamplerUnavailable):
+                    raise (error.cause or error) from error
+                reason = str(error.cause)
+            if answer is None:
+                if time.monotonic() - last > self.patience:
+                    raise SamplerUnavailable(
+                        f"no engine has answered for {self.patience:g} seconds: {reason}"
+                    )
+                self._down[engine] = time.monotonic() + DOWN_SECONDS
+                time.sleep(0.02)  # what is gone for good answers at once
+                again, asking = self._ask(place, requests, n, params)
+                asked[again] = asking
+                continue
+            last = time.monotonic()
+            policy = requests[place].policy
+            if answer.version != self.held[policy][0]:
+                raise StaleSamplerError(
+                    f"version {answer.version} of policy {policy!r} has answered in place of "
+                    f"{self.held[policy][0]}"
+                )
+            found[place] = answer.completions
+        return [found[place] for place in range(len(requests))]
+
+    def _ask(
+        self, place: int, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> tuple[Any, tuple[int, Any]]:
+        """Asks the next engine that is not known to be down; what will be the answer, and to what."""
+        request, now = requests[place], time.monotonic()
+        engines = self.serving[request.policy]
+        engines = [each for each in engines if self._down.get(each, 0.0) < now] or engines
+        engine = engines[next(self._turns) % len(engines)]
+        version, weights = self.held[request.policy]
+        return engine.complete.remote(request, n, params, version, [weights]), (place, engine)
+
+    def close(self) -> None:
+        """Nothing to do: the engines are the driver's (`Engines`)."""
+
+
+class PublishingEngine(RemoteEngine):
+    """Asks engines in the process that has the weights.
+
+    Args:
+        served: the policies.
+        settings: of the engines.
+    """
+
+    def __init__(self, served: ServedPolicies, settings: SamplerSettings) -> None:
+        super().__init__(partial(_stored, served.weights))
+        self.served, self.settings = served, settings
+
+
+open_engine = PublishingEngine
+
+
+def _stored(weights: Weights, policy: str) -> Any:
+    """A reference to the files that the policy is saved as, each an array of bytes."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights.save(policy, Path(folder, policy))
+        files = sorted(Path(folder, policy).iterdir())
+        return ray.put({file.name: np.fromfile(file, np.uint8) for file in files})

@@ -1,0 +1,64 @@
+"""The update of a full model that is divided between ranks; see `pettingllms.policies.sharded`.
+
+It is the update of one process, in which each rank computes its own micro-batches: the gradients are
+added while they are computed, and what was seen of them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.sharded import divided_optimizer, gathered_optimizer
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.metrics import LossMeter
+
+
+class ShardedATGRPO(ATGRPO):
+    """One rank's trainer, on `ShardedPolicies`. All ranks have to make the same calls."""
+
+    def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
+        mine = LossMeter(policy)
+        mine.on_policy = meter.on_policy
+        norm = super()._gradient(policy, own, mine)
+        for each in from_all(mine):
+            meter.take_over(each, 1)
+        return norm
+
+    def optimizer_states(self) -> dict[str, dict[str, Any]]:
+        """As of one process, in the first rank."""
+        return {
+            name: {**own, "optimizer": gathered_optimizer(own["optimizer"])}
+            for name, own in super().optimizer_states().items()
+        }
+
+    def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes this rank's part of states of one process."""
+        divided = {
+            name: {
+                **own,
+                "optimizer": divided_optimizer(own["optimizer"], self.policies.parameters(name)),
+            }
+            for name, own in states.items()
+        }
+        super().load_optimizers(divided)
+
+
+def loaded_on_cpu(config: ResolvedConfig) -> tuple[ResolvedConfig, str]:
+    """Settings to load a model with that is divided afterwards, and the kind of device of its parts."""
+    given = (None if each == "auto" else each for each in (config.dtype, config.device))
+    dtype, device = ModelSpec("").dtype_and_device(*given)
+    return replace(config, device="cpu", dtype=str(dtype).removeprefix("torch.")), device.type
+
+
+def from_all(value: Any) -> list[Any]:
+    """What each rank has given, in their order."""
+    found: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(found, value)
+    return found

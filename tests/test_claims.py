@@ -1,0 +1,262 @@
+"""The runner of the paper's claims: equal cost, nothing tuned on what is reported, verdicts that can fail."""
+
+from __future__ import annotations
+
+import json
+import sys
+
+import numpy as np
+import pytest
+
+from benchmarks import tables
+from benchmarks.claims import __main__ as command
+from benchmarks.claims import cells, experiments, groupings, report, statistics
+from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SMALL, TUNING
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.types import GroupKey
+
+# ---------------------------------------------------------------------------------- statistics
+
+
+def outcomes(rng: np.random.Generator, seeds: int, spread: float, gain: float = 0.1) -> np.ndarray:
+    """Paired differences of two arms of which one solves `gain` more, by a spread over seeds."""
+    own = np.clip(gain + spread * rng.normal(size=(seeds, 1)), -0.9, 0.9)
+    one = rng.random((seeds, 300)) < 0.5 + own / 2
+    return one.astype(float) - (rng.random((seeds, 300)) < 0.5 - own / 2)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.15])
+def test_intervals_and_tests_over_five_seeds_err_as_seldom_as_they_say(spread, monkeypatch):
+    monkeypatch.setattr(statistics, "RESAMPLES", 1_000)
+    rng, trials, held, rejected = np.random.default_rng(0), 100, 0, 0
+    for _ in range(trials):
+        gains = outcomes(rng, 5, spread)
+        _, low, high = statistics.interval(gains)
+        held += low <= 0.1 <= high
+        rejected += statistics.p_value(gains, 0.1) < 0.05
+    assert held / trials >= 0.93
+    assert rejected / trials <= 0.08
+
+
+def test_a_large_difference_is_seen_and_seeds_that_disagree_hide_it():
+    clear = outcomes(np.random.default_rng(0), 5, 0.01, 0.3)
+    blurred = np.array([[gain] * 300 for gain in (0.9, 0.6, -0.3, 0.4, -0.1)])
+    assert clear.mean() == pytest.approx(blurred.mean(), abs=0.03)
+    assert statistics.p_value(clear) < 0.001
+    assert statistics.p_value(blurred) > 0.1
+    assert statistics.interval(clear).low > 0 > statistics.interval(blurred).low
+
+
+def test_students_distribution_is_that_of_the_tables():
+    for freedom, quantile in ((1, 12.706), (4, 2.776), (30, 2.042)):
+        assert statistics._quantile(0.975, freedom) == pytest.approx(quantile, abs=1e-3)
+
+
+def test_intervals_without_variation_have_a_width():
+    for value in (0.0, 1.0):
+        mean, low, high = statistics.interval(np.full((5, 300), value))
+        assert low <= mean == value <= high
+        assert high - low > 0.001
+
+
+def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order():
+    found = statistics.holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
+
+
+# -------------------------------------------------------------------------------------- verdicts
+
+
+def a_cell(ground: str, arm: str, seed: int, share: float) -> dict:
+    rng = np.random.default_rng(1000 * seed)  # one stream a seed: arms are paired
+    digits = "".join("1" if chance < share else "0" for chance in rng.random(300))
+    own = {"steps": 10, "tokens": 30_000, "own": digits}
+    return {
+        "cell": f"{ground}/{arm}/1/{seed}",
+        "rate": 4e-3,
+        "curves": [[(3_000, 9.0)]],
+        "tokens": own,
+        "updates": dict(own),
+    }
+
+
+def runs_of(**shares: float) -> report.Runs:
+    names = {"team": experiments.AT_GRPO, "task": "tree, by task", "apart": "trained apart"}
+    return {
+        ("plan_path", names[name]): [a_cell("plan_path", names[name], s, share) for s in SEEDS]
+        for name, share in shares.items()
+    }
+
+
+def verdicts(runs: report.Runs) -> dict[str, dict]:
+    _, found = report.published(runs, list(EXPERIMENTS), {"plan_path": False})
+    return {each["claim"]: each for each in found}
+
+
+@pytest.mark.parametrize(
+    ("team", "task", "word"),
+    [(0.8, 0.5, "supported"), (0.5, 0.8, "refuted"), (0.5, 0.5, "not decided")],
+)
+def test_a_verdict_follows_from_the_runs_and_names_what_it_leaves_open(team, task, word):
+    found = verdicts(runs_of(team=team, task=task))["AT-GRPO beats tree, by task"]
+    assert found["verdict"] == word
+    assert all(found["confounds"])
+
+
+def test_readings_that_disagree_decide_nothing():
+    runs = runs_of(team=0.8, task=0.5)
+    for cell in runs["plan_path", experiments.AT_GRPO]:
+        cell["updates"] = {**cell["updates"], "own": "0" * 300}
+    assert verdicts(runs)["AT-GRPO beats tree, by task"]["verdict"] == "not decided"
+
+
+def test_a_best_rate_at_the_edge_of_the_grid_is_a_confound():
+    runs = runs_of(team=0.8, task=0.5)
+    for cell in runs["plan_path", "tree, by task"]:
+        cell["cell"] = cell["cell"].replace("/1/", "/2/")
+    (found,) = verdicts(runs).values()
+    assert any("edge of the grid: tree, by task" in part for part in found["confounds"])
+
+
+def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
+    runs = runs_of(team=0.8, task=0.5)
+    partial = {key: each[:4] if key[1] == "tree, by task" else each for key, each in runs.items()}
+    assert verdicts(report.complete(partial)) == {}
+    lacking = report.missing({"verdicts": []})
+    assert len(lacking) == len(EXPERIMENTS)
+    assert lacking[0].startswith("Claim 3: grouping: plan_path, signal")
+
+
+def test_every_claim_names_a_confound_and_arms_that_exist():
+    for own in EXPERIMENTS.values():
+        for claim in own.claims:
+            assert claim.confound.endswith(".")
+            assert {claim.arm, claim.over} <= set(ARMS)
+            assert claim.lineup == "own" or claim.lineup in ARMS[claim.over].also
+
+
+# ----------------------------------------------------------------------------------------- cells
+
+
+def test_no_task_of_one_seed_is_one_of_another_and_rates_are_not_tuned_on_test_tasks():
+    seen: set[str] = set()
+    for seed in (*SEEDS, *TUNING):
+        own = {task.id for task in cells.tasks_of(seed)}
+        assert not own & seen
+        seen |= own
+        assert len(own) >= (300 if seed in SEEDS else 100)
+        assert {name.split(":")[0] for name in own} == {"test" if seed in SEEDS else "val"}
+    assert not set(SEEDS) & set(TUNING)
+    assert len(SEEDS) >= 5
+
+
+def test_other_groupings_sample_the_same_trees():
+    key = GroupKey("t", 0, "tool_0", "tool", 1, 2, "")
+    for name, estimator in (("task", groupings.TreeByTask), ("role", groupings.TreeByRole), ("turn", groupings.TreeByTurn)):  # fmt: skip
+        setting = ARMS[f"tree, by {name}"].settings["estimator"]
+        own = resolve(ATGRPOConfig(env="plan_path", estimator=setting))
+        made = estimator(own)
+        assert setting.endswith(f":{estimator.__name__}")
+        assert made.shape() == type(made.shape()).of(own.num_generations, own.branch)
+        assert estimator.tree
+        assert set(estimator.key) < set(key._fields)
+
+
+def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
+    ground = SMALL["plan_path"]._replace(tokens=700, updates=3)
+    few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
+    cell = cells.Cell("plan_path", experiments.AT_GRPO, 1.0, 0)
+    trainer = cells.trainer_of(cell, ground._replace(settings=few), {})
+    readings, curve = cells.trained(trainer, ground.tokens, ground.updates)
+    assert readings["updates"].steps == 3
+    assert readings["tokens"].tokens >= 700
+    assert len(curve) == max(each.steps for each in readings.values())
+    assert readings["tokens"].tokens == curve[readings["tokens"].steps - 1][0]
+    first, last = (readings[name].state["tool"] for name in ("updates", "tokens"))
+    same = all((first[name] == last[name]).all() for name in first)
+    assert same == (readings["tokens"].steps == readings["updates"].steps)
+
+
+def a_lab(tmp_path, monkeypatch) -> tuple[command.Lab, list[str]]:
+    """A lab whose cells cost nothing: a rate of twice the ground's is best."""
+    ran: list[str] = []
+
+    def measured(cell: cells.Cell, ground: experiments.Ground) -> dict:
+        ran.append(cell.name)
+        share = 0.4 + 0.2 * cell.scale if cell.arm == experiments.AT_GRPO else 0.3
+        return a_cell(cell.ground, cell.arm, cell.seed, share) | {"cell": cell.name, "cpu_s": 1.0}
+
+    monkeypatch.setattr(command, "measured", measured)
+    wanted = ["plan_path", experiments.AT_GRPO, "tree, by task"]
+    return command.Lab(["grouping"], small=True, out=tmp_path, wanted=wanted), ran
+
+
+def test_a_killed_runner_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
+    lab, ran = a_lab(tmp_path, monkeypatch)
+    first = next(lab.cells())
+    assert lab.measure(first)
+    assert lab.run(1) == 0
+    assert len(ran) == len(set(ran)) == 2 * (3 * len(TUNING) + len(SEEDS))
+    assert lab.run(1) == 0
+    assert ran.count(first.name) == 1
+    (lab.out / first.file).write_text(json.dumps({"settings": "of another version"}))
+    assert lab.found(first) is None
+
+
+def test_the_rate_of_each_arm_is_the_best_of_its_own_sweep(tmp_path, monkeypatch):
+    lab, ran = a_lab(tmp_path, monkeypatch)
+    lab.run(1)
+    assert lab.rate("plan_path", experiments.AT_GRPO) == 2.0
+    assert lab.rate("plan_path", "tree, by task") == 0.5  # all are equal: the lowest
+    counted = {name for name in ran if int(name.split("/")[3]) in SEEDS}
+    assert counted == {
+        f"plan_path/{arm}/{scale}/{seed}"
+        for arm, scale in ((experiments.AT_GRPO, 2), ("tree, by task", 0.5))
+        for seed in SEEDS
+    }
+
+
+def test_every_cell_that_is_listed_is_a_command(tmp_path, monkeypatch, capsys):
+    lab, ran = a_lab(tmp_path, monkeypatch)
+    lab.dry()
+    line = capsys.readouterr().out.splitlines()[0]
+    name = line.split("--cell ")[1].strip("'")
+    monkeypatch.setattr(sys, "argv", ["claims", "--small", "--cell", name, "--out", str(tmp_path)])
+    command.main()
+    assert ran == [name]
+    assert cells.cell_of(name) == next(lab.cells())
+
+
+# -------------------------------------------------------------------------------------- published
+
+
+@pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
+def test_published_verdicts_are_those_of_the_published_cells():
+    result = tables.load("claims")
+    runs: dict = {}
+    for name, cell in result["cells"].items():
+        ground, arm, scale, _ = name.split("/")
+        rate = result["arms"][ground][arm]["rate"]
+        assert float(scale) == result["arms"][ground][arm]["scale"]
+        runs.setdefault((ground, arm), []).append({**cell, "cell": name, "rate": rate})
+    habits = {
+        ground: next(iter(arms.values()))["habits"] for ground, arms in result["arms"].items()
+    }
+    arms, found = report.published(report.complete(runs), list(EXPERIMENTS), habits)
+    assert json.loads(json.dumps(found)) == result["verdicts"]
+    assert json.loads(json.dumps(arms)) == result["arms"]
+    for ground, each in result["arms"].items():
+        budget = result["settings"]["grounds"][ground]
+        for arm in each.values():
+            assert budget["tokens"] <= arm["tokens"]["tokens"] <= 1.25 * budget["tokens"]
+            assert arm["updates"]["steps"] == budget["updates"]
+
+
+def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():
+    arms, found = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    result = {"verdicts": found, "arms": arms}
+    header, rows = report.table(result)
+    letters = report.open_questions(result)
+    assert set(letters) == {part for each in found for part in each["confounds"]}
+    assert all(len(row) == len(header) and row[-1] for row in rows)
+    assert all(len(row) == len(report.arms(result)[0]) for row in report.arms(result)[1])

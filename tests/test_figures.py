@@ -1,0 +1,42 @@
+"""The figures of the page of results: each is shown there, and drawn from what is published."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from benchmarks import figures, tables
+from pettingllms.evaluation.scores import Estimate
+
+PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+
+
+def test_every_figure_whose_result_is_published_is_on_the_page_and_no_other():
+    page = PAGE.read_text(encoding="utf-8")
+    for name, (needed, _) in figures.FIGURES.items():
+        assert (f"](figures/{name}.png)" in page) == tables.published(needed), name
+        assert (figures.OUT / f"{name}.png").is_file() == tables.published(needed), name
+
+
+def test_points_are_drawn_in_the_rows_of_their_names_with_their_intervals():
+    figure, axis = figures.plt.subplots()
+    points = [
+        figures.Point("one", Estimate(0.5, 0.4, 0.7), "a", "red"),
+        figures.Point("two", Estimate(0.9, 0.8, 1.0), "a", "red"),
+    ]
+    figures.rows_of_points(axis, points, label="success")
+    assert [text.get_text() for text in axis.get_yticklabels()] == ["one", "two"]
+    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
+    assert ([0.4, 0.7], [0.0, 0.0]) in drawn
+    assert ([0.9], [1.0]) in drawn
+    assert axis.get_ylim()[0] > axis.get_ylim()[1], "the first row is on top"
+    figures.plt.close(figure)
+
+
+@pytest.mark.parametrize("name", ["parts", "peers"])
+def test_a_figure_is_drawn_from_the_published_result(name):
+    figure = figures.FIGURES[name][1]()
+    assert figure.axes
+    assert all(axis.lines for axis in figure.axes)
+    figures.plt.close(figure)

@@ -1,0 +1,261 @@
+"""vLLM engines on Ray: versions, kills and hangs in mid-run, and nothing left behind.
+
+A run needs vLLM and Ray, and is marked `vllm`: `make test-vllm` installs both.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks.scale import actors
+from pettingllms.errors import ConfigError
+from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
+from pettingllms.samplers.vllm_args import engine_options
+from pettingllms.session import train
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.callbacks import Callback
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Completion, Request
+from tests.processes import alive, descendants, eventually
+from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team
+
+pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
+torch.set_num_threads(1)
+HALVES = {"cpus": 0.5}
+TIMEOUT = 150.0
+"""Of workers; an engine that says nothing for a tenth of it hangs."""
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory):
+    return save_model(tmp_path_factory.mktemp("engines") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def ray() -> Iterator[Any]:
+    """A cluster that the runs of this file share."""
+    from pettingllms.distributed.cluster import connected
+
+    with connected(ATGRPOConfig(workers=6)) as module:
+        yield module
+
+
+def settings(model_dir: Path, folder: Path, **changes: Any) -> dict[str, Any]:
+    return {
+        "env": "tests.letters_env:env",
+        "model": str(model_dir),
+        "output_dir": str(folder),
+        "max_steps": 4,
+        "tasks_per_step": 4,
+        "num_generations": 4,
+        "max_completion_length": 8,
+        "learning_rate": 0.001,
+        "lr_scheduler_type": "constant",
+        "warmup_steps": 0,
+        "eval_steps": 0,
+        "eval_tasks": 2,
+        "save_steps": 1,
+        "lora_r": 4,
+        "scoring_threads": 1,
+        "sampler": "vllm",
+        "vllm": json.dumps(OPTIONS),
+        "tasks_per_shard": 2,
+        "workers": 2,
+        "worker_timeout": TIMEOUT,
+        "pools": json.dumps({"workers": HALVES, "engines": {**HALVES, "replicas": 2}}),
+        **changes,
+    }
+
+
+def engines() -> list[int]:
+    """Processes of engines."""
+    workers = actors("EngineWorker")
+    return [each for each in actors("Engine") if each not in workers]
+
+
+class Hit(Callback):
+    """Sends an engine a signal while the step after `step` is played."""
+
+    def __init__(self, hits: dict[int, signal.Signals]) -> None:
+        self._hits, self.struck = hits, list[int]()
+
+    def on_step(self, trainer: ATGRPO, row: Any) -> None:
+        del row
+        if trainer.step in self._hits:
+            self.struck.append(engines()[0])
+            threading.Timer(0.2, os.kill, (self.struck[-1], self._hits[trainer.step])).start()
+
+
+def rows(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / name).read_text().splitlines()]
+
+
+def check_versions(folder: Path, expected: Callable[[int], int]) -> None:
+    """Every completion of a step was made by the adapter that the schedule says."""
+    played = [
+        (row["step"], decision["version"])
+        for row in rows(folder, "trajectories.jsonl")
+        for decision in row["decisions"]
+    ]
+    assert {step for step, _ in played} == {1, 2, 3, 4}
+    assert all(version == expected(step) for step, version in played)
+
+
+def check_weights(folder: Path) -> None:
+    """What was sampled from were the trainer's weights, in each step: the two agree on likelihoods."""
+    steps = [row for row in rows(folder) if row["kind"] == "train"]
+    assert len(steps) == 4
+    for row in steps:
+        for policy in ("writer", "reader"):
+            assert abs(row[f"{policy}/sampling/kl"]) < 1e-6
+            assert 0 < row[f"{policy}/sampling/sampling_logp_difference/max"] < 1e-3
+        assert 0 <= row["engines/idle"] <= 1
+        assert row["workers/lost"] == 0
+
+
+def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
+    ray, model_dir, tmp_path, caplog
+):
+    caplog.set_level(logging.WARNING)
+    hit = Hit({1: signal.SIGKILL, 2: signal.SIGSTOP})
+    run = tmp_path / "two"
+    assert train(ATGRPOConfig(**settings(model_dir, run)), callbacks=[hit]).finished
+    assert len(hit.struck) == 2
+    assert eventually(lambda: not any(map(alive, hit.struck)))
+    assert "an engine hangs, and is ended" in caplog.text
+    assert caplog.text.count("an engine was replaced") >= 1
+    check_versions(run, lambda step: step - 1)
+    check_weights(run)
+    found = rows(run, "trajectories.jsonl")
+    assert {
+        row["step"]: sum(r["step"] == row["step"] for r in found) for row in found
+    } == dict.fromkeys(range(1, 5), 4)
+    assert eventually(lambda: not actors("Engine", "Learner"))
+
+
+def test_stale_weights_are_those_of_one_update_before_with_engines_for_each_full_model(
+    ray, model_dir, tmp_path
+):
+    seen = list[int]()
+
+    class Count(Callback):
+        def on_step(self, trainer: ATGRPO, row: Any) -> None:
+            del trainer, row
+            seen.append(len(engines()))
+
+    run, pools = tmp_path / "stale", {"workers": HALVES, "engines": HALVES}
+    own = {"reader": {"full": True, "learning_rate": 0.0001}}
+    config = settings(
+        model_dir,
+        run,
+        workers=1,
+        max_staleness=1,
+        policy_settings=json.dumps(own),
+        pools=json.dumps(pools),
+    )
+    assert train(ATGRPOConfig(**config), callbacks=[Count()]).finished
+    assert seen == [2, 2, 2, 2]
+    check_versions(run, lambda step: max(0, step - 2))
+
+
+@pytest.mark.parametrize("full", [False, True], ids=["adapters", "full-model"])
+def test_an_engine_answers_with_the_weights_that_it_is_asked_for_however_versions_alternate(
+    model_dir, tmp_path, full
+):
+    from pettingllms.samplers.vllm_loop import VllmLoop
+
+    policies = team(model_dir, {"coder": "coder"}, full=full, sampler=SamplerSettings())
+    with contextlib.closing(policies):
+        rank = None if full else 4
+        served = ServedPolicies(
+            policies.bases[0].weights, ("coder",), policies.chat.end_ids, 0, rank, torch.float32
+        )
+        options = engine_options(served, SamplerSettings("vllm", OPTIONS), engines=1)
+        loop = VllmLoop(
+            str(model_dir), served.end_ids, lambda: options, folder=tmp_path, log=tmp_path
+        )
+        loop.started.result(timeout=300)
+        folders = []
+        for version in range(3):
+            folders.append(tmp_path / f"v{version}")
+            policies.save("coder", folders[-1])
+            stir(policies, "coder", seed=version)
+        files = [{f.name: np.fromfile(f, np.uint8) for f in each.iterdir()} for each in folders]
+        requests, params = requests_for(policies), SamplingParams(12)
+        order = [1, 0, 2, 0, 1, 2, 0]
+        asked = [
+            (v, [loop.ask(each, 2, params, v, f"key {v}", files[v]) for each in requests])
+            for v in order
+        ]
+        for version, answers in asked:
+            found = [answer.result(timeout=120) for answer in answers]
+            assert {answer.version for answer in found} == {version}
+            policies.load("coder", folders[version])
+            replies = [
+                [
+                    Completion(each.prompt_ids, c.token_ids, c.logprobs, "", c.truncated, version)
+                    for c in answer.completions
+                ]
+                for each, answer in zip(requests, found, strict=True)
+            ]
+            assert differences(policies, requests, replies)["coder"] < 1e-4
+            policies.load("coder", folders[(version + 1) % 3])
+            assert differences(policies, requests, replies)["coder"] > 1e-2
+        too_long = Request("coder", (5,) * 2000, 0)
+        with pytest.raises(ConfigError, match="a prompt of 2000 tokens"):
+            loop.ask(too_long, 1, params, 0, "key 0", files[0]).result(timeout=60)
+        assert loop.pulse()[1] == 0
+
+
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A temporary folder whose path leaves room for those of Ray's sockets."""
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        yield Path(folder)
+
+
+def test_a_killed_driver_leaves_no_engine_and_no_file(model_dir, tmp_path, short):
+    shm, run = set(Path("/dev/shm").iterdir()), tmp_path / "run"
+    pools = {"workers": HALVES, "engines": HALVES}
+    config = settings(model_dir, run, workers=1, max_steps=50, pools=json.dumps(pools))
+    words = [
+        f"--{name.replace('_', '-')}={value}" for name, value in config.items() if name != "vllm"
+    ]
+    words += [f"--vllm.{name}={value}" for name, value in OPTIONS.items()]
+    with (
+        subprocess.Popen(
+            [sys.executable, "-m", "pettingllms.cli.train", *words],
+            env=os.environ | {"TMPDIR": str(short)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        ) as process,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        deadline = time.monotonic() + 300
+        while not list(run.glob("checkpoints/step-*")):
+            assert process.poll() is None, process.communicate()[0]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        started = descendants(process.pid)
+    assert len(started) > 4
+    assert eventually(lambda: not any(map(alive, started)))
+    assert eventually(lambda: not list(short.iterdir()))
+    assert set(Path("/dev/shm").iterdir()) <= shm
