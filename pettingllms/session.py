@@ -330,7 +330,11 @@ class _Session:
             self._step()
 
     def _save(self) -> None:
-        self._call("on_save", checkpoints.save(self.folder, self.trainer))
+        try:
+            place = checkpoints.save(self.folder, self.trainer)
+        except WorkersLost as error:
+            raise WorkersLost(f"{error}\n{self._last_checkpoint()}") from error
+        self._call("on_save", place)
 
     def _call(self, hook: str, *arguments: Any) -> None:
         self._ended |= called(self.trainer.callbacks, hook, self.trainer, *arguments)
@@ -378,12 +382,15 @@ class _Session:
             self.policies.close()  # an engine that failed could not take over what is restored
             checkpoints.restore(self.trainer, state)
         elif not self.trainer.intact:
-            return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
+            return self._last_checkpoint()
         try:
             place = checkpoints.save(self.folder, self.trainer)
         except WorkersLost:  # and with them the optimizers
-            return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
+            return self._last_checkpoint()
         return f"the state after step {self.trainer.step} is saved in {place}"
+
+    def _last_checkpoint(self) -> str:
+        return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

@@ -80,9 +80,13 @@ def test_more_than_the_cluster_has_is_refused(given, message):
 
 def engines(vllm_options: dict[str, int] | None = None, **given: object) -> ATGRPOConfig:
     options = json.dumps(vllm_options) if vllm_options else None
-    own = {"policy_settings": json.dumps({"judge": {"full": True}})}
     return ATGRPOConfig(
-        workers=4, sampler="vllm", model="m", vllm=options, pools=json.dumps(given), **own
+        workers=4,
+        sampler="vllm",
+        model="m",
+        vllm=options,
+        pools=json.dumps(given),
+        policy_settings=json.dumps({"judge": {"full": True}}),
     )
 
 

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +19,10 @@ import pytest
 
 from benchmarks.scale import actors, run
 from pettingllms.errors import ConfigError
+from pettingllms.runs import read_config
+from pettingllms.session import train
 from tests.processes import alive, descendants, eventually
-from tests.test_ray_commands import command, files, finished, until
+from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
@@ -198,8 +201,7 @@ def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_t
         assert before in text
         text = text.replace(before, after)
     (folder / "config.yaml").write_text(text)
-    finished("train", "--resume", str(folder), folder=tmp_path)
-    whole = [*options, "--max-steps", str(steps), "--output-dir", str(tmp_path / "whole")]
-    finished("train", *whole, folder=tmp_path)
+    train(resume=folder)
+    train(replace(read_config(folder), output_dir=str(tmp_path / "whole")))
     names = ("adapters/*/adapter_model.safetensors", "trajectories.jsonl")
     assert files(folder, names) == files(tmp_path / "whole", names)

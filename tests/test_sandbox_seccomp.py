@@ -177,6 +177,10 @@ def test_the_hosts_file_cache_carries_no_message_between_programs(machine: str):
         assert verdict(machine, calls[name], 3, 4096, 1, 0, 0, 0) == seccomp.ALLOW
         for flag in (1, 2, 4, 8, 16):
             assert verdict(machine, calls[name], 3, 4096, 1, 0, 0, flag) == EPERM
+    for advice in (9, 12, 20, 21, 22, 25):  # MERGEABLE, COLD, PAGEOUT and COLLAPSE among them
+        assert verdict(machine, calls["madvise"], 4096, 4096, advice) == EPERM
+    for advice in (0, 4, 8, 14):
+        assert verdict(machine, calls["madvise"], 4096, 4096, advice) == seccomp.ALLOW
     assert "membarrier" not in calls
 
 

@@ -137,7 +137,7 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
     except ImportError as error:
         raise SystemExit(
             f"{error}; rliable needs pandas below 3: make an environment of its own and install "
-            "the extra there: pip install -e '.[train,benchmarks]'"
+            "there: pip install -e '.[train]' -r benchmarks/requirements.txt"
         ) from error
     by_grounds: dict[tuple[str, ...], list[str]] = {}
     for arm in dict.fromkeys(arm for _, arm in runs):

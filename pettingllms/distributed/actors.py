@@ -11,6 +11,7 @@ import dataclasses
 import os
 import socket
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from typing import Any
 import numpy as np
 import ray
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
@@ -152,6 +153,9 @@ class Learner:
         self._rank, self._ranks = 0, ranks
         self._divided = ranks > 1 and own_settings(spec.config, policy).full
         self._trainer: ATGRPO | None = None
+        self._beside = ThreadPoolExecutor(1)
+        self._adding: list[Future[None]] = []
+        """Shards of this rank, whose gradients are computed while the driver goes on."""
 
     def ready(self) -> None:
         """Loads the model.
@@ -215,6 +219,8 @@ class Learner:
                 reward_transform=RewardTransform(config),
                 cast=_SameCast(self._spec.updates),
             )
+        wait(self._adding)
+        self._adding.clear()
         self._policies.load_state(self._policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({self._policy: state})
         for own in self._trainer.sums.values():
@@ -229,12 +235,12 @@ class Learner:
         Raises:
             NonFiniteError: a loss or gradient is not finite.
         """
-        mine = {
-            number: samples
-            for number, samples in shards.items()
-            if self._divided or number % self._ranks == self._rank
-        }
-        self._loaded.add(self._policy, mine)
+        if self._divided or self._ranks == 1:
+            self._loaded.add(self._policy, shards)
+            return
+        # Or the driver would give no shard to another rank before this one is done.
+        mine = {n: own for n, own in shards.items() if n % self._ranks == self._rank}
+        self._adding.append(self._beside.submit(self._loaded.add, self._policy, mine))
 
     def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
         """Updates the policy; what to log, and in the first rank the new weights.
@@ -248,6 +254,9 @@ class Learner:
         """
         trainer, policy = self._loaded, self._policy
         if self._ranks > 1 and not self._divided:
+            for job in self._adding:
+                job.result()
+            self._adding.clear()
             seen = from_all(trainer.sums[policy].meters)
             if meters := {number: own for each in seen for number, own in each.items()}:
                 parameters = self._policies.parameters(policy)

@@ -84,7 +84,9 @@ class _Place:
     seen: float = field(default_factory=time.monotonic)
     ping: Any = None
     since: float = 0.0
-    hanging: bool = False
+    answers: bool = False
+    """Whether its process has answered, and was not lost since."""
+    started: bool = False
 
 
 class Engines:
@@ -184,18 +186,23 @@ class Engines:
         if ray.wait([place.ping], timeout=0)[0]:
             reference, place.ping = place.ping, None
             try:
-                process, busy, stuck = ray.get(reference)
-            except RayError:
-                return  # it is being started again
+                process, place.started, busy, stuck = ray.get(reference)
+            except RayError:  # it is being started again
+                place.answers = False
+                return
             if place.process not in (0, process):
                 logger.warning("an engine was replaced")
-                self.lost, place.last, place.hanging = self.lost + 1, 0.0, False
+                self.lost, place.last = self.lost + 1, 0.0
             place.busy += busy - place.last
             place.process, place.last, place.seen = process, busy, time.monotonic()
-        silent = time.monotonic() - place.since if place.ping is not None and place.process else 0.0
-        if not place.hanging and (silent > self._timeout / 10 or stuck > self._timeout / 2):
+            place.answers = True
+        waits = place.ping is not None and place.answers
+        silent = time.monotonic() - place.since if waits else 0.0
+        # Imports may keep an engine that starts from answering.
+        allowed = self._timeout / 10 if place.started else START_SECONDS
+        if silent > allowed or stuck > self._timeout / 2:
             logger.warning("an engine hangs, and is ended")
-            place.hanging = True  # once: it may take long to start again
+            place.answers = False  # once: it may take long to start again
             ray.kill(place.engine, no_restart=False)
 
 
@@ -213,7 +220,8 @@ def _engines(
         for names in [served.names] if together else [(name,) for name in served.names]:
             share = pools[engine_pool(names)]
             # A version of each for every step that is played at the same time.
-            several = replace(served, names=names * (1 + config.max_staleness), weights=None)
+            none: Any = None  # engines are given weights with each request
+            several = replace(served, names=names * (1 + config.max_staleness), weights=none)
             arguments = partial(_arguments, several, settings, own, share.gpus or 0.0)
             yield names, EngineSpec(base.name, served.end_ids, arguments, settings.folder), share
 

@@ -448,16 +448,9 @@ class raw_env(TeamEnv):
         info: dict[str, Any] | None = None,
     ) -> Outcome:
         success = state.program is not None and state.passed == 1.0
-        scored = local if self.rewards_scheme == "paper" else 0.0
-        paid = state.scores.after(agent, team=float(success), local=scored)
-        return Outcome(
-            state=replace(state, scores=paid.scores),
-            team=paid.team,
-            local=paid.local,
-            success=success,
-            done=done,
-            parse_error=parse_error,
-            info=_difficulty(state.task) | (info or {}),
+        info = _difficulty(state.task) | (info or {})
+        return self._paid(
+            state, agent, local, success=success, done=done, parse_error=parse_error, info=info
         )
 
     def _situation(self, state: State) -> str:

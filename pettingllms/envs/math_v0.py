@@ -329,13 +329,10 @@ class raw_env(TeamEnv):
     ) -> Outcome:
         final = state.current.get(self.possible_agents[-1])
         success = final is not None and final.right
-        # Under "sparse" the team's reward alone remains.
-        scored = local if self.rewards_scheme == "paper" else 0.0
-        paid = state.scores.after(agent, team=float(success), local=scored)
-        return Outcome(
-            state=replace(state, scores=paid.scores),
-            team=paid.team,
-            local=paid.local,
+        return self._paid(
+            state,
+            agent,
+            local,
             success=success,
             done=done,
             parse_error=parse_error,

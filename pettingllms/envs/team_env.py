@@ -14,11 +14,11 @@ the advantages of the scores themselves. It is the shaping of Ng, Harada, Russel
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import TextEnv
+from pettingllms.envs.base import Outcome, TextEnv
 from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
@@ -114,6 +114,17 @@ class TeamEnv(TextEnv):
         if not (own or self._settings.limits):
             return default
         return self._settings.limits_over(default, own)
+
+    def _paid(self, state: Any, agent: str, local: float, *, success: bool, **rest: Any) -> Outcome:
+        """Pays a reply worth `local` by the scheme; `state` is what follows it, with its `scores` before it.
+
+        `rest` are further fields of the outcome.
+        """
+        # Under "sparse" the team's reward alone remains.
+        scored = local if self.rewards_scheme == "paper" else 0.0
+        paid = state.scores.after(agent, team=float(success), local=scored)
+        after = replace(state, scores=paid.scores)
+        return Outcome(state=after, team=paid.team, local=paid.local, success=success, **rest)
 
     def situation(self, agent: str) -> str | None:  # noqa: ARG002 - the same for all of ours
         """Names the kind of state that an agent is about to act in; None where there are no kinds.

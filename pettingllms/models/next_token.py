@@ -53,7 +53,7 @@ class NextToken:
     def __init__(self, model: PreTrainedModel) -> None:
         decoder: Any = model.base_model
         self._model, self._embed, self._rotary = model, decoder.embed_tokens, decoder.rotary_emb
-        self._layers = [_Layer(layer) for layer in decoder.layers]
+        self._layers = [_Block(layer) for layer in decoder.layers]
         self._norm = _norm(decoder.norm)
 
     def __call__(
@@ -70,7 +70,7 @@ class NextToken:
         return logits(self._model, self._norm(states_RX))
 
 
-class _Layer:
+class _Block:
     """One layer of the decoder."""
 
     def __init__(self, layer: Any) -> None:

@@ -126,9 +126,10 @@ class Engine:
             asyncio.get_running_loop().call_later(1.0, os._exit, 1)
             raise
 
-    async def pulse(self) -> tuple[int, float, float]:
-        """The process, its busy seconds, and the seconds since it last got anywhere."""
-        return (os.getpid(), *(self._loop.result().pulse() if self._loop.done() else (0.0, 0.0)))
+    async def pulse(self) -> tuple[int, bool, float, float]:
+        """The process, whether vLLM has started, its busy seconds, and since when it is stuck."""
+        started = self._loop.done() and self._loop.exception() is None
+        return os.getpid(), started, *(self._loop.result().pulse() if started else (0.0, 0.0))
 
     async def close(self) -> None:
         """Removes its files; it is not asked any more."""
@@ -194,6 +195,7 @@ class RemoteEngine:
                         f"no engine has answered for {self.patience:g} seconds: {reason}"
                     )
                 self._down[engine] = time.monotonic() + DOWN_SECONDS
+                time.sleep(0.02)  # what is gone for good answers at once
                 again, asking = self._ask(place, requests, n, params)
                 asked[again] = asking
                 continue

@@ -131,9 +131,12 @@ class VllmLoop:
             self._engine = started(self._base, options, self._end_ids)
             self._context = int(self._engine.llm_engine.model_config.max_model_len)
         except FAILURES as error:
-            reason = str(error) if isinstance(error, ConfigError) else last_line(error)
-            message = f"vLLM cannot run the model {self._base!r}: {reason}"
-            self.started.set_exception(ConfigError(message))
+            known = isinstance(error, ConfigError)
+            message = (
+                f"vLLM cannot run the model {self._base!r}: {last_line(error)}; change --vllm.* "
+                "options, or use --sampler transformers"
+            )
+            self.started.set_exception(error if known else ConfigError(message))
             return
         self.started.set_result(None)
         try:
@@ -221,7 +224,7 @@ class VllmLoop:
     def _write(self, _policy: str, directory: Path) -> None:
         directory.mkdir()
         for name, content in self._files.items():
-            (directory / name).write_bytes(memoryview(content))
+            content.tofile(directory / name)
 
     def _fail(self, error: SamplerUnavailable) -> None:
         """Gives all that was and will be asked the same answer."""

@@ -127,6 +127,18 @@ _BOUNDS = (
         "os.preadv(os.open(os.__file__, 0), [bytearray(1)], 0, os.RWF_NOWAIT)",
     ),
     attack(
+        "no emptying of the host's file cache",
+        """
+        import mmap
+        file = mmap.mmap(os.open(os.__file__, 0), 4096, mmap.MAP_PRIVATE, mmap.PROT_READ)
+        file.madvise(21)
+        """,
+    ),
+    attack(
+        "no merging of memory with that of other processes",
+        "import mmap; mmap.mmap(-1, 4096).madvise(12)",
+    ),
+    attack(
         "few signals wait in the kernel's memory",
         """
         wanted = {signal.SIGRTMIN}

@@ -60,6 +60,9 @@ CHOICES: dict[str, tuple[int, tuple[int, ...]]] = {
     "getsockopt": (2, (_SO_TYPE, _SO_ERROR, _SO_PROTOCOL, _SO_DOMAIN)),
     "setrlimit": (0, (resource.RLIMIT_STACK, resource.RLIMIT_CORE)),
     "socketpair": (0, (_AF_UNIX,)),
+    # What allocators and garbage collectors ask for. The rest can empty the host's file cache, where
+    # the trainer's user owns Python's files, or merge memory with that of other processes (KSM).
+    "madvise": (2, (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 102, 103)),
     # Without flags: RWF_NOWAIT says whether another program has read that part of a file.
     "preadv2": (5, (0,)),
     "pwritev2": (5, (0,)),
@@ -320,7 +323,7 @@ geteuid:107:175 getgid:104:176 getgroups:115:158 getitimer:36:102 getpeername:52
 getpgid:121:155 getpgrp:111:- getpid:39:172 getppid:110:173 getpriority:140:141 getrandom:318:278
 getresgid:120:150 getresuid:118:148 getrlimit:97:163 getrusage:98:165 getsid:124:156
 getsockname:51:204 gettid:186:178 gettimeofday:96:169 getuid:102:174 link:86:-
-linkat:265:37 lseek:8:62 lstat:6:- madvise:28:233 mkdir:83:- mkdirat:258:34
+linkat:265:37 lseek:8:62 lstat:6:- mkdir:83:- mkdirat:258:34
 mmap:9:222 mprotect:10:226 mremap:25:216 munmap:11:215 nanosleep:35:101 newfstatat:262:79
 open:2:- openat:257:56 pause:34:- pipe:22:- pipe2:293:59 poll:7:- ppoll:271:73 pread64:17:67
 preadv:295:69 pselect6:270:72 pwrite64:18:68 pwritev:296:70
@@ -338,7 +341,7 @@ unlinkat:263:35 utimensat:280:88 wait4:61:260 waitid:247:95 write:1:64 writev:20
 
 CHECKED = """
 clone:56:220 clone3:435:435 execve:59:221 execveat:322:281 fadvise64:221:223 fcntl:72:25 flock:73:32 fork:57:- getsockopt:55:209 ioctl:16:29
-kill:62:129 prctl:157:167 preadv2:327:286 pwritev2:328:287 prlimit64:302:261 sendto:44:206 setrlimit:160:164 socketpair:53:199
+kill:62:129 madvise:28:233 prctl:157:167 preadv2:327:286 pwritev2:328:287 prlimit64:302:261 sendto:44:206 setrlimit:160:164 socketpair:53:199
 tgkill:234:131 tkill:200:130 vfork:58:-
 """
 """Allowed or refused by their arguments; `seccomp` holds the conditions."""
