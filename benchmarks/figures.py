@@ -25,6 +25,7 @@ from pettingllms.evaluation.scores import Estimate
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
+from matplotlib.figure import Figure
 
 OUT = Path(__file__).parents[1] / "docs" / "figures"
 BLUE, ORANGE, GREEN, PINK = COLORS[:4]
@@ -77,7 +78,7 @@ def _solved(runs: Sequence[Any], team: str) -> Estimate:
     return estimate(np.array(digits[:1] if team == "base" else digits))
 
 
-def draw_learned() -> plt.Figure:
+def draw_learned() -> Figure:
     """Success before and after training, and with policies exchanged, by environment."""
     figure, axis = plt.subplots(figsize=(7, 3.6))
     points = []
@@ -100,7 +101,7 @@ def draw_learned() -> plt.Figure:
     return figure
 
 
-def draw_parts() -> plt.Figure:
+def draw_parts() -> Figure:
     """A base without habits: base, trained, and the controls."""
     environments = load("parts")["environments"]
     figure, axes = plt.subplots(1, len(environments), figsize=(9.5, 3.3), sharex=True)
@@ -130,7 +131,7 @@ def draw_parts() -> plt.Figure:
     return figure
 
 
-def draw_claims() -> plt.Figure:
+def draw_claims() -> Figure:
     """The difference that each claim is about, at equal tokens and at equal updates."""
     result = load("claims")
     verdicts = result["verdicts"]
@@ -173,7 +174,7 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
     axis.tick_params(axis="y", length=0)
 
 
-def draw_arms() -> plt.Figure:
+def draw_arms() -> Figure:
     """Interquartile means of the arms, and the share of runs above each success, by rliable; a row a ground."""
     reading = READINGS[0]
     sets = {
@@ -201,7 +202,7 @@ def draw_arms() -> plt.Figure:
     return figure
 
 
-def draw_peers() -> plt.Figure:
+def draw_peers() -> Figure:
     """Held-out success against CPU-seconds: each seed, both trainers."""
     results = load("peers")
     figure, axis = plt.subplots(figsize=(6.2, 3.4))

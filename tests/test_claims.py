@@ -105,14 +105,16 @@ def test_a_verdict_follows_from_the_runs_and_names_what_it_leaves_open(team, tas
 
 def test_readings_that_disagree_decide_nothing():
     runs = runs_of(team=0.8, task=0.5)
-    for cell in runs["plan_path", experiments.AT_GRPO]:
+    cells: Any = runs["plan_path", experiments.AT_GRPO]
+    for cell in cells:
         cell["updates"] = {**cell["updates"], "own": "0" * 300}
     assert verdicts(runs)["AT-GRPO beats tree, by task"]["verdict"] == "not decided"
 
 
 def test_a_best_rate_at_the_edge_of_the_grid_is_a_confound():
     runs = runs_of(team=0.8, task=0.5)
-    for cell in runs["plan_path", "tree, by task"]:
+    cells: Any = runs["plan_path", "tree, by task"]
+    for cell in cells:
         cell["cell"] = cell["cell"].replace("/1/", "/2/")
     (found,) = verdicts(runs).values()
     assert any("edge of the grid: tree, by task" in part for part in found["confounds"])

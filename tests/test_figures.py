@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib.pyplot as plt
 import pytest
 
 from benchmarks import figures, tables
@@ -20,7 +21,7 @@ def test_every_figure_whose_result_is_published_is_on_the_page_and_no_other():
 
 
 def test_points_are_drawn_in_the_rows_of_their_names_with_their_intervals():
-    figure, axis = figures.plt.subplots()
+    figure, axis = plt.subplots()
     points = [
         figures.Point("one", Estimate(0.5, 0.4, 0.7), "a", "red"),
         figures.Point("two", Estimate(0.9, 0.8, 1.0), "a", "red"),
@@ -31,7 +32,7 @@ def test_points_are_drawn_in_the_rows_of_their_names_with_their_intervals():
     assert ([0.4, 0.7], [0.0, 0.0]) in drawn
     assert ([0.9], [1.0]) in drawn
     assert axis.get_ylim()[0] > axis.get_ylim()[1], "the first row is on top"
-    figures.plt.close(figure)
+    plt.close(figure)
 
 
 @pytest.mark.parametrize("name", ["parts", "peers"])
@@ -39,4 +40,4 @@ def test_a_figure_is_drawn_from_the_published_result(name):
     figure = figures.FIGURES[name][1]()
     assert figure.axes
     assert all(axis.lines for axis in figure.axes)
-    figures.plt.close(figure)
+    plt.close(figure)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
@@ -22,7 +24,7 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-FAMILIES = {
+FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
     "llama": (LlamaConfig, {"mlp_bias": True}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
@@ -51,7 +53,7 @@ def prepared(model):
 def both(model):
     """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
     ours, theirs = (SharedDecoding(model, PROMPTS, OWNERS) for _ in range(2))
-    theirs._next, theirs._forget = None, lambda _: None
+    vars(theirs).update(_next=None, _forget=lambda _: None)
     return ours, theirs
 
 

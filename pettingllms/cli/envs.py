@@ -151,8 +151,8 @@ def explained(name: str) -> str:
             lines += [f"  reward schemes: {', '.join(schemes)}"]
         for model in SHIPPED:
             if (declared := getattr(kind, declared_in(model), None)) is not None:
-                given = ", ".join(f"{key}={value!r}" for key, value in declared.items())
-                lines += [f"  for --model {model}: {given or 'no arguments'}"]
+                fitted = ", ".join(f"{key}={value!r}" for key, value in declared.items())
+                lines += [f"  for --model {model}: {fitted or 'no arguments'}"]
     lines += ["", "Arguments:"]
     indent = " " * 6
     open_to = inspect.signature(maker).parameters if kind is not maker else None
