@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    MistralConfig,
+    PreTrainedConfig,
+    Qwen2Config,
+    Qwen3Config,
+)
 
 from pettingllms.models import EMBEDDED
 from pettingllms.models.next_token import known
@@ -16,7 +23,7 @@ from pettingllms.samplers.decoding import SharedDecoding
 torch.set_num_threads(1)
 PROMPTS = [tuple(range(5, 45)), tuple(range(9, 26)), tuple(range(4, 61))]
 OWNERS = [0, 0, 0, 1, 1, 2, 2]
-SIZES = {
+SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -24,7 +31,11 @@ SIZES = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
+<<<<<<< HEAD
 FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
+=======
+FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
+>>>>>>> speed
     "llama": (LlamaConfig, {"mlp_bias": True}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
@@ -53,7 +64,12 @@ def prepared(model):
 def both(model):
     """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
     ours, theirs = (SharedDecoding(model, PROMPTS, OWNERS) for _ in range(2))
+<<<<<<< HEAD
     vars(theirs).update(_next=None, _forget=lambda _: None)
+=======
+    theirs._next = None
+    theirs.__dict__["_forget"] = lambda _: None
+>>>>>>> speed
     return ours, theirs
 
 

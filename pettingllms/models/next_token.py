@@ -61,7 +61,7 @@ class NextToken:
     ) -> torch.Tensor:
         """Logits `_RV` of what follows `token_R`; `layout` computes the attention."""
         states_RX = self._embed(token_R)
-        cos_R1D, sin_R1D = self._rotary(states_RX, position_R[:, None])
+        cos_R1D, sin_R1D = self._rotary(states_RX[:, None], position_R[:, None])
         # -a * b is a * -b to the last bit, so that the sign of `rotate_half` is given to the sine.
         half = sin_R1D.shape[-1] // 2
         sin_R1D = torch.cat((-sin_R1D[..., :half], sin_R1D[..., half:]), -1)
