@@ -174,24 +174,29 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
 
 
 def draw_arms() -> plt.Figure:
-    """Interquartile means of the arms, and the share of runs above each success, by rliable."""
-    scores = load("claims")["rliable"]
+    """Interquartile means of the arms, and the share of runs above each success, by rliable; a row a ground."""
     reading = READINGS[0]
-    own = {
-        name.partition("/")[2]: each for name, each in scores.items() if name.startswith(reading)
+    sets = {
+        name.partition("/")[2]: arms
+        for name, arms in load("claims")["rliable"].items()
+        if name.startswith(reading) and len(arms) > 1
     }
-    widest = max((each["grounds"] for each in own.values()), key=len)
-    shown = {name: each for name, each in own.items() if each["grounds"] == widest}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(10, 1.6 + 0.32 * len(shown)))
-    colors = dict(zip(shown, COLORS * 2, strict=False))
-    points = [Point(name, Estimate(*each["iqm"]), "", colors[name]) for name, each in shown.items()]
-    rows_of_points(left, points, label=f"interquartile mean of success, {', '.join(widest)}")
-    for name, each in shown.items():
-        right.step(TAUS, each["profile"], where="post", color=colors[name], lw=1.6, label=name)
-    right.set(xlabel="success", ylabel="share of runs above it", xlim=(0, 1), ylim=(0, 1.02))
-    right.grid(alpha=0.3)
-    right.legend(frameon=False, fontsize="small")
-    figure.suptitle(READING_TITLES[reading], fontsize="medium")
+    heights = [1.5 + 0.3 * len(arms) for arms in sets.values()]
+    figure, axes = plt.subplots(
+        len(sets), 2, figsize=(10, sum(heights)), squeeze=False, height_ratios=heights
+    )
+    names = list(dict.fromkeys(arm for arms in sets.values() for arm in arms))
+    colors = dict(zip(names, COLORS * 2, strict=False))
+    for (left, right), (grounds, arms) in zip(axes, sets.items(), strict=True):
+        points = [Point(arm, Estimate(*own["iqm"]), "", colors[arm]) for arm, own in arms.items()]
+        rows_of_points(left, points, label="interquartile mean of success")
+        left.set(title=grounds, xlim=(0, 1))
+        for arm, own in arms.items():
+            right.step(TAUS, own["profile"], where="post", color=colors[arm], lw=1.6)
+        right.set(
+            title=grounds, xlabel="success", ylabel="runs above it", xlim=(0, 1), ylim=(0, 1.03)
+        )
+        right.grid(alpha=0.3)
     figure.tight_layout()
     return figure
 

@@ -55,6 +55,22 @@ def vllm_sampling(rows: Rows) -> Table:
     return ["parameters", "K, tokens", *names], shown
 
 
+def refill(rows: Rows) -> Table:
+    """CPU time of sampling with refilled batches, over lock step."""
+    shown = [
+        [
+            row["lengths of"],
+            f"{row['passes a step']:,.0f}",
+            f"{row['seconds a step']:.1f}",
+            f"{row['refilled, per role']:.2f}x",
+            f"{row['refilled, shared']:.2f}x",
+        ]
+        for row in rows
+    ]
+    header = ["lengths of", "passes a step", "seconds a step"]
+    return [*header, "refilled, a policy for each role", "refilled, one policy"], shown
+
+
 WAYS = {
     "python3 -I -S": "`python3 -I -S`, no isolation",
     "python3": "`python3`, no isolation",

@@ -47,6 +47,14 @@ SIZES: dict[str, Any] = {
 }
 EXPERTS = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "head_dim": 8}
 WINDOW = {"head_dim": 8, "sliding_window": 16}
+PHI_4_MINI = {
+    "rope_type": "longrope",
+    "rope_theta": 10000.0,
+    "partial_rotary_factor": 0.75,
+    "original_max_position_embeddings": 512,
+    "short_factor": [1.0, 1.1, 1.2],
+    "long_factor": [1.0, 4.0, 8.0],
+}
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "qwen2.5": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {"head_dim": 8}),
@@ -56,6 +64,7 @@ FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
     "gemma3": (Gemma3TextConfig, WINDOW),
     "mistral": (MistralConfig, {"sliding_window": 16}),
     "phi3": (Phi3Config, {}),
+    "phi-4-mini": (Phi3Config, {"tie_word_embeddings": True, "rope_parameters": PHI_4_MINI}),
     "smollm3": (SmolLM3Config, {}),
     "gpt-oss": (GptOssConfig, {**WINDOW, "num_experts_per_tok": 2, "num_local_experts": 4}),
     "cohere": (CohereConfig, {"logit_scale": 0.25}),

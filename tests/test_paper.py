@@ -195,6 +195,20 @@ def a_lab(*words: str) -> paper.Lab:
     return paper.Lab(*paper.parse(["methods", *words]))
 
 
+def test_publishing_one_environment_keeps_what_is_published_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+    runs = a_result("methods")["runs"]
+    for env, tokens in (("plan_path", "100"), ("search", "90"), ("plan_path", "110")):
+        own = [run for run in runs if run["env"] == env]
+        lab = a_lab("--envs", env, "--tokens", tokens, "--tasks", "40")
+        lab.publish("methods", EXPERIMENTS["methods"], own)
+    result = json.loads((tmp_path / "results" / "methods.json").read_text())
+    assert result["settings"]["tokens"] == {"search": 90, "plan_path": 110}
+    kept = [run for run in runs if run["env"] in ("plan_path", "search")]
+    assert sorted(result["runs"], key=json.dumps) == sorted(kept, key=json.dumps)
+
+
 def test_arms_that_need_the_same_training_share_it_and_others_do_not():
     lab = a_lab()
     trained = {

@@ -7,7 +7,7 @@
 Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
 was, and the same command in a second shell takes cells that nobody works on. `--minutes 0` judges what is there.
 All arms are swept over the same learning rates with seeds and tasks of their own; the best rate of each is then
-trained with the seeds that count. What is judged needs the extra `benchmarks`, an environment of its own.
+trained with the seeds that count. Judging needs `benchmarks/requirements.txt`, in an environment of its own.
 """
 
 from __future__ import annotations

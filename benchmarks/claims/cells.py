@@ -166,7 +166,7 @@ def played(cell: Cell, ground: Ground, policies: PolicySet, lineup: str = "own")
     tuning = cell.seed in TUNING
     env = make(ground.env, split="val" if tuning else "test", **_arguments(ground, ARMS[cell.arm]))
     roles = roles_of(env)
-    answers = roles[::-1] if lineup == EXCHANGED else roles
+    answers = [*roles[1:], roles[0]] if lineup == EXCHANGED else roles
     seats = {role: policies.policy_for(other) for role, other in zip(roles, answers, strict=True)}
     sampling = Sampling(ground.settings["max_completion_length"], seed=cell.seed)
     episodes = []

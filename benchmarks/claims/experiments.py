@@ -10,7 +10,7 @@ from benchmarks.priming.protocol import OUT as SIGNAL_BASE
 from benchmarks.protocol import ARGUMENTS as SIGNAL_ARGUMENTS
 from benchmarks.protocol import COMMON as SIGNAL_SETTINGS
 from pettingllms.envs.aec import creator_of
-from pettingllms.models import EMBEDDED, PARTS
+from pettingllms.models import DEFAULT, SHIPPED, declared_in
 from pettingllms.trainers import presets
 
 SEEDS = (0, 1, 2, 3, 4)
@@ -42,36 +42,34 @@ class Ground(NamedTuple):
     """Whether the base was primed with bad habits, so that part of any gain is a habit overcome."""
 
 
-def _embedded(env: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
+    """The embedded model of an environment, and what it declares for it."""
     kind = creator_of(env)
-    return kind.embedded, presets.EMBEDDED | dict(getattr(kind, "embedded_training", {}))
-
-
-def _parts(env: str) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
-    kind = creator_of(env)
-    return kind.embedded_parts, presets.EMBEDDED | dict(kind.embedded_parts_training)
+    name = getattr(kind, "embedded_model", DEFAULT)
+    declared = declared_in(name)
+    settings = presets.EMBEDDED | dict(getattr(kind, f"{declared}_training", {}))
+    return SHIPPED[name], getattr(kind, declared), settings
 
 
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
-_CODING: tuple[Mapping[str, Any], Mapping[str, Any]] = (
-    {"prompt": "compact", "steps": (3, 3)},  # of all families, which is harder than the default
-    _parts("coding")[1] | {"max_steps": 80},
-)
+# Of all families of problems, which is harder than the default.
+_HARDER = {"prompt": "compact", "steps": (3, 3)}
 AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
 _FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
 SMALL: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", PARTS, *_parts("plan_path"), 30_000, 10, 20),
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 20),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", PARTS, *_CODING, 60_000, 5, 65, _FEW),
+    "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(arguments=_HARDER),
 }
 """What can be decided in minutes; on bases without a planted habit."""
 FULL: Mapping[str, Ground] = {
     "plan_path": SMALL["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
     "signal": SMALL["signal"],
-    "coding": SMALL["coding"]._replace(tokens=600_000, updates=46, seconds=400, arms=()),
-    "math": Ground("math", EMBEDDED, *_embedded("math"), 120_000, 20, 120, habits=True),
-    "sudoku": Ground("sudoku", EMBEDDED, *_embedded("sudoku"), 120_000, 20, 150, habits=True),
-    "sokoban": Ground("sokoban", EMBEDDED, *_embedded("sokoban"), 140_000, 20, 120, habits=True),
+    "coding": SMALL["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
+    "search": Ground("search", *_own("search"), 20_000, 15, 60),
+    "math": Ground("math", *_own("math"), 120_000, 20, 120, habits=True),
+    "sudoku": Ground("sudoku", *_own("sudoku"), 120_000, 20, 150, habits=True),
+    "sokoban": Ground("sokoban", *_own("sokoban"), 140_000, 20, 120, habits=True),
 }
 
 
@@ -85,7 +83,7 @@ class Arm(NamedTuple):
     apart: bool = False
     """Each role is trained alone beside the base model's others, with its share of the tokens; then all play together."""
     also: tuple[str, ...] = ()
-    """Line-ups that play besides the team's own: `exchanged`, in which roles answer by each other's policies."""
+    """Line-ups that play besides the team's own: `exchanged`, in which every role answers by the next one's policy."""
 
 
 HERE = "benchmarks.claims.groupings"
@@ -152,7 +150,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 3: grouping",
         "Does it matter which completions are compared with which?",
         ("plan_path", "signal", "coding"),
-        ("plan_path", "signal", "coding", "math", "sokoban"),
+        ("plan_path", "signal", "coding", "math", "search", "sokoban"),
         (
             *(
                 Claim(f"AT-GRPO beats {over}", AT_GRPO, over, _TREE)
@@ -220,7 +218,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 5: rewards for the outcome alone",
         "What is lost without local rewards?",
         ("plan_path",),
-        ("plan_path", "coding", "math", "sudoku", "sokoban"),
+        ("plan_path", "coding", "math", "search", "sudoku", "sokoban"),
         (
             Claim(
                 "Without local rewards AT-GRPO loses at most 0.05",

@@ -127,7 +127,7 @@ def _late(curve: Sequence[Sequence[float]]) -> float:
 def rliable_scores(runs: Runs) -> dict[str, Any]:
     """Interquartile means with intervals, and performance profiles, by the library of Agarwal et al. 2021.
 
-    Over the grounds on which all arms of a set are there: one set for each list of grounds.
+    On each ground, and over all of them for the arms that are everywhere.
 
     Raises:
         SystemExit: the library is not installed.
@@ -139,13 +139,10 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
             f"{error}; rliable needs pandas below 3: make an environment of its own and install "
             "there: pip install -e '.[train]' -r benchmarks/requirements.txt"
         ) from error
-    by_grounds: dict[tuple[str, ...], list[str]] = {}
-    for arm in dict.fromkeys(arm for _, arm in runs):
-        there = tuple(ground for ground, other in runs if other == arm)
-        by_grounds.setdefault(there, []).append(arm)
     found = {}
     for name in READINGS:
-        for there, arms in by_grounds.items():
+        for there in _sets(runs):
+            arms = [arm for arm in dict.fromkeys(arm for _, arm in runs) if all((ground, arm) in runs for ground in there)]  # fmt: skip
             scores = {
                 arm: np.array([digits([each[name]["own"] for each in runs[ground, arm]]).mean(axis=1) for ground in there]).T
                 for arm in arms
@@ -155,13 +152,22 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
                 scores, lambda x: np.array([metrics.aggregate_iqm(x)]), reps=2000, random_state=rng
             )
             profiles, _ = library.create_performance_profile(scores, np.array(TAUS), reps=200)
-            for arm in arms:
-                found[f"{name}/{arm}"] = {
-                    "grounds": list(there),
+            found[f"{name}/{', '.join(there)}"] = {
+                arm: {
                     "iqm": [round(float(each), 4) for each in (means[arm][0], *bounds[arm][:, 0])],
                     "profile": [round(float(each), 3) for each in profiles[arm]],
                 }
+                for arm in arms
+            }
     return found
+
+
+def _sets(runs: Runs) -> list[tuple[str, ...]]:
+    """Every ground, and all together where two arms or more are on all of them."""
+    grounds = list(dict.fromkeys(ground for ground, _ in runs))
+    everywhere = [arm for _, arm in runs if all((ground, arm) in runs for ground in grounds)]
+    several = [tuple(grounds)] if len(grounds) > 1 and len(set(everywhere)) > 1 else []
+    return [*((ground,) for ground in grounds), *several]
 
 
 def published(

@@ -22,6 +22,7 @@ import ray
 from ray import cloudpickle
 from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
 
+from pettingllms.distributed import heart
 from pettingllms.distributed.actors import RolloutWorker, RunSpec
 from pettingllms.distributed.fleet import ATTEMPTS, START_SECONDS
 from pettingllms.distributed.pools import Share, engine_pool
@@ -113,7 +114,7 @@ class Engines:
             serving |= dict.fromkeys(names, made)
         self._asked = [_asked(base) for base in policies.bases]
         for each in self._asked:
-            each.serving = serving
+            each.serving, each.check = serving, heart.check
         chats = {name: policies.chat_for(name) for name in policies.names}
         # Before a worker that waits for engines counts as hung itself.
         self.asking = Asking(chats, policies.contexts, serving, 0.8 * config.worker_timeout)

@@ -8,6 +8,7 @@ for ever. Here either is an error that whoever waits for an actor raises.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -44,19 +45,18 @@ def watched(ray: Any) -> Iterator[None]:
 
 
 def _watch(ray: Any, over: threading.Event) -> None:
-    head = ray._private.worker.global_worker.gcs_client
-    here, heard = ray.get_runtime_context().get_node_id(), time.monotonic()
+    worker, heard = ray._private.worker.global_worker, time.monotonic()
     while not over.wait(ASK_SECONDS):
+        with socket.socket(socket.AF_UNIX) as node:
+            try:
+                node.connect(worker.node.raylet_socket_name)
+            except OSError:  # Ray would end this process some seconds later
+                _reasons.append("the node of this process is dead")
+                return
         try:
-            head.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
-            nodes = head.get_all_node_info(timeout=ASK_SECONDS)
+            worker.gcs_client.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
+            heard = time.monotonic()
         except ray.exceptions.RpcError:
             if time.monotonic() - heard > SILENT_SECONDS:
                 _reasons.append(f"its head has not answered for {SILENT_SECONDS:g} seconds")
                 return
-            continue
-        heard = time.monotonic()
-        living = [key.hex() for key, node in nodes.items() if not node.state]
-        if here not in living:
-            _reasons.append("the node of this process is dead")
-            return

@@ -152,6 +152,8 @@ class RemoteEngine:
         """Policy -> version, and a reference to its files."""
         self.serving: Mapping[str, Sequence[Any]] = {}
         """Policy -> the engines that serve it."""
+        self.check: Callable[[], object] = lambda: None
+        """Raises where no answer will come."""
         self._turns = itertools.count(os.getpid())
         self._down: dict[Any, float] = {}
         """Engine that was lost or only started -> when it may be asked again."""
@@ -178,7 +180,11 @@ class RemoteEngine:
         asked = dict(self._ask(place, requests, n, params) for place in range(len(requests)))
         last, reason = time.monotonic(), "they only start"
         while asked:
-            [done], _ = ray.wait(list(asked), num_returns=1)
+            ready, _ = ray.wait(list(asked), num_returns=1, timeout=1.0)
+            if not ready:
+                self.check()
+                continue
+            [done] = ready
             place, engine = asked.pop(done)
             answer: Completed | None = None
             try:
