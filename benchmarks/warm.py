@@ -20,6 +20,8 @@ from pettingllms.rollout.trajectory import Trajectory
 
 HERE = Path(__file__).parent
 OUT = HERE / "out" / "warm"
+MODEL = "embedded"
+"""Named, because an environment may have another default, and TRL trains adapters of this one."""
 TEAM = {"judge": True, "max_turns": 1}
 """Math with a tool, a reasoner and a judge, who act once each."""
 START_TOKENS = 60_000
@@ -45,7 +47,8 @@ def train(folder: Path, seed: int, *, env: str = "math", **settings: Any) -> Pat
     if not (folder / "summary.json").exists():
         words = ["--resume", str(folder)]
         if not (folder / "config.yaml").exists():
-            given = {"eval_tasks": 20, "eval_steps": 0, "policies": "per-role"} | settings
+            given = {"eval_tasks": 20, "eval_steps": 0, "policies": "per-role", "model": MODEL}
+            given |= settings
             words = [
                 "--env",
                 env,
@@ -64,7 +67,8 @@ def play(
 ) -> dict[str, list[Trajectory]]:
     """Team -> the episodes of an evaluation, which is run unless it is finished."""
     if not (out / "results.json").exists():
-        words = ["--env", env, "--seed", str(seed), "--out", str(out), *options(settings)]
+        words = ["--env", env, "--seed", str(seed), "--out", str(out)]
+        words += options({"model": MODEL} | settings)
         run(["pettingllms.cli.evaluate", *words], out.with_suffix(".log"))
     return read_trajectories(out)
 
