@@ -31,11 +31,7 @@ SIZES: dict[str, Any] = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
 }
-<<<<<<< HEAD
-FAMILIES: dict[str, tuple[Any, dict[str, Any]]] = {
-=======
 FAMILIES: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {
->>>>>>> speed
     "llama": (LlamaConfig, {"mlp_bias": True}),
     "mistral": (MistralConfig, {"sliding_window": None}),
     "qwen2": (Qwen2Config, {}),
@@ -64,12 +60,8 @@ def prepared(model):
 def both(model):
     """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
     ours, theirs = (SharedDecoding(model, PROMPTS, OWNERS) for _ in range(2))
-<<<<<<< HEAD
-    vars(theirs).update(_next=None, _forget=lambda _: None)
-=======
     theirs._next = None
     theirs.__dict__["_forget"] = lambda _: None
->>>>>>> speed
     return ours, theirs
 
 

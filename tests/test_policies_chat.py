@@ -145,10 +145,6 @@ def test_the_last_channel_of_gpt_oss_is_the_reply(written, read):
     tokenizer.chat_template = (
         "{%- if false %}{{ '<|channel|>' + 'analysis' }}{% endif %}" + tokenizer.chat_template
     )
-<<<<<<< HEAD
-    chat = Chat(tokenizer, (tokenizer.convert_tokens_to_ids("<|return|>"),))
-=======
     chat = Chat(tokenizer, tokenizer.encode("<|return|>"))
->>>>>>> speed
     ids = tokenizer.encode(f"{written}<|return|>")
     assert chat.reply(chat.decode(ids)) == read
