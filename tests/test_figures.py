@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import matplotlib.pyplot as plt
+import numpy as np
 import pytest
 
 from benchmarks import figures, tables
@@ -28,9 +29,9 @@ def test_points_are_drawn_in_the_rows_of_their_names_with_their_intervals():
     ]
     figures.rows_of_points(axis, points, label="success")
     assert [text.get_text() for text in axis.get_yticklabels()] == ["one", "two"]
-    drawn = [(list(line.get_xdata()), list(line.get_ydata())) for line in axis.lines]
-    assert ([0.4, 0.7], [0.0, 0.0]) in drawn
-    assert ([0.9], [1.0]) in drawn
+    drawn = [np.asarray(line.get_xydata()).T.tolist() for line in axis.lines]
+    assert [[0.4, 0.7], [0.0, 0.0]] in drawn
+    assert [[0.9], [1.0]] in drawn
     assert axis.get_ylim()[0] > axis.get_ylim()[1], "the first row is on top"
     plt.close(figure)
 
