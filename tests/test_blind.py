@@ -91,8 +91,8 @@ def test_what_cannot_be_played_is_refused():
 def said_by_the_base(name, tasks, folder):
     """What the embedded base replies in each game: pairs of a task seed and its replies."""
     arguments = {**EMBEDDED[name], "prompt": "compact"}
-    command = ["--env", name, "--env-args", json.dumps(arguments), "--tasks", str(tasks)]
-    assert evaluate([*command, "--out", str(folder)]) == 0
+    command = ["--env", name, "--model", "embedded", "--env-args", json.dumps(arguments)]
+    assert evaluate([*command, "--tasks", str(tasks), "--out", str(folder)]) == 0
     (played,) = read_trajectories(folder).values()
     return [
         (each.task.seed, [group.chosen.completion.text for group in each.groups]) for each in played

@@ -212,6 +212,7 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("malt")
     summary = pl.train(
         env="plan_path",
+        model="embedded",
         env_args={"max_turns": 1},
         policies="per-role",
         method="malt",
