@@ -35,6 +35,8 @@ BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
 """In which a running cluster has to let a process in, and each of its nodes to answer."""
+NODE_SECONDS = 180.0
+"""For a node to start a process and import this package there, however busy it is."""
 _TRIAL = """
 import sys, ray
 try:
@@ -168,10 +170,10 @@ def check_nodes(ray: Any) -> None:
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
         try:
-            there = ray.get(ask.remote(), timeout=ANSWER_SECONDS)
+            there = ray.get(ask.remote(), timeout=NODE_SECONDS)
         except GetTimeoutError as error:
             raise ConfigError(
-                f"node {name} of the cluster did not answer within {ANSWER_SECONDS:g} seconds"
+                f"node {name} of the cluster did not answer within {NODE_SECONDS:g} seconds"
             ) from error
         except RayError as error:
             raise ConfigError(
