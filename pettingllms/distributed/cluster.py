@@ -34,7 +34,7 @@ BESIDE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 """Ray's switch between a node that others can reach ("1") and one on the loopback address."""
 CONNECT_SECONDS = 5.0
 ANSWER_SECONDS = 60.0
-"""In which a running cluster has to let a process in, and each of its nodes to answer."""
+"""In which a running cluster has to let a process in."""
 NODE_SECONDS = 180.0
 """For a node to start a process and import this package there, however busy it is."""
 _TRIAL = """
