@@ -11,13 +11,11 @@ decision costs one completion, as a member's does, and a vote five. Three ensemb
 
 from __future__ import annotations
 
-import argparse
 import json
 from typing import Any
 
 from benchmarks import warm
 from benchmarks.evidence import Table, spread
-from pettingllms.runs import versions
 
 OUT = warm.HERE / "out" / "ensemble"
 RESULTS = warm.HERE / "results" / "ensemble.json"
@@ -34,14 +32,7 @@ ROWS = {
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2], help="of ensembles")
-    parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-    given = parser.parse_args()
-    runs = [one(seed, given.tasks) for seed in given.seeds]
-    result = {"versions": versions(), "settings": vars(given) | {"tokens": TOKENS}, "runs": runs}
-    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    print(*table(result)[1], sep="\n")
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=None)
 
 
 def one(seed: int, tasks: int) -> dict[str, Any]:
@@ -74,6 +65,7 @@ def one(seed: int, tasks: int) -> dict[str, Any]:
     table = json.loads(file.read_text(encoding="utf-8"))["roles"]
     found = {
         "seed": seed,
+        "tokens": TOKENS,
         "train": before,
         "test": after,
         "routes": {role: row["best"] for role, row in table.items()},

@@ -11,14 +11,12 @@ with the leader as it was and after, and the leader's as the single agent of the
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from benchmarks import warm
 from benchmarks.evidence import Table, spread
-from pettingllms.runs import versions
 
 OUT = warm.HERE / "out" / "leader"
 RESULTS = warm.HERE / "results" / "leader.json"
@@ -29,15 +27,7 @@ SCORES = ("peers right", "team", "alone")
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tokens", type=int, default=20_000, help="that the leader generates")
-    parser.add_argument("--tasks", type=int, default=200, help="of training, and of test")
-    given = parser.parse_args()
-    runs = [one(seed, given.tokens, given.tasks) for seed in given.seeds]
-    result = {"versions": versions(), "settings": vars(given), "runs": runs}
-    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    print(*table(result)[1], sep="\n")
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=20_000)
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:

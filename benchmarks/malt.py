@@ -13,8 +13,6 @@ Writes `results/malt.json`.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +31,6 @@ from benchmarks.evidence import Table, spread
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.models import EMBEDDED
 from pettingllms.rollout.pairs import PAIRS, SFT
-from pettingllms.runs import versions
 
 OUT = warm.HERE / "out" / "malt"
 RESULTS = warm.HERE / "results" / "malt.json"
@@ -55,16 +52,8 @@ COMMON: dict[str, Any] = {
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tokens", type=int, default=60_000, help="generated after the start")
-    parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-    given = parser.parse_args()
     torch.set_num_threads(1)
-    runs = [one(seed, given.tokens, given.tasks) for seed in given.seeds]
-    result = {"versions": versions(), "settings": vars(given), "runs": runs}
-    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    print(*table(result)[1], sep="\n")
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=60_000)
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:

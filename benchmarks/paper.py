@@ -19,9 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shlex
-import subprocess
-import sys
 import threading
 import time
 from collections import defaultdict
@@ -35,6 +32,7 @@ import numpy as np
 from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
+from benchmarks.warm import run as run_module
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.models import DEFAULT
@@ -125,7 +123,7 @@ class Lab:
                     text = json.dumps(value) if isinstance(value, Mapping) else str(value)
                     words += [f"--{name.replace('_', '-')}", text]
                 words += self.extra
-            self._run(["pettingllms.cli.train", *words], folder.with_suffix(".log"))
+            run_module(["pettingllms.cli.train", *words], folder.with_suffix(".log"))
         return folder
 
     def _play(self, job: Job, adapters: Path | None) -> Record:
@@ -143,7 +141,7 @@ class Lab:
         out = parent / slug
         with self._locks[out]:
             if not (out / "results.json").exists():
-                self._run(
+                run_module(
                     ["pettingllms.cli.evaluate", *asked, "--out", str(out)], out.with_suffix(".log")
                 )
             episodes = read_trajectories(out)
@@ -158,14 +156,6 @@ class Lab:
             "scores": {name: round(mean, 5) for name, mean in means.items()},
             "tasks": solved_digits(chosen),
         }
-
-    def _run(self, words: Sequence[str], log: Path) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("a") as file:
-            print("python -m", shlex.join(words), file=file, flush=True)
-            ended = subprocess.run([sys.executable, "-m", *words], stdout=file, stderr=file)
-        if ended.returncode:
-            raise SystemExit(f"failed: {shlex.join(words)}\n{log.read_text()[-2000:]}\nlog: {log}")
 
     def folder(self, env: str, seed: int, settings: Mapping[str, Any]) -> Path:
         """Where a training is, from everything that it depends on."""

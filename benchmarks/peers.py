@@ -171,12 +171,7 @@ def theirs(
             args=trl_settings(config, rows, out, paged=paged),
             train_dataset=Dataset.from_dict({"prompt": prompts, "task": seeds}),
             processing_class=AutoTokenizer.from_pretrained(EMBEDDED),
-            peft_config=LoraConfig(
-                r=config.lora_r,
-                lora_alpha=config.lora_alpha,
-                target_modules=config.lora_target_modules,
-                task_type="CAUSAL_LM",
-            ),
+            peft_config=adapter_of(config),
         )
         set_peft_model_state_dict(trainer.model, policies.state(policies.names[0]))
         own = [list(policies.chat.prompt_ids(prompt[0]["content"])) for prompt in prompts]
@@ -211,6 +206,16 @@ def theirs(
         record.meter.wrap(trainer, "_calculate_rewards", "scoring")
         trainer.train()
     return record
+
+
+def adapter_of(config: ResolvedConfig) -> LoraConfig:
+    """The shape of the adapter that both trainers start from."""
+    return LoraConfig(
+        r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        target_modules=config.lora_target_modules,
+        task_type="CAUSAL_LM",
+    )
 
 
 def prompts_of(config: ResolvedConfig, env: AnyEnv) -> tuple[list[int], list[list[dict[str, str]]]]:

@@ -11,8 +11,6 @@ rounds. Writes `results/rounds.json`.
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,6 @@ from typing import Any
 from benchmarks import warm
 from benchmarks.evidence import Table, spread
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.runs import versions
 
 OUT = warm.HERE / "out" / "rounds"
 RESULTS = warm.HERE / "results" / "rounds.json"
@@ -31,15 +28,7 @@ SCORES = ("success", "corrected", "spoilt")
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--tokens", type=int, default=40_000, help="generated after the start")
-    parser.add_argument("--tasks", type=int, default=200, help="test tasks")
-    given = parser.parse_args()
-    runs = [one(seed, given.tokens, given.tasks) for seed in given.seeds]
-    result = {"versions": versions(), "settings": vars(given), "runs": runs}
-    RESULTS.write_text(f"{json.dumps(result, indent=1)}\n", encoding="utf-8")
-    print(*table(result)[1], sep="\n")
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=40_000)
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:

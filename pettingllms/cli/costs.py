@@ -29,8 +29,6 @@ USABLE = 0.95
 """Share of a GPU's memory that tensors can have; CUDA and its allocator hold the rest."""
 VLLM_SHARE = 0.4
 """Share of the GPU that vLLM takes beside the trainer, unless set."""
-VLLM_ALONE = 0.9
-"""Share of its part of a GPU that an engine takes in a process of its own, unless set."""
 VLLM_ROWS = 256
 """Completions that vLLM decodes at the same time, by its default."""
 

@@ -20,7 +20,6 @@ from pettingllms.cli.costs import (
     GPUS,
     PROMPT,
     USABLE,
-    VLLM_ALONE,
     Gpu,
     ModelShape,
     Workload,
@@ -32,7 +31,7 @@ from pettingllms.cli.costs import (
     sampling_seconds,
     update_seconds,
 )
-from pettingllms.distributed.pools import engine_pools
+from pettingllms.distributed.pools import ENGINE_SHARE, engine_pools
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.evaluation import seats_of
 from pettingllms.models import model_path
@@ -198,7 +197,7 @@ def _engines(
         each = f"weights {size(own)}"
         if work.gpu is not None:
             gpus = 1.0 if share.gpus is None else share.gpus
-            usual = VLLM_ALONE * min(1.0, gpus)
+            usual = ENGINE_SHARE * min(1.0, gpus)
             used = work.config.mapping("vllm").get("gpu_memory_utilization", usual)
             room = used * max(1.0, gpus) * work.gpu.gib * GIB - own
             rows = int(room // work.row_bytes)

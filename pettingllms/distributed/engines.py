@@ -25,7 +25,7 @@ from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskErro
 from pettingllms.distributed import heart
 from pettingllms.distributed.actors import RolloutWorker, RunSpec
 from pettingllms.distributed.fleet import ATTEMPTS, START_SECONDS
-from pettingllms.distributed.pools import Share, engine_pool
+from pettingllms.distributed.pools import ENGINE_SHARE, Share, engine_pool
 from pettingllms.errors import WorkersLost
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.bases import AskedBase, Base
@@ -41,8 +41,6 @@ logger = logging.getLogger(__name__)
 LOOK_SECONDS = 0.5
 """Between two looks at each engine."""
 CLOSE_SECONDS = 2.0
-ENGINE_SHARE = 0.9
-"""Of the memory of its part of a GPU, for an engine."""
 
 
 class Asking(NamedTuple):

@@ -26,6 +26,8 @@ from pettingllms.trainers.streamed import RANKS
 WORKERS = "workers"
 ENGINES = "engines"
 REPLICAS = 1024
+ENGINE_SHARE = 0.9
+"""Of the memory of its part of a GPU, for an engine in a process of its own, unless set."""
 
 
 class Share(NamedTuple):
