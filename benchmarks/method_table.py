@@ -7,14 +7,17 @@ One experiment of `benchmarks.paper`:
 
 A method that an environment lacks something for is left out there, and so are those for teams of
 their own form: `igrpo` (one agent with two turns), `mlpo` (a team with a judge), `cory` (two agents
-of one role), `maporl` (a debate), and `malt`, which only records. Three more experiments are for methods with an environment of their own:
+of one role), `maporl` (a debate), and `malt`, which only records. All others keep the settings of the
+environment but for what the method sets; their learning rates are not tuned apart. A method with one
+episode a task (`rae`) takes many more steps for the same tokens; two arms with an eighth of the tasks a
+step show what that alone does.
+
+More experiments are for single methods:
 
     python -m benchmarks.paper calls     # a planner and a worker, `benchmarks.calling`
     python -m benchmarks.paper judges    # programs and tests that judge each other
     python -m benchmarks.paper debate    # answers paid for what comes of them
- All others keep the settings of the environment but for what the method sets; their
-learning rates are not tuned apart. A method with one episode a task (`rae`) takes many more steps for
-the same tokens; two arms with an eighth of the tasks a step show what that alone does.
+    python -m benchmarks.paper local     # a tester whose local reward is scaled apart
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved
+from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved, spread
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
 from pettingllms.trainers.estimators import ESTIMATORS
@@ -81,6 +84,9 @@ def _cells(runs: Sequence[Record]) -> tuple[str, str]:
     return shown(estimate(solved(runs))), f"{sum(steps) / len(steps):.0f}" if steps else ""
 
 
+PLANNER_ALONE = "matpo, planner alone"
+LOCAL = ("local_reward", "valid")
+"""Of a tester's first reply."""
 CALLERS = ("grpo", "dr_mas", "m_grpo", "matpo", "mhgpo")
 
 
@@ -88,9 +94,26 @@ def _calls(_: str) -> list[Arm]:
     short = {"max_completion_length": 8, "tasks_per_step": 8, "num_generations": 8}
     play = ("--max-completion-length", "8")
     players = {name: {"policies": "shared"} if name == "matpo" else PER_ROLE for name in CALLERS}
-    return [Arm(BASE, None, play)] + [
-        Arm(name, {**players[name], **short, "method": name}, play) for name in CALLERS
+    alone = {**PER_ROLE, **short, "method": "matpo", "train_roles": "planner"}
+    return [
+        Arm(BASE, None, play),
+        *(Arm(name, {**players[name], **short, "method": name}, play) for name in CALLERS),
+        Arm(PLANNER_ALONE, alone, play),
     ]
+
+
+def _local(_: str) -> list[Arm]:
+    return [Arm(BASE), *(Arm(name, {**PER_ROLE, "method": name}) for name in ("at_grpo", "gdpo"))]
+
+
+def _local_rows(result: Mapping[str, Any]) -> Table:
+    """Success, and what a tester's first reply earns by itself."""
+    table = []
+    for arm in _local("coding"):
+        runs = chosen(result["runs"], "coding", arm.name)
+        first = [spread([run["scores"][f"tester/first_{name}"] for run in runs]) for name in LOCAL]
+        table.append([arm.name, shown(estimate(solved(runs))), *first])
+    return ["coding", "success", "tester's local reward", "tests that are right"], table
 
 
 def _judges(_: str) -> list[Arm]:
@@ -134,7 +157,12 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Who learns when a planner calls a worker, and is paid at the end?",
         ("benchmarks.calling:env",),
         _calls,
-        (Claim("Aligned calls solve more than GRPO over whole episodes", "m_grpo", "grpo"),),
+        (
+            Claim("Aligned calls solve more than GRPO over whole episodes", "m_grpo", "grpo"),
+            Claim(
+                "Workers that learn, too, solve more than a planner alone", "matpo", PLANNER_ALONE
+            ),
+        ),
         bars("A planner that calls a worker"),
     ),
     "judges": Experiment(
@@ -150,6 +178,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         _debate,
         (Claim("Paying for later rounds solves more", "maporl", "maporl, own score"),),
         bars("Debates"),
+    ),
+    "local": Experiment(
+        "Does a tester learn more where team and local reward are scaled apart?",
+        ("coding",),
+        _local,
+        (Claim("GDPO solves more than AT-GRPO", "gdpo", "at_grpo"),),
+        bars("Team and local rewards scaled apart"),
+        rows=_local_rows,
     ),
     "silent_groups": Experiment(
         "Do groups that earned the same belong in the means of the loss, as in TRL, or not?",

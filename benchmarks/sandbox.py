@@ -268,9 +268,10 @@ def scaling(turns: int, core: int) -> list[dict[str, Any]]:
     other = next(iter(os.sched_getaffinity(0) - {core}), core)
     here, there, both = {core}, {other}, {core, other}
     with EmbeddedSandbox(1) as one, EmbeddedSandbox(1) as second, EmbeddedSandbox(2) as two:
-        for sandbox, cores in ((one, here), (second, there), (two, both)):
+        two.run([PROGRAM] * 4, [CASE])
+        for sandbox, cores in ((one, here), (second, there)):
             # Workers are started by a thread that lasts, so they have its cores and not their caller's.
-            sandbox.run([PROGRAM] * 2 * len(cores), [CASE])
+            sandbox.run([PROGRAM] * 2, [CASE])
             for pid in worker_pids(sandbox):
                 os.sched_setaffinity(pid, cores)
         alone: Callers = [(one, here, 1)]
@@ -289,9 +290,18 @@ def scaling(turns: int, core: int) -> list[dict[str, Any]]:
     rows = []
     for way, (slower, faster) in rates.items():
         on_one, on_two = statistics.median(slower), statistics.median(faster)
+        # Of neighbors in time: a machine that others use is now faster and now slower.
+        ratios = [two / one for one, two in zip(slower, faster, strict=True)]
         row = {"way": way, "runs": turns * TURN_RUNS, "runs/s, 1 core": on_one}
-        rows.append({**row, "runs/s, 2 cores": on_two, "2 / 1": on_two / on_one})
+        row |= {"runs/s, 2 cores": on_two, "2 / 1": statistics.median(ratios)}
+        rows.append({**row, "2 / 1, middle half": quarters(ratios)})
     return rows
+
+
+def quarters(values: list[float]) -> str:
+    """The first and the third quarter."""
+    low, _, high = statistics.quantiles(values, n=4)
+    return f"{low:.2f} to {high:.2f}"
 
 
 def runs_a_second(callers: Callers) -> float:

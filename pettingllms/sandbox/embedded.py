@@ -20,7 +20,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,11 @@ _REQUESTS = 100_000
 
 class EmbeddedSandbox(PooledSandbox):
     """Runs programs on this machine. `workers` is the number of cores by default.
+
+    As many workers as cores keep to a core each: a worker, its fork server and its programs wake
+    each other some thousand times a second, and what the kernel moves between cores finds cold
+    caches and at times leaves a core idle. Fewer or more workers are placed by the kernel, which
+    knows better what else is running.
 
     Args:
         workers: processes that run programs at the same time, started when needed.
@@ -68,12 +73,39 @@ class EmbeddedSandbox(PooledSandbox):
             )
         remove_leftovers()
         options = {"allow_unsafe": allow_unsafe, "without": list(without)}
-        super().__init__(
-            lambda: launch(packages, **options), workers or usable_cores(), requests=_REQUESTS
-        )
+        size = workers or usable_cores()
+        cores = _Cores(size)
+        super().__init__(lambda: launch(packages, cores=cores, **options), size, requests=_REQUESTS)
 
 
-def launch(packages: Sequence[str] = (), **options: Any) -> WorkerConnection:
+class _Cores:
+    """Cores that no worker of a pool has yet; none where there are not as many as workers.
+
+    Threads need no lock here, which a forked process could inherit held: a list gives each of its
+    elements to one caller of `pop`.
+    """
+
+    def __init__(self, workers: int) -> None:
+        found = sorted(os.sched_getaffinity(0))
+        self._free = found if len(found) == workers > 1 else []
+
+    def take(self) -> tuple[int | None, Callable[[], None]]:
+        """A core, and what gives it back, once."""
+        try:
+            taken = [self._free.pop(0)]
+        except IndexError:
+            return None, lambda: None
+
+        def give_back() -> None:
+            with contextlib.suppress(IndexError):
+                self._free.append(taken.pop())
+
+        return taken[0], give_back
+
+
+def launch(
+    packages: Sequence[str] = (), *, cores: _Cores | None = None, **options: Any
+) -> WorkerConnection:
     """Start a worker on this machine; for `options` see `worker.start`.
 
     Raises:
@@ -83,9 +115,15 @@ def launch(packages: Sequence[str] = (), **options: Any) -> WorkerConnection:
         folder = ScratchFolder()
     except OSError as error:
         raise WorkerLost(f"no scratch folder can be made: {error}; set TMPDIR") from error
-    command = python_command(packages, scratch=folder.path, parent=os.getpid(), **options)
-    channel = ProcessChannel(command, ENVIRONMENT, at_end=folder.remove)
-    connection = WorkerConnection(channel)
+    core, give_back = cores.take() if cores is not None else (None, lambda: None)
+
+    def at_end() -> None:
+        folder.remove()
+        give_back()
+
+    own = {"scratch": folder.path, "parent": os.getpid(), "core": core}
+    command = python_command(packages, **own, **options)
+    connection = WorkerConnection(ProcessChannel(command, ENVIRONMENT, at_end=at_end))
     if "namespaces" in connection.layers:
         folder.remove()  # programs have a mount of their own
     for problem in connection.problems:

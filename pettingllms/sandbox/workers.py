@@ -387,27 +387,21 @@ class WorkerPool:
             connection.close()
 
     def _take(self) -> WorkerConnection:
-        dead: list[WorkerConnection] = []
-        try:
-            connection = self._take_idle(dead)
-        finally:
-            for other in dead:
-                other.close()
-        return self._start() if connection is None else connection
+        while (connection := self._take_idle()) is not None:
+            if not connection.has_ended():
+                return connection
+            # The kernel kills workers first where memory runs out, idle ones as well.
+            self._give_back(connection, good=False)
+        return self._start()
 
-    def _take_idle(self, dead: list[WorkerConnection]) -> WorkerConnection | None:
-        """A worker that waits, or None where there is room for a new one; adds to `dead`."""
+    def _take_idle(self) -> WorkerConnection | None:
+        """A worker that waits, perhaps a dead one, or None where there is room for a new one."""
         with self._changed:
             while True:
                 if self._closed:
                     raise SandboxUnavailable("the sandbox is closed; open another one")
-                while self._idle:
-                    connection = self._idle.pop()
-                    if not connection.has_ended():
-                        return connection
-                    # The kernel kills workers first where memory runs out, idle ones as well.
-                    self._all.discard(connection)
-                    dead.append(connection)
+                if self._idle:
+                    return self._idle.pop()
                 if len(self._all) + self._starting < self.size:
                     self._starting += 1
                     return None
@@ -433,19 +427,25 @@ class WorkerPool:
         return connection
 
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
-        good = good and connection.requests < self._requests
         with self._changed:
-            if connection not in self._all:
-                keep = False
-            elif good and not self._closed:
-                keep = True
+            keep = (
+                good
+                and connection.requests < self._requests
+                and connection in self._all
+                and not self._closed
+            )
+            if keep:
                 self._idle.append(connection)
-            else:
-                keep = False
-                self._all.discard(connection)
-            self._changed.notify()
-        if not keep:
+                self._changed.notify()
+        if keep:
+            return
+        # It has its place, and perhaps a core, until it is gone: there are never more than `size`.
+        try:
             connection.close()
+        finally:
+            with self._changed:
+                self._all.discard(connection)
+                self._changed.notify()
 
 
 def _abandon_all() -> None:

@@ -8,6 +8,7 @@ them). With `describe`, the worker says which files its Python consists of and e
 from __future__ import annotations
 
 import _imp
+import contextlib
 import fcntl
 import functools
 import gc
@@ -66,6 +67,8 @@ class Options(NamedTuple):
     """Folder for programs where they cannot have a mount of their own."""
     parent: int = 0
     """The process that the worker ends with, 0 in a container."""
+    core: int | None = None
+    """The core that this worker and its programs keep to; None: the kernel places them."""
 
 
 def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
@@ -91,6 +94,9 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     """Isolate this process; returns the work of program's processes, the stream, and the greeting."""
     options = Options(**json.loads(arguments[0]))
     _end_with(options.parent)
+    if options.core is not None:
+        with contextlib.suppress(OSError):  # it has been taken from us since the launcher looked
+            os.sched_setaffinity(0, {options.core})
     os.umask(0o022)
     kernel.share_one_heap()
     signal.signal(signal.SIGINT, signal.default_int_handler)
