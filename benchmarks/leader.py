@@ -1,6 +1,6 @@
 """MLPO: a leader that learns to use frozen peers, before and after, in the team and alone.
 
-    python -m benchmarks.leader [--seeds 0 1 2] [--tokens 20000]
+    python -m benchmarks.leader [--seeds 0 1 2] [--tokens 120000]
 
 Math with three tools as peers and a judge as the leader. Peers and leader begin with the same short training
 (`benchmarks.warm`); the peers answer 200 training tasks four times each and 200 test tasks once, and are not
@@ -27,7 +27,7 @@ SCORES = ("peers right", "team", "alone")
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=20_000)
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=120_000)
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """MAPoRL: does it help to pay an answer for what comes of it in later rounds?
 
-    python -m benchmarks.rounds [--seeds 0 1 2] [--tokens 40000]
+    python -m benchmarks.rounds [--seeds 0 1 2] [--tokens 120000]
 
 Math with a tool and two reasoners, two rounds. Both arms begin with the same short training (`benchmarks.warm`),
 because the embedded base solves hardly any of these tasks, and then learn with as many generated tokens:
@@ -28,7 +28,7 @@ SCORES = ("success", "corrected", "spoilt")
 
 def main() -> None:
     """Runs what is missing, prints the table, and writes the results."""
-    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=40_000)
+    warm.command(__doc__.splitlines()[0], RESULTS, one, table, tokens=120_000)
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
