@@ -12,9 +12,10 @@ alarm, without any isolation. Neither is safe for programs of a model. CPU is us
 kernel tells.
 
 The last rows go from one worker, which shares one core with its caller, to two workers and two
-cores. `KEPT` shows what the sandbox itself allows: each worker and its caller, a thread of this
-process, have a core of their own. In `PLACED` the kernel moves all of them as it likes, and at
-times lets a core idle. `TOGETHER` is one call of many programs, which the sandbox divides.
+cores. `KEPT` shows what the machine allows: each worker and its caller, a thread of this
+process, have a core of their own. In `PLACED` workers are as the sandbox starts them, and the kernel
+moves callers as it likes. `TOGETHER` is one call of many programs, which the sandbox divides. The ratio
+is the median over turns, in each of which both sides ran one after the other.
 """
 
 from __future__ import annotations

@@ -54,8 +54,8 @@ def table(result: Mapping[str, Any]) -> Table:
         by_seed = " ".join(f"{share:.2f}" for share in digits(runs, 2).mean(1))
         found = [spread([run["found"]["2"][name] for run in runs]) for name in ("some", "all")]
         steps = spread([run["steps"] for run in runs], 0)
-        name, _, dense = arm.partition(",")
-        title = f"`{name}`, dense rewards" if dense else f"`{name}`"
+        name, _, rest = arm.partition(",")
+        title = f"`{name}`" + {"": "", " dense": ", dense rewards"}.get(rest, f",{rest}")
         rate = f"{result['rates'][arm]:g}"
         rows.append([title, rate, steps, two, by_seed, *found, one, three])
     header = ["", "learning rate", "steps", "success, two look-ups", "by seed", "finds a fact"]
@@ -96,12 +96,12 @@ def verdict(result: Mapping[str, Any]) -> str:
 
 def draw(result: Mapping[str, Any], path: Path) -> None:
     """Validation success against tokens, by arm, and gradient norms of both means, by agent."""
-    figure, axes = plt.subplots(1, 1 + len(result["roles"]), figsize=(16, 3.6))
+    figure, axes = plt.subplots(1, 1 + len(result["roles"]), figsize=(16, 4.6))
     for arm, color in zip(result["arms"], COLORS, strict=False):
         if runs := of(result, arm):
             draw_curve(axes[0], [run["curve"] for run in runs], "success", arm, color)
     axes[0].set(title="validation success, two look-ups", ylim=(0, 1))
-    axes[0].legend(frameon=False, fontsize="small")
+    axes[0].legend(loc="upper center", bbox_to_anchor=(0.5, -0.17), ncol=2, frameon=False, fontsize="small")  # fmt: skip
     for axis, role in zip(axes[1:], result["roles"], strict=True):
         for arm, color in zip((TASK, AGENT), ("#cc79a7", "#e69f00"), strict=True):
             for n, run in enumerate(of(result, arm)):

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -83,6 +84,8 @@ ARMS: Mapping[str, Arm] = {
     "look_ahead": Arm({"method": "look_ahead"}, "sparse", (0, 1, 2)),
     "grpo": Arm({"method": "grpo"}, "sparse", (0, 1, 2, 3, 4)),
     "dr_mas": Arm({"method": "dr_mas"}, "sparse", (0, 1, 2, 3, 4)),
+    "mhgpo": Arm({"method": "mhgpo"}, "sparse", (0, 1, 2)),
+    "mhgpo, fork on first": Arm({"method": "mhgpo", "shape": "fork_on_first"}, "sparse", (0, 1, 2)),
 }
 RATES = (2e-3, 4e-3)
 TUNING = (100,)
@@ -202,7 +205,7 @@ def run(base: Path, arm: str, rate: float, seed: int, until: float) -> dict[str,
     Raises:
         SystemExit: it is missing, and `until`, in seconds of `time.monotonic`, is over.
     """
-    path = OUT / f"{key(arm, rate, seed).replace('/', '-').replace(', ', '-')}.json"
+    path = OUT / f"{re.sub('[/, ]+', '-', key(arm, rate, seed))}.json"
     if not path.exists():
         if time.monotonic() > until:
             raise SystemExit("runs are missing; run again")

@@ -89,10 +89,9 @@ KEPT, PLACED, TOGETHER = (
     f"{FROM_1_TO_2}, {how}" for how in ("a core each", "placed by the kernel", "many runs a call")
 )
 CORES = {
-    FROM_1_TO_2: "runs/s",  # in results from before there were several ways
     KEPT: "runs/s, one run a call, each worker and its caller on a core of their own",
-    PLACED: "runs/s, one run a call, the kernel places workers and callers",
-    TOGETHER: "runs/s, one caller, many runs a call, the kernel places workers",
+    PLACED: "runs/s, one run a call, workers keep to a core each, the kernel places callers",
+    TOGETHER: "runs/s, one caller, many runs a call, workers keep to a core each",
 }
 
 

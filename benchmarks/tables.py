@@ -237,6 +237,7 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own: list[str] = [
+        "alone",
         "ensemble",
         "late_outcome",
         "leader",

@@ -454,8 +454,10 @@ class raw_env(TeamEnv):
         )
 
     def _situation(self, state: State) -> str:
+        # Of the task alone: whether a program was tried depends on who played, and members of an
+        # ensemble would be compared on different tasks.
         kind = "program" if state.task.function is None else "function"
-        return f"{state.task.difficulty or kind}, {'again' if state.history else 'first'}"
+        return state.task.difficulty or kind
 
     def _answer(self, state: State) -> str | None:
         return None if state.program is None else f"```python\n{state.program}\n```"
