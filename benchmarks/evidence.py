@@ -181,13 +181,15 @@ def draw_bars(
     arms = arms or list(dict.fromkeys(record["arm"] for record in records))
     figure, axis = plt.subplots(figsize=(2 + 1.8 * len(envs) + 0.3 * len(arms), 3.8))
     width = 0.8 / len(arms)
-    for place, (arm, color) in enumerate(zip(arms, COLORS * 2, strict=False)):
+    for place, arm in enumerate(arms):
+        again, color = place // len(COLORS), COLORS[place % len(COLORS)]
         for x, env in enumerate(envs):
             if not (found := chosen(records, env, arm)):
                 continue
             mean, low, high = estimate(solved(found))
             at = x + (place - (len(arms) - 1) / 2) * width
-            axis.bar(at, mean, width * 0.9, color=color, label=arm if x == 0 else None)
+            label = arm if x == 0 else None
+            axis.bar(at, mean, width * 0.9, color=color, hatch="/" * 3 * again, label=label)
             axis.errorbar(at, mean, [[mean - low], [high - mean]], color="black", lw=1)
     axis.set(title=title, ylabel="test tasks solved", ylim=(0, 1))
     axis.set_xticks(range(len(envs)), envs)
