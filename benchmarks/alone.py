@@ -2,12 +2,12 @@
 
     python -m benchmarks.alone [--seeds 0 1 2] [--tokens 40000]
 
-Math from the embedded base, which solves a tenth of the problems alone: few enough for drafts to matter. All
-arms learn with as many generated tokens. The first three train the solver by itself: whole groups of 16 answers (`grpo`), 8 drafts of
-which the best goes into the prompt of 8 refinements that alone are trained (`igrpo`), and the same tree with both
-turns trained (`at_grpo`). The last two train a pair of solvers, of which the second sees what the first
-said: with and without the exchange of places (`cory`). What is measured is one answer to the problem alone: of the
-solver, and of the pair's first policy. Writes `results/alone.json`.
+Math from the embedded base, which solves few of the problems alone: few enough for drafts to matter. All arms
+learn with as many generated tokens. A solver, who writes programs, learns from groups of 16 answers (`grpo`), from 8
+refinements of the best of 8 drafts, the drafts not trained (`igrpo`), or from the same tree with both turns trained
+(`at_grpo`). A reasoner learns by itself (`grpo`), or as one of a pair of which the second sees what the first
+said, with and without the exchange of places (`cory`). What is measured is one answer to the problem alone, of the
+pair that of its first policy. Writes `results/alone.json`.
 """
 
 from __future__ import annotations
@@ -20,17 +20,26 @@ from benchmarks.evidence import Table, spread
 
 OUT = warm.HERE / "out" / "alone"
 RESULTS = warm.HERE / "results" / "alone.json"
-ONCE = {"agents": "single", "max_turns": 1}
-TWICE = {"agents": "single", "max_turns": 2}
+SOLVER = {"agents": "single", "max_turns": 1}
+REASONER = {"reasoners": 1, "tools": 0, "max_turns": 1}
 PAIR = {"reasoners": 2, "tools": 0, "topology": "chain", "max_turns": 1}
-PLACES = "reasoner_0=a,reasoner_1=b"
-ARMS: dict[str, dict[str, Any]] = {
-    "grpo": {"env_args": ONCE, "method": "grpo", "num_generations": 16, "tasks_per_step": 8},
-    "igrpo": {"env_args": TWICE, "method": "igrpo", "num_generations": 8, "tasks_per_step": 8},
-    "at_grpo, two turns": {"env_args": TWICE, "num_generations": 8, "tasks_per_step": 8},
-    "cory": {"env_args": PAIR, "method": "cory", "num_generations": 8, "tasks_per_step": 8},
+WIDE = {"tasks_per_step": 8, "num_generations": 16, "method": "grpo"}
+NARROW = {"tasks_per_step": 8, "num_generations": 8}
+CORY = {**NARROW, "method": "cory", "env_args": PAIR, "policies": "reasoner_0=a,reasoner_1=b"}
+ARMS: dict[str, dict[str, dict[str, Any]]] = {
+    "solver": {
+        "grpo": {**WIDE, "env_args": SOLVER},
+        "igrpo": {**NARROW, "method": "igrpo", "env_args": SOLVER | {"max_turns": 2}},
+        "at_grpo, two turns": {**NARROW, "env_args": SOLVER | {"max_turns": 2}},
+    },
+    "reasoner": {
+        "grpo, by itself": {**WIDE, "env_args": REASONER},
+        "cory": CORY,
+        "cory, no exchange": {**CORY, "cast": "all"},
+    },
 }
-ARMS["cory, no exchange"] = {**ARMS["cory"], "cast": "all"}
+ALONE = {"solver": SOLVER, "reasoner": REASONER}
+BEFORE = "before"
 
 
 def main() -> None:
@@ -39,41 +48,43 @@ def main() -> None:
 
 
 def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
-    """The base, and each arm after its training."""
-    folder = OUT / f"{tokens}-{seed}"
-    found: dict[str, Any] = {"seed": seed, "before": {"alone": alone(folder, seed, tasks)}}
-    for name, settings in ARMS.items():
-        pair = settings["env_args"] is PAIR
-        run = warm.train(
-            folder / name.replace(", ", "-").replace(" ", "-"),
-            seed,
-            max_tokens=tokens,
-            **({"policies": PLACES} if pair else {}),
-            **settings,
-        )
-        adapter = run / "adapters" / ("a" if pair else "solver")
-        found[name] = {"alone": alone(folder, seed, tasks, adapter)}
-        found[name]["tokens"] = warm.tokens_of(run)
+    """The base in both roles, and each arm after its training."""
+    found: dict[str, Any] = {"seed": seed}
+    for role, arms in ARMS.items():
+        folder = OUT / f"{tokens}-{seed}" / role
+        own = found[role] = {BEFORE: {"alone": alone(folder, role, seed, tasks)}}
+        for name, settings in arms.items():
+            run = warm.train(
+                folder / name.replace(", ", "-").replace(" ", "-"),
+                seed,
+                max_tokens=tokens,
+                **settings,
+            )
+            adapter = run / "adapters" / ("a" if settings["env_args"] is PAIR else role)
+            own[name] = {"alone": alone(folder, role, seed, tasks, adapter)}
+            own[name]["tokens"] = warm.tokens_of(run)
     print(found, flush=True)
     return found
 
 
-def alone(folder: Path, seed: int, tasks: int, adapter: Path | None = None) -> float:
-    """Share of the test tasks that a solver, or the base, answers rightly in its only turn."""
+def alone(folder: Path, role: str, seed: int, tasks: int, adapter: Path | None = None) -> float:
+    """Share of the test tasks that the role, or the base in it, answers rightly in its only turn."""
     given: dict[str, Any] = {"limit": tasks}
     if adapter is not None:
-        given |= {"adapters": f"solver={adapter}", "base": False}
+        given |= {"adapters": f"{role}={adapter}", "base": False}
     out = folder / f"play-{adapter.parents[1].name if adapter else 'base'}"
-    (episodes,) = warm.play(out, seed, env_args=ONCE, **given).values()
+    (episodes,) = warm.play(out, seed, env_args=ALONE[role], **given).values()
     return sum(bool(each.success) for each in episodes) / len(episodes)
 
 
 def table(result: Any) -> Table:
     """One answer alone, of the base and after each arm."""
     rows = [
-        [name, spread([run[name]["alone"] for run in result["runs"]])] for name in ("before", *ARMS)
+        [role, name, spread([run[role][name]["alone"] for run in result["runs"]])]
+        for role, arms in ARMS.items()
+        for name in (BEFORE, *arms)
     ]
-    return ["math, trained as", "success of one answer alone"], rows
+    return ["math, alone", "trained as", "success of one answer"], rows
 
 
 if __name__ == "__main__":
