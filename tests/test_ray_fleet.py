@@ -176,8 +176,10 @@ def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp
     assert eventually(lambda: free() == ray.cluster_resources()["CPU"])
     asked_with_a_place: list[bool] = []
     started(lambda *, needed: asked_with_a_place.append(needed and made[-1].placed(0)))
+    # The place may be given in the moment of the last request. A learner that is only late has had
+    # its place for six times the patience.
     assert asked_with_a_place
-    assert not any(asked_with_a_place)
+    assert sum(asked_with_a_place) <= 1
     hands = fleet(size=4)  # as many as there are places
     ready = [hands.submit("square", number) for number in range(8)]
     assert [job.result() for job in ready] == [number * number for number in range(8)]
