@@ -175,7 +175,7 @@ def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp
     # machine gives none for seconds: only then may room be asked for.
     assert eventually(lambda: free() == ray.cluster_resources()["CPU"])
     asked_with_a_place: list[bool] = []
-    started(lambda *, needed: asked_with_a_place.append(needed and made[-1]._places.wait(0)))
+    started(lambda *, needed: asked_with_a_place.append(needed and made[-1]._places.wait(0.2)))
     # The place may be given in the moment of the last request. A learner that is only late has had
     # its place for six times the patience.
     assert asked_with_a_place
