@@ -50,6 +50,7 @@ from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers import presets
+from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Completion, Request
 
 RESULTS = HERE / "results" / "parts.json"
@@ -179,7 +180,7 @@ def rolled_out(
     game = make(env, split="test", **{**arguments(env), **other})
     lineup = {role: policies.policy_for(role) for role in story.roles}
     episodes: list[Trajectory] = []
-    with ThreadPoolExecutor(settings(env)["scoring_threads"]) as pool:
+    with ThreadPoolExecutor(ATGRPOConfig.scoring_threads) as pool:
         for chunk in chunks(held_out(game, "test", tasks), sampling):
             episodes += roll_out(game, policies, lineup, pool, chunk, sampling)
     return episodes

@@ -82,13 +82,13 @@ ARMS: Mapping[str, Arm] = {
     "at_grpo, dense": Arm({"method": "at_grpo"}, "dense", (0, 1, 2)),
     "at_grpo": Arm({"method": "at_grpo"}, "sparse", (0, 1, 2)),
     "look_ahead": Arm({"method": "look_ahead"}, "sparse", (0, 1, 2)),
-    "grpo": Arm({"method": "grpo"}, "sparse", (0, 1, 2, 3, 4)),
-    "dr_mas": Arm({"method": "dr_mas"}, "sparse", (0, 1, 2, 3, 4)),
+    "grpo": Arm({"method": "grpo"}, "sparse", tuple(range(15))),
+    "dr_mas": Arm({"method": "dr_mas"}, "sparse", tuple(range(15))),
     "mhgpo": Arm({"method": "mhgpo"}, "sparse", (0, 1, 2)),
     "mhgpo, fork on first": Arm({"method": "mhgpo", "shape": "fork_on_first"}, "sparse", (0, 1, 2)),
 }
-RATES = (2e-3, 4e-3)
-TUNING = (100,)
+RATES = (1e-3, 2e-3, 4e-3)
+TUNING = (100, 101, 102)
 
 
 def played(

@@ -58,8 +58,8 @@ sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the
 
 # Cost and determinism
 
-A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and a quarter of a second for the
-attempt to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
+A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and half a second for two
+attempts to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
 end, the test is wrong and nothing else runs. Six mutants and the coder's program have 1/4 of the limit each
 on the other tests, and a program that uses a limit up is not run on the rest.
 

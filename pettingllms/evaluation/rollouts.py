@@ -61,7 +61,7 @@ def evaluate(
     top_p: float = 1.0,
     seed: int = 0,
     swap: Mapping[str, str] | None = None,
-    scoring_threads: int = 4,
+    scoring_threads: int = 16,
     on_progress: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Evaluation:
     """Rolls out `samples` episodes of each task without branching, and scores them.
@@ -77,7 +77,7 @@ def evaluate(
         top_p: sample from the likeliest tokens that together reach this probability.
         seed: of sampling and of the bootstrap.
         swap: role -> the role whose policy answers for it.
-        scoring_threads: completions that are scored at the same time.
+        scoring_threads: prompts whose completions are scored at the same time.
         on_progress: called with finished and all episodes before every batch; may raise to stop.
 
     Raises:

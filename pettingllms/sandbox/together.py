@@ -3,7 +3,7 @@
 A process of its own costs a run about 2 ms, most of it the kernel's, and a small program a hundredth
 of that. Programs that can leave nothing behind may therefore run one after the other in one process
 of the sandbox, which is held like any other: what is shared is only shared between the programs
-and cases of one call.
+and cases of one call, and of calls that other threads make at the same time (`gathered`).
 
 `is_simple` decides from the text which programs these are. It allows the names of pure functions
 and of methods of texts, numbers and containers, and nothing else after a dot: no imports, no classes,
@@ -18,16 +18,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from pettingllms.sandbox.gathered import MOST_CHARS, MOST_RUNS, gatherer_of
 from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
 
 SHARED_CPU_S = 0.25
-"""CPU seconds of one shared process. What is not done by then runs on its own: the most that the
-attempt can cost beyond that."""
-_PROGRAM_CHARS, _REQUEST_CHARS, _REQUEST_RUNS = 1 << 13, 1 << 20, 256
+"""CPU seconds of one shared process. What is not done by then runs on its own: an attempt costs this
+at most beyond that, and there are two where the first was shared with other calls."""
+_PROGRAM_CHARS = 1 << 13
 
 
 def _words(text: str) -> frozenset[str]:
@@ -54,7 +55,7 @@ _KEYWORDS = _words(
 )
 _WORD = re.compile(r"(\.?)([A-Za-z_][A-Za-z0-9_]*)?")
 
-_DRIVER = """
+_DRIVER_CODE = """
 import builtins, io, json, linecache, sys, time, traceback, warnings
 def one(code, names, function, given):
     sys.stdin, sys.stdout = io.StringIO(given, newline="\\n"), io.StringIO(newline="\\n")
@@ -96,16 +97,18 @@ def all_of(text, names, function, cases):
 def main():
     asked, out = json.loads(sys.stdin.read()), sys.stdout
     warnings.simplefilter("error")
-    names = {name: getattr(builtins, name) for name in asked["names"]}
-    for text in asked["programs"]:
-        try:
-            rows = all_of(text, names, asked["function"], asked["cases"])
-        except Exception:
-            rows = []
-        out.write(json.dumps(rows) + "\\n")
-        out.flush()
+    names = {name: getattr(builtins, name) for name in NAMES}
+    for job in asked["jobs"]:
+        for text in job["programs"]:
+            try:
+                rows = all_of(text, names, job["function"], job["cases"])
+            except Exception:
+                rows = []
+            out.write(json.dumps(rows) + "\\n")
+            out.flush()
 main()
 """
+_DRIVER = f"NAMES = {sorted(FUNCTIONS)}{_DRIVER_CODE}"
 
 
 def is_simple(program: str) -> bool:
@@ -192,14 +195,14 @@ class SharedRuns:
         # A single run gains nothing.
         if len(functions) != 1 or len(left) * len(cases) < 2 or not all(map(_is_text, given)):
             return
+        within = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
         # Not tried twice, whatever comes of it.
         self._known |= dict.fromkeys((program, case) for program in left for case in cases)
-        at_once = min(_REQUEST_RUNS // len(cases), (_REQUEST_CHARS - size) // _PROGRAM_CHARS)
+        at_once = min(MOST_RUNS // len(cases), (MOST_CHARS - size) // _PROGRAM_CHARS)
         while left and at_once > 0:
             now = left[:at_once]
             asked = {"programs": now, "cases": given, "function": functions.copy().pop()}
-            whole = self._run_shared(asked | {"names": sorted(FUNCTIONS)})
-            lines = [line for line in whole.stdout.splitlines(True) if line.endswith("\n")]
+            whole, lines = gatherer_of(self._sandbox, _DRIVER)(self._sandbox, asked, within)
             for program, line in zip(now, lines, strict=False):
                 for case, run in zip(cases, _rows(line), strict=False):
                     self._known[program, case] = _result(run, whole, self._limits, case)
@@ -211,11 +214,6 @@ class SharedRuns:
 
     def _is_new(self, program: str, cases: Sequence[Case]) -> bool:
         return any((program, case) not in self._known for case in cases) and is_simple(program)
-
-    def _run_shared(self, asked: Mapping[str, object]) -> RunResult:
-        limits = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
-        [[whole]] = self._sandbox.run([_DRIVER], [Case(json.dumps(asked))], limits=limits)
-        return whole
 
     def _alone(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[RunResult]]:
         return self._sandbox.run(

@@ -361,8 +361,8 @@ class ATGRPOConfig:
         choices=tuple(LEVELS),
         shared="run",
     )
-    scoring_threads: int | None = _run(
-        None, "Completions that are scored at the same time", at_least=1, shared="run"
+    scoring_threads: int = _run(
+        16, "Prompts whose completions are scored at the same time", at_least=1, shared="run"
     )
 
     tasks_per_shard: int | None = scale_settings.TASKS_PER_SHARD
@@ -452,7 +452,6 @@ if TYPE_CHECKING:
         eval_steps: int
         eval_tasks: int
         save_steps: int
-        scoring_threads: int
         epsilon_high: float
 
 else:

@@ -25,7 +25,6 @@ EMBEDDED: dict[str, Any] = {
     "eval_steps": 20,
     "eval_tasks": 100,
     "save_steps": 10,
-    "scoring_threads": 4,
 }
 LARGE: dict[str, Any] = {
     "learning_rate": 1e-4,
@@ -39,7 +38,6 @@ LARGE: dict[str, Any] = {
     "eval_steps": 10,
     "eval_tasks": 100,
     "save_steps": 10,
-    "scoring_threads": 16,
 }
 LARGE_FULL = {"learning_rate": 5e-6}
 TOKEN_STEPS = 1000
