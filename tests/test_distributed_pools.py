@@ -12,8 +12,6 @@ from pettingllms.distributed.cluster import connected
 from pettingllms.distributed.guardian import processes_of
 from pettingllms.distributed.pools import check_ranks, placed, pools_of
 from pettingllms.errors import ConfigError
-from pettingllms.evaluation.config import EvalConfig
-from pettingllms.evaluation.run import settings_of
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainer import ATGRPOTrainer
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -143,12 +141,6 @@ def test_engines_without_vllm_are_refused_with_how_to_install_it(monkeypatch):
         connected(engines(), (), ("coder",)),
     ):
         pass
-
-
-def test_an_evaluation_with_workers_and_vllm_is_refused():
-    options = EvalConfig.of(env="math", sampler="vllm", model="m", workers=2)
-    with pytest.raises(ConfigError, match="vLLM evaluates in one process"):
-        settings_of(options)
 
 
 def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():

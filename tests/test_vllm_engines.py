@@ -25,6 +25,8 @@ import torch
 
 from benchmarks.scale import actors
 from pettingllms.errors import ConfigError
+from pettingllms.evaluation.config import EvalConfig
+from pettingllms.evaluation.run import run_evaluation
 from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
 from pettingllms.samplers.vllm_args import engine_options
 from pettingllms.session import train
@@ -221,6 +223,48 @@ def test_an_engine_answers_with_the_weights_that_it_is_asked_for_however_version
         with pytest.raises(ConfigError, match="a prompt of 2000 tokens"):
             loop.ask(too_long, 1, params, 0, "key 0", files[0]).result(timeout=60)
         assert loop.pulse()[1] == 0
+
+
+def test_an_evaluation_on_engines_plays_each_line_up_with_its_weights(ray, model_dir, tmp_path):
+    roles = {"writer": "writer", "reader": "reader"}
+    with contextlib.closing(team(model_dir, roles, sampler=SamplerSettings())) as policies:
+        for number, name in enumerate(roles):
+            stir(policies, name, seed=number)
+            policies.save(name, tmp_path / "adapters" / name)
+
+    def played(**changes: Any) -> dict[str, list[Any]]:
+        options = EvalConfig.of(
+            env="tests.letters_env:env",
+            model=str(model_dir),
+            policies="per-role",
+            adapters=str(tmp_path / "adapters"),
+            base=True,
+            greedy=True,
+            limit=6,
+            max_completion_length=8,
+            **changes,
+        )
+        found = run_evaluation(options).episodes
+        return {
+            title: [
+                (group.policy, candidate.completion.token_ids, sum(candidate.completion.logprobs))
+                for episode in episodes
+                for group in episode.groups
+                for candidate in group.candidates
+            ]
+            for title, episodes in found.items()
+        }
+
+    pools = json.dumps({"workers": HALVES, "engines": HALVES})
+    options = {"vllm": json.dumps(OPTIONS), "worker_timeout": TIMEOUT, "pools": pools}
+    found = played(sampler="vllm", workers=2, **options)
+    expected = played(sampler="transformers")
+    assert found.keys() == expected.keys() == {"base", "adapters"}
+    for title, rows_ in expected.items():
+        assert [row[:2] for row in found[title]] == [row[:2] for row in rows_]
+        assert [row[2] for row in found[title]] == pytest.approx([r[2] for r in rows_], abs=1e-3)
+    assert found["base"] != found["adapters"]
+    assert eventually(lambda: not actors("Engine", "EvalWorker"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""The vLLM engines of a run: started, looked after, and asked by workers that load no model.
+"""The vLLM engines of a run or an evaluation: started, looked after, and asked by workers that load no model.
 
     driver --- weights, once ---> object store ------------> Engine x replicas    one vLLM each
        '------ a reference ---> worker --- request, reference --^
@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -51,6 +51,14 @@ class Asking(NamedTuple):
     serving: Mapping[str, Sequence[Any]]
     patience: float
 
+    def policies(
+        self, pack: Callable[[str], Any], roles_to_policies: Mapping[str, str]
+    ) -> PolicySet:
+        """Policies that the engines sample; see `RemoteEngine` for `pack`."""
+        engine = RemoteEngine(pack, self.patience)
+        engine.serving = self.serving
+        return PolicySet([AskedBase(self.chats, self.contexts, engine)], roles_to_policies)
+
 
 class EngineWorker(RolloutWorker):
     """Plays shards: environments and sandbox; engines elsewhere sample, and no model is loaded."""
@@ -60,10 +68,7 @@ class EngineWorker(RolloutWorker):
         self._asking, self._given = asking, dict[str, Any]()
 
     def _load(self) -> PolicySet:
-        chats, contexts, serving, patience = self._asking
-        engine = RemoteEngine(self._given.get, patience)
-        engine.serving = serving
-        return PolicySet([AskedBase(chats, contexts, engine)], self._spec.roles_to_policies)
+        return self._asking.policies(self._given.get, self._spec.roles_to_policies)
 
     def _take(self, policy: str, version: int, reference: Any) -> None:
         self._given[policy] = reference

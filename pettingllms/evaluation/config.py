@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Self
 
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
+from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import (
     check_values,
     policies_setting,
@@ -135,17 +135,3 @@ class EvalConfig:
         given = {name: value for name, value in settings.items() if value is not None}
         over = {name: value for name, value in given.items() if name not in own}
         return cls(**{name: value for name, value in given.items() if name in own}, over=over)
-
-
-def without_engines(config: ResolvedConfig) -> ResolvedConfig:
-    """`config`, if an evaluation can follow it.
-
-    Raises:
-        ConfigError: workers that would need vLLM engines, which only a training has.
-    """
-    if config.workers and config.sampler == "vllm":
-        raise ConfigError(
-            f"workers {config.workers} with sampler vllm: vLLM evaluates in one process, which batches "
-            "the episodes of many tasks; leave --workers out, or use --sampler transformers"
-        )
-    return config

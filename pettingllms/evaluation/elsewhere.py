@@ -3,34 +3,51 @@
 Chunks share no batch, and everything random follows from the place of a decision, so results are those
 of one process, to the bit. Chunks are begun in order and written in order; a worker that is lost is
 replaced, and its chunk is rolled out again.
+
+With sampler vllm, engines in processes of their own sample for all workers, as in training. What they
+answer is drawn in the same way, and rounded as their batches happen to be.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import ray
 import torch
 
 from pettingllms.assembly import make_env
 from pettingllms.distributed.cluster import connected, sent
+from pettingllms.distributed.engines import Asking, Engines
 from pettingllms.distributed.fleet import Fleet
-from pettingllms.distributed.pools import WORKERS, placed, pools_of
+from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of
 from pettingllms.evaluation.chunks import Chunk
 from pettingllms.evaluation.playing import Playing
-from pettingllms.evaluation.rollouts import Lineup, Play, Verdicts
+from pettingllms.evaluation.rollouts import ClosableSampler, Lineup, Play, Verdicts
 from pettingllms.evaluation.run import EvalPlan
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import own_names
 from pettingllms.rollout.trajectory import Trajectory
 
 
 class EvalWorker:
-    """Rolls out chunks: environment, sandbox and sampler in one process."""
+    """Rolls out chunks: environment, sandbox and sampler in one process, or engines that sample elsewhere.
 
-    def __init__(self, plan: EvalPlan, threads: int) -> None:
+    Args:
+        plan: the evaluation.
+        threads: of PyTorch.
+        asking: how to ask the engines; None to load a model here.
+        weights: policy -> a reference to what the engines sample from.
+    """
+
+    def __init__(
+        self, plan: EvalPlan, threads: int, asking: Asking | None, weights: Mapping[str, Any]
+    ) -> None:
         self._plan, self._threads = plan, threads
+        self._asking, self._weights = asking, weights
 
     def ready(self) -> None:
         """Makes the environment; a model is loaded with the first chunk."""
@@ -38,11 +55,72 @@ class EvalWorker:
         torch.set_num_threads(self._threads)
         env = make_env(plan.config, plan.split, plan.source, divide=plan.divide)
         pool = ThreadPoolExecutor(plan.config.scoring_threads)
-        self._playing = Playing(env, plan.sampling, plan.load, pool)
+        self._playing = Playing(env, plan.sampling, self._load, pool)
 
     def play(self, lineup: Lineup, chunk: Chunk) -> list[Trajectory]:
         """The episodes of one chunk."""
         return next(self._playing(lineup, [chunk], lambda _verdicts: None))
+
+    def _load(self, adapters: bool) -> ClosableSampler:
+        if self._asking is None:
+            return self._plan.load(adapters)
+        return self._asking.policies(self._weights.get, self._plan.roles_to_policies)
+
+
+class _Processes:
+    """The workers of an evaluation, and the engines that they ask, if its settings want some.
+
+    Engines hold the policies of a line-up: those with adapters, or those of the base model. They are started
+    before the workers, who would otherwise take their places on a full cluster, and both are started again
+    for the other policies.
+    """
+
+    def __init__(self, plan: EvalPlan, pools: Mapping[str, Share]) -> None:
+        self._plan, self._pools = plan, pools
+        env: Any = None  # every worker makes its own
+        self._given = sent(dataclasses.replace(plan, env=env))
+        self._adapters: bool | None = None
+        self._open = contextlib.ExitStack()
+
+    def fleet(self, adapters: bool) -> Fleet:
+        """Workers that play with these policies.
+
+        Raises:
+            ConfigError: vLLM cannot run a model.
+            WorkersLost: an engine cannot be started.
+        """
+        config, sampled = self._plan.config, own_names(self._plan.roles_to_policies)
+        on_engines = config.sampler == "vllm" and bool(sampled)
+        # Without engines, each worker loads what a line-up needs.
+        if self._adapters is None or (on_engines and self._adapters != adapters):
+            self.close()
+            self._adapters, self._fleet = adapters, self._start(adapters, on_engines=on_engines)
+        return self._fleet
+
+    def _start(self, adapters: bool, *, on_engines: bool) -> Fleet:
+        config, open_ = self._plan.config, self._open
+        asking, weights = None, dict[str, Any]()
+        if on_engines:
+            policies = open_.enter_context(contextlib.closing(self._plan.load(adapters)))
+            assert isinstance(policies, PolicySet)  # workers do not ask models behind an API
+            engines = Engines(policies, config, self._pools)
+            open_.callback(engines.close)
+            engines.wait()
+            asking = engines.asking
+            weights = {name: reference for name, (_, reference) in engines.held().items()}
+        worker: Any = ray.remote(**self._pools[WORKERS].options)(EvalWorker)
+        given, threads = self._given, torch.get_num_threads()
+        fleet = Fleet(
+            lambda: worker.remote(given, threads, asking, weights),
+            config.workers,
+            timeout=config.worker_timeout,
+        )
+        open_.callback(fleet.close)
+        return fleet
+
+    def close(self) -> None:
+        """Ends workers and engines."""
+        self._open.close()
 
 
 @contextlib.contextmanager
@@ -50,27 +128,23 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
     """Workers as the settings of the plan ask for.
 
     Raises:
-        ConfigError: Ray or the cluster cannot be used, or the environment cannot be sent.
+        ConfigError: Ray, vLLM or the cluster cannot be used, or the environment cannot be sent.
     """
-    config = plan.config
-    with connected(config) as ray:
-        pools = placed(pools_of(config), config.workers, config.device, ray.cluster_resources())
-        worker: Any = ray.remote(**pools[WORKERS].options)(EvalWorker)
-        env: Any = None  # every worker makes its own
-        given = sent(dataclasses.replace(plan, env=env))
-        fleet = Fleet(
-            lambda: worker.remote(given, torch.get_num_threads()),
-            config.workers,
-            timeout=config.worker_timeout,
-        )
+    config, sampled = plan.config, own_names(plan.roles_to_policies)
+    with connected(config, (), sampled) as module:
+        pools = pools_of(config, (), sampled)
+        pools = placed(pools, config.workers, config.device, module.cluster_resources())
+        with contextlib.closing(_Processes(plan, pools)) as processes:
 
-        def play(
-            lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
-        ) -> Iterator[list[Trajectory]]:
-            jobs = [fleet.submit("play", lineup, chunk) for chunk in missing]
-            for job in jobs:
-                on_batch([])
-                yield job.result()
+            def play(
+                lineup: Lineup, missing: Sequence[Chunk], on_batch: Callable[[Verdicts], None]
+            ) -> Iterator[list[Trajectory]]:
+                if not missing:
+                    return
+                fleet = processes.fleet(lineup.adapters)
+                jobs = [fleet.submit("play", lineup, chunk) for chunk in missing]
+                for job in jobs:
+                    on_batch([])
+                    yield job.result()
 
-        with contextlib.closing(fleet):
             yield play

@@ -27,7 +27,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, paired
-from pettingllms.evaluation.config import SHARED, EvalConfig, without_engines
+from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE
 from pettingllms.evaluation.folder import EvalFolder, digest
 from pettingllms.evaluation.members import plan_with, with_members, write_routes
@@ -282,7 +282,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         temperature=config.temperature,
         top_p=options.top_p,
         seed=config.seed,
-        at_once=EPISODES_AT_ONCE if config.sampler == "transformers" else AT_ONCE_ELSEWHERE,
+        at_once=_at_once(config),
     )
     tasks = held_out(env, options.split, options.limit)
     plan = EvalPlan(
@@ -298,6 +298,12 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
         divide="dataset" not in options.over,
     )
     return plan_with(plan, ensemble, options) if ensemble else plan
+
+
+def _at_once(config: ResolvedConfig) -> int:
+    """Episodes of a chunk. Large ones would leave several workers nothing to do beside the first."""
+    small = config.sampler == "transformers" or config.workers
+    return EPISODES_AT_ONCE if small else AT_ONCE_ELSEWHERE
 
 
 def settings_of(options: EvalConfig, source: EnvSource | None = None) -> ResolvedConfig:
@@ -325,7 +331,7 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if options.agents is not None:
         arguments = config.mapping("env_args") | {"agents": options.agents}
         config = dataclasses.replace(config, env_args=json.dumps(arguments))
-    return without_engines(resolve(config, source))
+    return resolve(config, source)
 
 
 def run_of(adapters: str) -> Path | None:
