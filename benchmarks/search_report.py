@@ -23,6 +23,8 @@ from benchmarks.evidence import (
 Run = Mapping[str, Any]
 AGENT, TASK = "dr_mas", "grpo"
 """The two arms whose difference is the question: a mean for each agent, and one for all."""
+LEAST = 0.05
+"""A gain that would count: Dr. MAS's paper reports 0.056 in math and 0.152 in search, for models of 3B and 8B."""
 BEFORE = {"base": "base", "start": "the team that the others begin with"}
 BEGINNING = 5
 """Steps over which advantages are averaged: later the agents differ in what they have learned."""
@@ -85,13 +87,12 @@ def norms(result: Mapping[str, Any]) -> Table:
 
 
 def verdict(result: Mapping[str, Any]) -> str:
-    """Whether a mean for each agent solves more than one for all; paired by seed and task."""
+    """Whether a mean for each agent solves more than one for all, by `LEAST`; paired by seed and task."""
     one, other = (of(result, arm) for arm in (AGENT, TASK))
     count = min(len(one), len(other))
     gains = difference(digits(one[:count], 2) - digits(other[:count], 2))
-    return judged(
-        "A mean for each agent (`dr_mas`) solves more than one for all (`grpo`)", {"search": gains}
-    )
+    claim = f"A mean for each agent (`dr_mas`) solves {LEAST} more than one for all (`grpo`)"
+    return judged(claim, {f"search, {count} seeds": gains}, LEAST)
 
 
 def draw(result: Mapping[str, Any], path: Path) -> None:

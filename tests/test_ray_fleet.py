@@ -154,7 +154,7 @@ def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp
     from pettingllms.distributed.pools import Share
     from pettingllms.distributed.ranks import Ranks
 
-    monkeypatch.setattr(module, "PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "PATIENCE_SECONDS", 1)
 
     made: list[Ranks] = []
 
@@ -175,9 +175,9 @@ def test_only_a_learner_without_a_place_has_an_idle_worker_ended(fleet, ray, tmp
     # machine gives none for seconds: only then may room be asked for.
     assert eventually(lambda: free() == ray.cluster_resources()["CPU"])
     asked_with_a_place: list[bool] = []
-    started(lambda *, needed: asked_with_a_place.append(needed and made[-1]._places.wait(0.2)))
+    started(lambda *, needed: asked_with_a_place.append(needed and made[-1].placed(1)))
     # The place may be given in the moment of the last request. A learner that is only late has had
-    # its place for six times the patience.
+    # its place for three times the patience.
     assert asked_with_a_place
     assert sum(asked_with_a_place) <= 1
     hands = fleet(size=4)  # as many as there are places

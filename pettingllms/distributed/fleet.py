@@ -60,7 +60,7 @@ ATTEMPTS = 8
 """Actors that may be lost in one job. If there are more, the job itself kills them."""
 START_SECONDS = 600.0
 """For the start of a learner, however short `worker_timeout` is: imports take long on a busy machine."""
-PATIENCE_SECONDS = 3.0
+PATIENCE_SECONDS = 3
 """After which a learner that has no place yet lacks what a worker holds."""
 RANK_SECONDS = 15.0
 """In which the loss of a rank is known, after another one has failed in what they do together."""

@@ -43,8 +43,8 @@ class Ranks:
             for rank in range(share.ranks)
         ]
 
-    def placed(self, seconds: float) -> bool:
-        """Whether all have a place, at the latest after some seconds."""
+    def placed(self, seconds: int) -> bool:
+        """Whether all have a place, at the latest after some seconds; Ray drops parts of one."""
         return bool(self._places.wait(seconds))
 
     def do(self, method: str, *arguments: Any) -> list[Any]:
