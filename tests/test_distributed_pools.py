@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
+import sys
 
 import pytest
 import torch
@@ -195,3 +197,13 @@ def test_shards_hold_every_task_once_in_order():
 
 def test_a_guardian_finds_no_process_of_others(tmp_path):
     assert processes_of(tmp_path / "nobody-names-this") == []
+
+
+@pytest.mark.parametrize("command", ["train", "evaluate"])
+def test_workers_without_ray_are_one_line(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    words = ["--env", "math", "--workers", "2"]
+    words += ["--limit", "2"] if command == "evaluate" else ["--output-dir", str(tmp_path / "run")]
+    words += ["--tasks-per-shard", "2"] if command == "train" else []
+    assert importlib.import_module(f"pettingllms.cli.{command}").main(words) == 2
+    assert "workers need Ray, which cannot be imported" in capsys.readouterr().err

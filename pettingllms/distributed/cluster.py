@@ -68,12 +68,7 @@ def connected(
         require_vllm()
     if address is None:
         os.environ.setdefault(BESIDE, "0")  # Ray's own processes read it, too
-    try:
-        import ray
-    except ImportError as error:
-        raise ConfigError(
-            f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
-        ) from error
+    ray = require_ray()
     if ray.is_initialized():
         with watched(ray):
             yield ray
@@ -91,6 +86,21 @@ def connected(
         placed(pools, config.workers, config.device, ray.cluster_resources())
         stack.enter_context(watched(ray))
         yield ray
+
+
+def require_ray() -> Any:
+    """The module `ray`.
+
+    Raises:
+        ConfigError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ConfigError(
+            f"workers need Ray, which cannot be imported ({error}): pip install 'pettingllms[ray]'"
+        ) from error
+    return ray
 
 
 def _start(ray: Any, cpus: float, folder: Path) -> None:

@@ -34,6 +34,9 @@ def playing(plan: EvalPlan, folder: Path | None = None) -> Iterator[Play]:
     """
     if plan.config.workers:
         # Here and not above: Ray is an extra, and takes long to import.
+        from pettingllms.distributed.cluster import require_ray
+
+        require_ray()
         from pettingllms.evaluation.elsewhere import playing_elsewhere
 
         with playing_elsewhere(plan) as elsewhere:
