@@ -187,7 +187,8 @@ def draw_arms() -> Figure:
         len(sets), 2, figsize=(10, sum(heights)), squeeze=False, height_ratios=heights
     )
     names = list(dict.fromkeys(arm for arms in sets.values() for arm in arms))
-    colors = dict(zip(names, COLORS * 2, strict=False))
+    more = [f"C{number}" for number in range(1, 10)]  # matplotlib's own, which differ from these
+    colors = dict(zip(names, (*COLORS, "#000000", *more, *COLORS), strict=False))
     for (left, right), (grounds, arms) in zip(axes, sets.items(), strict=True):
         points = [Point(arm, Estimate(*own["iqm"]), "", colors[arm]) for arm, own in arms.items()]
         rows_of_points(left, points, label="interquartile mean of success")
