@@ -11,8 +11,10 @@ import pytest
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
+from pettingllms.sandbox.gathered import _GATHERERS
 from pettingllms.sandbox.together import SharedRuns
 from pettingllms.sandbox.types import Sandbox
+from tests.processes import eventually
 
 LIMITS = Limits(cpu_s=0.5, wall_s=10.0, memory_mib=128, output_kib=64)
 CASES = [Case(stdin=text) for text in ("3\n", "4\n")]
@@ -59,14 +61,17 @@ def outputs(sandbox: Sandbox, text: str, limits: Limits = LIMITS) -> list[str]:
     return [run.stdout if run.status == "ok" else run.status for run in row]
 
 
+def let_go_once_waiting(gate: Gate, others: int) -> None:
+    """Opens the gate once one process waits there, and so many threads wait for its end."""
+    assert eventually(lambda: gate.calls == 1 and len(_GATHERERS[gate]._waiting) == others)
+    gate.let_go()
+
+
 def at_once(gate: Gate, texts: Sequence[str], limits: Sequence[Limits]) -> list[list[str]]:
     """Runs every text on a thread of its own; all wait before the first process begins."""
     with ThreadPoolExecutor(len(texts)) as pool:
         asked = [pool.submit(outputs, gate, *each) for each in zip(texts, limits, strict=True)]
-        while gate.calls < 1:
-            threading.Event().wait(0.001)
-        threading.Event().wait(0.2)
-        gate.let_go()
+        let_go_once_waiting(gate, len(texts) - 1)
         return [future.result(60) for future in asked]
 
 
@@ -113,8 +118,7 @@ def test_an_interrupt_of_one_thread_leaves_the_others_their_results(gate) -> Non
     gate.run = interrupted
     with ThreadPoolExecutor(6) as pool:
         asked = [pool.submit(outputs, gate, program(n)) for n in range(6)]
-        threading.Event().wait(0.3)
-        gate.let_go()
+        let_go_once_waiting(gate, 5)
         ends = [(future.exception(60), n) for n, future in enumerate(asked)]
     assert [type(error) for error, _ in ends if error] == [KeyboardInterrupt]
     for error, n in ends:
