@@ -11,8 +11,7 @@ import pytest
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
-from pettingllms.sandbox.gathered import _GATHERERS
-from pettingllms.sandbox.together import SharedRuns
+from pettingllms.sandbox.together import _GATHERERS, SharedRuns
 from pettingllms.sandbox.types import Sandbox
 from tests.processes import eventually
 
@@ -51,7 +50,7 @@ class Gate:
 
 @pytest.fixture
 def gate(monkeypatch) -> Any:
-    monkeypatch.setattr("pettingllms.sandbox.gathered.os.cpu_count", lambda: 2)
+    monkeypatch.setattr("pettingllms.sandbox.together.os.cpu_count", lambda: 2)
     with open_sandbox("embedded", workers=1) as opened:
         yield Gate(opened, held=1)
 

@@ -3,7 +3,7 @@
 A process of its own costs a run about 2 ms, most of it the kernel's, and a small program a hundredth
 of that. Programs that can leave nothing behind may therefore run one after the other in one process
 of the sandbox, which is held like any other: what is shared is only shared between the programs
-and cases of one call, and of calls that other threads make at the same time (`gathered`).
+and cases of one call, and of calls that other threads make at the same time.
 
 `is_simple` decides from the text which programs these are. It allows the names of pure functions
 and of methods of texts, numbers and containers, and nothing else after a dot: no imports, no classes,
@@ -12,23 +12,33 @@ code around it, or another case. `_DRIVER` gives it a namespace and builtins of 
 
 A result is taken over only where it is beyond doubt that a fresh process would have given it. Any
 other run, one that comes near a limit among them, is done again in a process of its own.
+
+Requests of several threads share a process, too: completions of many prompts are scored at the same
+time. At most half as many shared processes run at once as there are cores: the threads that read and judge
+results need the other half. A request that finds a place free runs at once, by itself; those that
+arrive while all are taken are gathered, and the first thread that is woken runs them all. So no request
+waits for company, and the busier the scorers, the more share a process.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
+import threading
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
 
-from pettingllms.sandbox.gathered import MOST_CHARS, MOST_RUNS, gatherer_of
 from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
 
 SHARED_CPU_S = 0.25
 """CPU seconds of one shared process. What is not done by then runs on its own: an attempt costs this
 at most beyond that, and there are two where the first was shared with other calls."""
 _PROGRAM_CHARS = 1 << 13
+MOST_RUNS, MOST_CHARS = 512, 1 << 20
+"""Runs and characters of one process."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -274,3 +284,124 @@ def _result(
         isolation=whole.isolation,
         value_bytes=returned,
     )
+
+
+# ---------------------------------------------------------------- threads that share a process
+
+
+class ProcessOutput(NamedTuple):
+    """What a process wrote about one request."""
+
+    whole: RunResult
+    """The process itself."""
+    lines: list[str]
+    """One for each program; fewer where the process ended early."""
+
+
+@dataclass(eq=False)
+class _Request:
+    """Programs and cases of one caller; compared by identity."""
+
+    job: Mapping[str, Any]
+    limits: Limits
+    runs: int
+    chars: int
+    shared: ProcessOutput | None = None
+    alone: bool = field(default=False)
+    """It was in a process that did not come to its end, and is not put at risk by others again."""
+
+
+class Gatherer:
+    """Runs a driver, a program that does the jobs of its standard input, for all threads of one sandbox.
+
+    Args:
+        driver: reads `{"jobs": [...]}`, a JSON object, and prints a line for each program of each job.
+    """
+
+    def __init__(self, driver: str) -> None:
+        self._driver = driver
+        self._changed = threading.Condition()
+        self._waiting: list[_Request] = []
+        self._busy, self._most = 0, max(1, (os.cpu_count() or 1) // 2)
+
+    def __call__(self, sandbox: Sandbox, job: Mapping[str, Any], limits: Limits) -> ProcessOutput:
+        """Has a job done, perhaps with those of other threads.
+
+        Args:
+            sandbox: where; the same for all threads.
+            job: `programs` and `cases`, and what else the driver reads.
+            limits: of the process; jobs with other limits have another one.
+
+        Raises:
+            SandboxUnavailable: as `Sandbox.run`.
+        """
+        texts = (*job["programs"], *job["cases"])
+        runs = len(job["programs"]) * len(job["cases"])
+        mine = _Request(job, limits, runs, sum(map(len, texts)))
+        while True:
+            with self._changed:
+                batch = self._next(mine)
+            if mine.shared is not None:
+                return mine.shared
+            try:
+                self._run(sandbox, batch)
+            finally:
+                with self._changed:
+                    self._busy -= 1
+                    # An endless loop in one job says nothing about the others, nor does an error here.
+                    for each in batch:
+                        each.alone = True
+                    self._waiting += [e for e in batch if e is not mine and e.shared is None]
+                    self._changed.notify_all()
+
+    def _next(self, mine: _Request) -> list[_Request]:
+        """Waits until a request is done, which is an empty list, or until this thread is to do it with others."""
+        if mine not in self._waiting:
+            self._waiting.append(mine)
+        try:
+            self._changed.wait_for(lambda: mine.shared is not None or self._is_free(mine))
+            if mine.shared is not None:
+                return []
+            batch = self._beside(mine)
+            self._waiting = [each for each in self._waiting if each not in batch]
+            self._busy += 1
+        except BaseException:  # Ctrl-C
+            self._waiting = [each for each in self._waiting if each is not mine]
+            raise
+        return batch
+
+    def _is_free(self, mine: _Request) -> bool:
+        return self._busy < self._most and mine in self._waiting
+
+    def _beside(self, mine: _Request) -> list[_Request]:
+        """A request and those that fit into one process with it."""
+        batch, runs, chars = [mine], mine.runs, mine.chars
+        for each in [] if mine.alone else self._waiting:
+            fits = runs + each.runs <= MOST_RUNS and chars + each.chars <= MOST_CHARS
+            if fits and each is not mine and not each.alone and each.limits == mine.limits:
+                batch.append(each)
+                runs, chars = runs + each.runs, chars + each.chars
+        return batch
+
+    def _run(self, sandbox: Sandbox, batch: Sequence[_Request]) -> None:
+        asked = json.dumps({"jobs": [each.job for each in batch]})
+        [[whole]] = sandbox.run([self._driver], [Case(asked)], limits=batch[0].limits)
+        lines = [line for line in whole.stdout.splitlines(True) if line.endswith("\n")]
+        for each in batch:
+            count = len(each.job["programs"])
+            mine, lines = lines[:count], lines[count:]
+            if len(mine) == count or len(batch) == 1:
+                each.shared = ProcessOutput(whole, mine)
+
+
+_GATHERERS: weakref.WeakKeyDictionary[Sandbox, Gatherer] = weakref.WeakKeyDictionary()
+_LOCK = threading.Lock()
+
+
+def gatherer_of(sandbox: Sandbox, driver: str) -> Gatherer:
+    """The gatherer of a sandbox, the same for all threads."""
+    with _LOCK:
+        try:
+            return _GATHERERS.setdefault(sandbox, Gatherer(driver))
+        except TypeError:  # an object of the user's without weak references gathers nothing
+            return Gatherer(driver)
