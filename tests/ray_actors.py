@@ -33,16 +33,19 @@ class Hand:
 
     def _suffer(self, job: str) -> None:
         """Dies, hangs, fails or takes long as often as there are files for the job, one of which it removes."""
-        fates = sorted(self._folder.glob(f"{job}-*"))
-        if fates:
-            fate = fates[0].name.rpartition("-")[2]
-            fates[0].unlink()
+        for file in sorted(self._folder.glob(f"{job}-*")):
+            try:
+                file.unlink()
+            except FileNotFoundError:  # another rank was first
+                continue
+            fate = file.name.rpartition("-")[2]
             if fate == "late":
                 time.sleep(3)
                 return
             if fate == "fail":
                 raise SandboxUnavailable("the sandbox is gone")
             os.kill(os.getpid(), signal.SIGKILL if fate == "kill" else signal.SIGSTOP)
+            return
 
 
 class Sum(Hand):

@@ -121,7 +121,7 @@ def test_the_report_has_a_row_for_each_arm_and_a_verdict_that_follows_from_the_r
     assert {len(row) for row in rows} == {len(header)}
     header, rows = search_report.norms(result)
     assert {len(row) for row in rows} == {len(header)}
-    assert "supported in search (+1.00" in search_report.verdict(result)
+    assert "supported in search, 15 seeds (+1.00" in search_report.verdict(result)
     search_report.draw(result, tmp_path / "picture.png")
     assert (tmp_path / "picture.png").stat().st_size > 1000
 
