@@ -120,6 +120,14 @@ class Candidate:
     """What followed, where other candidates were continued from or looked ahead from as well."""
 
 
+class Unplayed(NamedTuple):
+    """A prompt that nobody answered, because the limit on turns ended the episode there."""
+
+    policy: str
+    """That would have answered."""
+    prompt_ids: tuple[int, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Group:
     """A decision: the candidates that answered one prompt at one node.
@@ -143,6 +151,9 @@ class Group:
     """Whether the agents of the episode share one return."""
     earlier: float = 0.0
     """The part of that return that was paid before this decision."""
+    unplayed: Unplayed | None = None
+    """What would have come next in a chain that the limit on turns cut here: of the team where the agents
+    share one return, else of the agent. Only for estimators that ask for it (`RolloutShape.bootstraps`)."""
 
     @property
     def chosen(self) -> Candidate:

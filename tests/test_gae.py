@@ -9,13 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 
+from pettingllms.envs.base import Outcome
 from pettingllms.errors import NonFiniteError
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
+from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.critic import Critic
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.estimators.gae import chained, standardized
+from pettingllms.types import Task, Unplayed
+from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
 from tests.test_checkpoints import assert_same, new_folder, new_trainer, weights
 from tests.test_estimators_golden import cases, decision, played
@@ -61,6 +66,63 @@ def test_agents_with_returns_of_their_own_have_chains_of_their_own() -> None:
     groups = played({0: game}, cooperative=False)
     found = chained(groups, torch.zeros(4, dtype=torch.float64), 1.0, 1.0)
     assert found.tolist() == [1.0, -1.0, 1.0, -1.0]
+
+
+def test_an_episode_that_the_limit_on_turns_ended_is_worth_what_would_have_come_next() -> None:
+    groups = played({0: [decision(0.0, parent=0), decision(1.0, parent=1)]})
+    values = torch.tensor([0.25, 0.5], dtype=torch.float64)
+    ends = torch.tensor([0.0, 0.75], dtype=torch.float64)
+    # delta: 0 + 0.5 * 0.5 - 0.25 and 1 + 0.5 * 0.75 - 0.5; lambda 1
+    assert chained(groups, values, 0.5, 1.0, ends).tolist() == [0.4375, 0.875]
+    assert chained(groups, values, 0.5, 1.0).tolist() == [0.25, 0.5]
+
+
+def test_the_record_has_the_prompt_that_the_limit_on_turns_kept_from_being_answered(
+    model: Path,
+) -> None:
+    trainer = new_trainer(model, CONFIG)
+    trajectories, _ = trainer.train_step()
+    assert len(trajectories) == 4
+    for each in trajectories:
+        assert [group.unplayed is None for group in each.groups] == [True, True, True, False]
+        env = letters_env.env(max_turns=2)
+        env.reset(seed=each.task.seed)
+        for group in each.groups:
+            env.step(group.chosen.completion.text)
+        ids = trainer.policies.prompt_ids("writer_0", env.observe("writer_0")["text"])
+        assert each.groups[-1].unplayed == ("writer", ids)
+        read = Trajectory.from_row(json.loads(json.dumps(each.row())))
+        assert [group.unplayed for group in read.groups] == [g.unplayed for g in each.groups]
+
+
+def test_an_episode_that_the_environment_ended_has_no_such_prompt(model: Path) -> None:
+    class Ended(letters_env.raw_env):
+        def _act(self, state: tuple[str, ...], agent: str, text: str) -> Outcome:
+            found = super()._act(state, agent, text)
+            return dataclasses.replace(
+                found, done=len(state) == 4
+            )  # with the last turn of the last agent
+
+    policies = new_trainer(model, CONFIG).policies
+    trajectories, _ = ATGRPO(CONFIG, Ended(max_turns=2), policies).train_step()
+    assert all(len(each.groups) == 4 for each in trajectories)
+    assert all(group.unplayed is None for each in trajectories for group in each.groups)
+
+
+def test_agents_with_returns_of_their_own_are_cut_where_each_would_have_acted_next() -> None:
+    groups = [decision(0.0, agent="ab"[n % 2], parent=n) for n in range(3)]
+    cut = {"a": Unplayed("p", (1,)), "b": Unplayed("q", (2,)), "never acted": Unplayed("r", (3,))}
+    own, team = (
+        Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=shared, unplayed=given)
+        for shared, given in ((False, cut), (True, {"b": cut["b"]}))
+    )
+    assert [group.unplayed for group in own.groups] == [None, cut["b"], cut["a"]]
+    assert [group.unplayed for group in team.groups] == [None, None, cut["b"]]
+
+
+def test_a_tree_asks_for_no_such_prompt(model: Path) -> None:
+    trajectories, _ = new_trainer(model).train_step()
+    assert all(group.unplayed is None for each in trajectories for group in each.groups)
 
 
 def test_episodes_have_chains_of_their_own() -> None:

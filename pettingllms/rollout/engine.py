@@ -17,7 +17,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -27,7 +27,7 @@ from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
-from pettingllms.types import Candidate, Completion, Group, Request, Task
+from pettingllms.types import Candidate, Completion, Group, Request, Task, Unplayed, role_of
 
 
 class Routed(NamedTuple):
@@ -157,9 +157,12 @@ class RolloutEngine:
             cohort.pending.append(_Pending(episode, prompt, request, plan, notes, scored))
 
     def _policy_for(self, episode: Episode) -> Routed:
-        given, agent = self.policies or {}, episode.agent or ""
-        found = given.get(agent) or given.get(episode.role) or self.sampler.policy_for(agent)
+        found = self._given_to(episode.agent or "")
         return Routed(found) if self.route is None else self.route(episode, found)
+
+    def _given_to(self, agent: str) -> str:
+        given = self.policies or {}
+        return given.get(agent) or given.get(role_of(agent)) or self.sampler.policy_for(agent)
 
     def _plan(self, episode: Episode, policy: str) -> Plan:
         if episode.probe or (self.wide is not None and policy not in self.wide):
@@ -219,7 +222,16 @@ class RolloutEngine:
         elif decision.plan.forks:
             others = episode.fork(branches, chosen)
         episode.advance(group, branches[chosen])
+        if self.shape.bootstraps:
+            episode.end_cut(dict(self._unplayed(episode.cut())))
         return others
+
+    def _unplayed(self, prompts: Mapping[str, str]) -> Iterator[tuple[str, Unplayed]]:
+        for agent, prompt in prompts.items():
+            policy = self._given_to(agent)
+            ids = self.sampler.prompt_ids(self._reader(agent, policy), prompt)
+            if len(ids) <= self.longest.get(policy, len(ids)):
+                yield agent, Unplayed(policy, ids)
 
 
 class _Pending(NamedTuple):

@@ -30,7 +30,16 @@ from pettingllms.envs.aec import (
 from pettingllms.envs.base import TextEnv
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, returns_of
-from pettingllms.types import Candidate, Completion, Group, GroupKey, Later, Task, role_of
+from pettingllms.types import (
+    Candidate,
+    Completion,
+    Group,
+    GroupKey,
+    Later,
+    Task,
+    Unplayed,
+    role_of,
+)
 
 AnyEnv = AECEnv[Any, Any, Any]
 Paid = Mapping[str, float]
@@ -63,6 +72,7 @@ class Episode:
         """Agent -> rewards on the way to where it left another episode."""
         self._cooperative = False
         self._overlong: Overlong | None = None
+        self._unplayed: dict[str, Unplayed] = {}
         self.path: tuple[int, ...] = ()
         """Depth and candidate of each decision at which it left another episode."""
         self.probe = False
@@ -161,6 +171,7 @@ class Episode:
         found._turns[self.agent or ""] += 1
         found._groups, found._latest, found._probes, found._forks = [], {}, {}, {}
         found._early, found._before = dict(branch.result.others), {}
+        found._unplayed = {}
         found._compares = False
         return found
 
@@ -181,6 +192,24 @@ class Episode:
             else:
                 self._early[other] = self._early.get(other, 0.0) + reward
         self.env = branch.env
+
+    def cut(self) -> dict[str, str]:
+        """Agent -> the prompt that it would have answered next, if the limit on turns has just cut its chain.
+
+        Where agents share one return, the next agent's alone. To be called before `agent`, which
+        steps the agents out of a finished episode.
+        """
+        env, following = self.env, self.env.agent_selection
+        ended = [following] if self._cooperative else list(env.agents)
+        return {
+            str(agent): observe_text(env, agent)
+            for agent in ended
+            if env.truncations.get(agent, False) and not env.terminations.get(agent, False)
+        }
+
+    def end_cut(self, unplayed: Mapping[str, Unplayed]) -> None:
+        """Records what would have come next in the chains that were cut."""
+        self._unplayed = dict(unplayed)
 
     def end_overlong(self, tokens: int, longest: int) -> None:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
@@ -210,6 +239,7 @@ class Episode:
             cooperative=self._cooperative,
             overlong=self._overlong,
             came_from=came_from,
+            unplayed=self._unplayed,
         )
 
     def forks(self) -> list[tuple[int, int, Episode]]:

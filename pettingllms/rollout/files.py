@@ -28,6 +28,8 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
         prompt          the observation, without the chat template
         prompt_ids      the prompt's tokens, chat template included
         late_reward     paid to the agent at other agents' steps, after this decision
+        unplayed        training with a critic: policy and prompt_ids of the prompt that would have come
+                        next, where the limit on turns ended the episode; else absent
         candidates      the completions that were sampled; for each
             completion      its text
             token_ids       its tokens, the end-of-turn token included
@@ -107,6 +109,13 @@ class CandidateRow(TypedDict):
     later: NotRequired[LaterRow]
 
 
+class UnplayedRow(TypedDict):
+    """A prompt that nobody answered."""
+
+    policy: str
+    prompt_ids: list[int]
+
+
 class DecisionRow(TypedDict):
     """A prompt, and the completions that answered it."""
 
@@ -121,6 +130,7 @@ class DecisionRow(TypedDict):
     prompt_ids: list[int]
     late_reward: float
     candidates: list[CandidateRow]
+    unplayed: NotRequired[UnplayedRow]
 
 
 class EpisodeRow(TypedDict):

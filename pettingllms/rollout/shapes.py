@@ -74,6 +74,8 @@ class RolloutShape:
     """K: candidates of a prompt that gets several."""
     branch: str = "best"
     """The candidate to continue from: best (ties at random), sample or first."""
+    bootstraps: bool = False
+    """Whether the record says what would have been asked next where the limit on turns ended an episode."""
 
     @classmethod
     def of(cls, width: int, branch: str) -> Self:

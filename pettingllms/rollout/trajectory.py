@@ -9,10 +9,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
 from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow
-from pettingllms.types import Advantage, Candidate, Completion, Group, GroupKey, Later, Task
+from pettingllms.types import (
+    Advantage,
+    Candidate,
+    Completion,
+    Group,
+    GroupKey,
+    Later,
+    Task,
+    Unplayed,
+)
 
 
 class Overlong(NamedTuple):
@@ -61,9 +71,14 @@ class Trajectory:
         cooperative: bool,
         overlong: Overlong | None = None,
         came_from: Origin | None = None,
+        unplayed: Mapping[str, Unplayed] = MappingProxyType({}),
     ) -> Self:
-        """Completes the record of an episode: every decision learns its episode's return."""
-        drafts = tuple(groups)
+        """Completes the record of an episode: every decision learns its episode's return.
+
+        `unplayed` has what agents would have been asked next where the limit on turns ended the episode.
+        It goes to the last decision of the team, or of each agent with a return of its own.
+        """
+        drafts = _with_unplayed(list(groups), unplayed, cooperative=cooperative)
         own = returns_of(drafts, early)
         shared = sum(own.values()) if cooperative else 0.0
         before: dict[str, float] = defaultdict(float, early)
@@ -147,6 +162,17 @@ class Trajectory:
         )
 
 
+def _with_unplayed(
+    groups: list[Group], unplayed: Mapping[str, Unplayed], *, cooperative: bool
+) -> list[Group]:
+    chains = {"" if cooperative else group.key.agent: at for at, group in enumerate(groups)}
+    for agent, prompt in unplayed.items():
+        at = chains.get("" if cooperative else agent)
+        if at is not None:
+            groups[at] = replace(groups[at], unplayed=prompt)
+    return groups
+
+
 def in_order(trajectories: Sequence[Trajectory]) -> list[Group]:
     """All decisions, by depth: the first of every episode, then the second of every one."""
     groups = [group for trajectory in trajectories for group in trajectory.groups]
@@ -210,7 +236,7 @@ def returns_of(groups: Sequence[Group], early: Mapping[str, float]) -> dict[str,
 
 def _decision(group: Group) -> DecisionRow:
     key = group.key
-    return {
+    row: DecisionRow = {
         "agent": key.agent,
         "role": key.role,
         "policy": group.policy,
@@ -223,6 +249,10 @@ def _decision(group: Group) -> DecisionRow:
         "late_reward": group.late_reward,
         "candidates": [_candidate(candidate) for candidate in group.candidates],
     }
+    if group.unplayed is not None:
+        policy, prompt_ids = group.unplayed
+        row["unplayed"] = {"policy": policy, "prompt_ids": list(prompt_ids)}
+    return row
 
 
 def _candidate(candidate: Candidate) -> CandidateRow:
@@ -283,8 +313,15 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
         )
         for each in row["candidates"]
     )
+    cut = row.get("unplayed")
     return Group(
-        key, row["policy"], row["prompt"], prompt_ids, candidates, late_reward=row["late_reward"]
+        key,
+        row["policy"],
+        row["prompt"],
+        prompt_ids,
+        candidates,
+        late_reward=row["late_reward"],
+        unplayed=None if cut is None else Unplayed(cut["policy"], tuple(cut["prompt_ids"])),
     )
 
 

@@ -6,6 +6,7 @@ https://arxiv.org/abs/1506.02438.
 
 from __future__ import annotations
 
+import dataclasses
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -14,11 +15,12 @@ import torch
 
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.critic import Critic
 from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.estimators.grpo import member_of
-from pettingllms.types import Advantage, Group
+from pettingllms.types import Advantage, Group, Unplayed
 
 
 class Gae(Estimator):
@@ -27,8 +29,8 @@ class Gae(Estimator):
         delta_i = r_i + gamma V(o_i+1) - V(o_i),   A_i = delta_i + gamma lambda A_i+1
 
     `i + 1` is the next decision of the team, mostly another agent's, which sees what `i` wrote; where
-    agents have returns of their own, it is the agent's own next one. V after the last decision is 0,
-    also where the turns ran out: their limit is part of the task. A is then centered and divided by
+    agents have returns of their own, it is the agent's own next one. V after the last decision is 0;
+    where only the limit on turns ended the episode, it is V of the prompt that would have come next. A is then centered and divided by
     its deviation over the step, unless `scale_rewards` is none. The critic learns `A_i + V(o_i)`
     after it was asked. One episode of a task is enough. Policies on different base models have a
     critic for each; at the decisions of partners behind an API, V is 0.
@@ -74,6 +76,10 @@ class Gae(Estimator):
         """Place of a base model in the team's -> its critic, from its first decision on."""
         self._policies: PolicySet | None = None
 
+    def shape(self) -> RolloutShape:
+        """Also asks for the prompts after episodes that the limit on turns ended."""
+        return dataclasses.replace(super().shape(), bootstraps=True)
+
     def attach(self, env: Any, policies: PolicySet) -> None:
         """Takes the base models, whose features the critics read."""
         del env
@@ -87,13 +93,14 @@ class Gae(Estimator):
         """
         if not groups:
             return []
-        features = self._features(groups)
-        values_N = torch.zeros(len(groups), dtype=torch.float64)
-        for base, (rows, features_NX) in features.items():
-            if base not in self.critics:
-                self.critics[base] = self._new_critic(base, features_NX.shape[1])
-            values_N[rows] = self.critics[base].values(features_NX)
-        found_N = chained(groups, values_N, self.gamma, self.lam)
+        features = self._features([Unplayed(g.policy, g.prompt_ids) for g in groups])
+        values_N = self._values(len(groups), features)
+        cut = [row for row, group in enumerate(groups) if group.unplayed is not None]
+        ends_N = torch.zeros_like(values_N)
+        # After the first look at the decisions, so that a critic's size follows from these.
+        unplayed = self._features([g.unplayed for g in groups if g.unplayed is not None])
+        ends_N[cut] = self._values(len(cut), unplayed)
+        found_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         resting = max((own.fits for own in self.critics.values()), default=0) < self.warmup
         for base, (rows, features_NX) in features.items():
             self.critics[base].fit(features_NX, (found_N + values_N)[rows])
@@ -103,17 +110,34 @@ class Gae(Estimator):
             found_N = standardized(found_N)
         return [*found_N.tolist()]
 
-    def _features(self, groups: Sequence[Group]) -> dict[int, tuple[list[int], torch.Tensor]]:
-        """Place of a base model -> the groups of policies on it, and what it makes of their prompts."""
+    def _values(
+        self, count: int, features: Mapping[int, tuple[list[int], torch.Tensor]]
+    ) -> torch.Tensor:
+        """V of `count` prompts, float64 `_N`, with a new critic for a base model that has none yet."""
+        values_N = torch.zeros(count, dtype=torch.float64)
+        for base, (rows, features_NX) in features.items():
+            if base not in self.critics:
+                self.critics[base] = self._new_critic(base, features_NX.shape[1])
+            values_N[rows] = self.critics[base].values(features_NX)
+        return values_N
+
+    def _features(
+        self, asked: Sequence[tuple[str, tuple[int, ...]]]
+    ) -> dict[int, tuple[list[int], torch.Tensor]]:
+        """Place of a base model -> the rows of policies on it, and what it makes of their prompts.
+
+        Args:
+            asked: policy and prompt of each row.
+        """
         if self._policies is None:
             raise ConfigError("estimator gae reads the base model; a trainer attaches it")
         bases, rows = self._policies.bases, defaultdict[int, list[int]](list)
-        for row, group in enumerate(groups):
-            if group.policy in self._policies.names:
-                rows[bases.index(self._policies.base_of(group.policy))].append(row)
+        for row, (policy, _) in enumerate(asked):
+            if policy in self._policies.names:
+                rows[bases.index(self._policies.base_of(policy))].append(row)
         found = {}
         for base, own in rows.items():
-            prompts = [groups[row].prompt_ids for row in own]
+            prompts = [asked[row][1] for row in own]
             states = bases[base].features(prompts, self.config.tokens_per_batch)
             found[base] = own, torch.stack([states[ids] for ids in prompts])
         return found
@@ -135,12 +159,16 @@ class Gae(Estimator):
 
 
 class _Next(NamedTuple):
-    advantage: float = 0.0
-    value: float = 0.0
+    advantage: float
+    value: float
 
 
 def chained(
-    groups: Sequence[Group], values_N: torch.Tensor, gamma: float, lam: float
+    groups: Sequence[Group],
+    values_N: torch.Tensor,
+    gamma: float,
+    lam: float,
+    ends_N: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The advantages A of `Gae`, before they are scaled, float64 `_N`.
 
@@ -149,14 +177,18 @@ def chained(
         values_N: V of each.
         gamma: weight of what comes a decision later.
         lam: lambda, weight of later surprises.
+        ends_N: V of what would have come after each, where the limit on turns cut its chain there,
+            else 0; None for 0 everywhere.
     """
     found_N = torch.zeros_like(values_N)
-    after: dict[tuple[str, int, str], _Next] = defaultdict(_Next)
+    after: dict[tuple[str, int, str], _Next] = {}
     for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
         group, value, chain = groups[at], float(values_N[at]), member_of(groups[at])
+        end = 0.0 if ends_N is None else float(ends_N[at])
+        following = after.get(chain, _Next(0.0, end))
         reward = group.chosen.reward + group.late_reward
-        delta = reward + gamma * after[chain].value - value
-        advantage = delta + gamma * lam * after[chain].advantage
+        delta = reward + gamma * following.value - value
+        advantage = delta + gamma * lam * following.advantage
         found_N[at] = advantage
         after[chain] = _Next(advantage, value)
     return found_N
