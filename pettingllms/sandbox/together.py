@@ -28,7 +28,7 @@ import re
 import threading
 import weakref
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
@@ -307,7 +307,7 @@ class _Request:
     runs: int
     chars: int
     shared: ProcessOutput | None = None
-    alone: bool = field(default=False)
+    alone: bool = False
     """It was in a process that did not come to its end, and is not put at risk by others again."""
 
 
