@@ -15,6 +15,7 @@ import argparse
 import contextlib
 import json
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -27,10 +28,10 @@ SETTINGS: dict[str, Any] = {
     "env": "tests.letters_env:env",
     "sampler": "vllm",
     "vllm": json.dumps(OPTIONS),
-    "tasks_per_step": 16,
-    "num_generations": 8,
+    "tasks_per_step": 8,
+    "num_generations": 4,
     "max_completion_length": 48,
-    "tasks_per_shard": 4,
+    "tasks_per_shard": 2,
     "eval_steps": 0,
     "eval_tasks": 1,
     "save_steps": 100,
@@ -71,7 +72,7 @@ def measured(
     if replicas:
         pools = {"engines": {"replicas": replicas}}
         settings |= {"workers": workers, "pools": json.dumps(pools)}
-    with contextlib.redirect_stdout(None):
+    with contextlib.redirect_stdout(sys.stderr):
         train(ATGRPOConfig(**settings))
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     return [row for row in rows if row["kind"] == "train"][2:]

@@ -6,6 +6,7 @@
 `benchmarks.method_table` has the experiments; the claims of the AT-GRPO paper are judged by `benchmarks.claims`. Every training is `pettingllms-train`, every evaluation
 `pettingllms-eval`, each in a process of its own. What is finished under `benchmarks/out/paper/` is
 not repeated, what was interrupted is resumed, and experiments that need the same training share it.
+`--arms` runs some of an experiment's arms; the published runs of the others stay as they are.
 All trainings that are compared generate the same number of tokens (`--tokens`; the last step may
 overshoot), and their learning rates decay over these tokens. Then each team plays the same test
 tasks, one sampled completion a turn.
@@ -170,13 +171,28 @@ class Lab:
         return int(self.options.tokens or TOKENS[env])
 
     def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
-        """Writes `results/<name>.json` and `.png`, with what is there of other environments; returns the verdict."""
+        """Writes `results/<name>.json` and `.png`, with what is there of other environments and arms; returns the verdict.
+
+        Raises:
+            ValueError: other arms of an environment are published with another number of tokens.
+        """
         options, path = self.options, HERE / "results" / f"{name}.json"
         tokens = {env: self.tokens(env) for env in envs_of(records)}
         old = json.loads(path.read_text()) if path.exists() else {"runs": []}
-        if others := [run for run in old["runs"] if run["env"] not in tokens]:
-            records = [*others, *records]
-            tokens = {env: old["settings"]["tokens"][env] for env in envs_of(others)} | tokens
+        if others := untouched(old["runs"], records, options.arms):
+            before = {env: old["settings"]["tokens"][env] for env in envs_of(others)}
+            for env in before.keys() & tokens:
+                if before[env] != tokens[env]:
+                    raise ValueError(
+                        f"{path.name} has arms of {env} with {before[env]} tokens, and these have "
+                        f"{tokens[env]}: give --tokens {before[env]}, or run all arms again"
+                    )
+            arms = {env: [arm.name for arm in experiment.arms(env)] for env in before | tokens}
+            records = sorted(
+                [*others, *records],
+                key=lambda run: (run["env"], arms[run["env"]].index(run["arm"])),
+            )
+            tokens = before | tokens
         verdict = experiment.verdict(records)
         result = {
             "settings": {
@@ -199,6 +215,12 @@ class Lab:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-")
+
+
+def untouched(old: Sequence[Record], new: Sequence[Record], arms: Sequence[str]) -> list[Record]:
+    """The published runs that stay: those of other environments, and where only `arms` ran, of other arms."""
+    again = {run["env"] for run in new}
+    return [run for run in old if run["env"] not in again or (arms and run["arm"] not in arms)]
 
 
 def _training(folders: Sequence[Path]) -> Record:
@@ -246,6 +268,7 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS, help="see --list")
     parser.add_argument("--list", action="store_true", help="print the experiments")
     parser.add_argument("--envs", nargs="+", choices=sorted(TOKENS))
+    parser.add_argument("--arms", nargs="+", default=[], help="these arms alone; default: all")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, help="of each training; default: by environment")
     parser.add_argument("--tasks", type=int, default=200, help="test tasks")
@@ -259,6 +282,28 @@ def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[s
     return options, extra
 
 
+def jobs_of(
+    experiment: Experiment, envs: Sequence[str], arms: Sequence[str], seeds: Sequence[int]
+) -> list[Job]:
+    """What is to be run: every arm, or these, in every environment with every seed.
+
+    Raises:
+        ValueError: none of the environments has an arm of that name.
+    """
+    there = {env: experiment.arms(env) for env in envs}
+    names = list(dict.fromkeys(arm.name for several in there.values() for arm in several))
+    for name in arms:
+        if name not in names:
+            raise ValueError(f"no arm '{name}' here; there are: {', '.join(names)}")
+    return [
+        Job(env, arm, seed)
+        for env, several in there.items()
+        for arm in several
+        if not arms or arm.name in arms
+        for seed in seeds
+    ]
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     """Runs what is missing, and publishes."""
     options, extra = parse(argv)
@@ -267,12 +312,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{name:22} {each.question}")
         return
     experiment, lab = EXPERIMENTS[options.experiment], Lab(options, extra)
-    jobs = [
-        Job(env, arm, seed)
-        for env in options.envs or experiment.envs
-        for arm in experiment.arms(env)
-        for seed in options.seeds
-    ]
+    jobs = jobs_of(experiment, options.envs or experiment.envs, options.arms, options.seeds)
     if options.dry_run:
         for job in jobs:
             print(job.env, job.arm.name, f"seed {job.seed}", *lab.trainings(job))

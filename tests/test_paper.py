@@ -209,6 +209,34 @@ def test_publishing_one_environment_keeps_what_is_published_of_the_others(tmp_pa
     assert sorted(result["runs"], key=json.dumps) == sorted(kept, key=json.dumps)
 
 
+def test_publishing_some_arms_keeps_what_is_published_of_the_others(tmp_path, monkeypatch):
+    monkeypatch.setattr(paper, "HERE", tmp_path)
+    (tmp_path / "results").mkdir()
+    experiment, runs = EXPERIMENTS["methods"], a_result("methods")["runs"]
+    mine = [run for run in runs if run["env"] == "plan_path"]
+    words = ["--envs", "plan_path", "--tasks", "40"]
+    a_lab(*words, "--tokens", "100").publish("methods", experiment, mine)
+    again = [run | {"tasks": "1" * 40} for run in mine if run["arm"] == "marft_gae"]
+    some = [*words, "--arms", "marft_gae"]
+    a_lab(*some, "--tokens", "100").publish("methods", experiment, again)
+    published = json.loads((tmp_path / "results" / "methods.json").read_text())["runs"]
+    new = {run["seed"]: run for run in again}
+    wanted = [new[run["seed"]] if run["arm"] == "marft_gae" else run for run in mine]
+    assert published == wanted  # each in its place
+    with pytest.raises(ValueError, match="give --tokens 100"):
+        a_lab(*some, "--tokens", "90").publish("methods", experiment, again)
+
+
+def test_an_arm_that_no_environment_has_is_refused_with_those_that_there_are():
+    experiment = EXPERIMENTS["methods"]
+    jobs = paper.jobs_of(experiment, ["plan_path", "search"], ["grpo"], [0, 1])
+    assert [(job.env, job.arm.name, job.seed) for job in jobs] == [
+        (env, "grpo", seed) for env in ("plan_path", "search") for seed in (0, 1)
+    ]
+    with pytest.raises(ValueError, match="no arm 'grpoo' here; there are: base"):
+        paper.jobs_of(experiment, ["plan_path"], ["grpoo"], [0])
+
+
 def test_arms_that_need_the_same_training_share_it_and_others_do_not():
     lab = a_lab()
     trained = {

@@ -347,15 +347,16 @@ def alike(lengths: Sequence[int]) -> list[list[int]]:
     """Cuts rows into groups of similar length, longest first; the order within a group stays.
 
     A group ends where its next row is a fifth shorter than its longest, if padding this row and
-    all shorter ones would add more than `_WORTH_A_GROUP` positions: one more call for each layer is
-    cheaper than these, and not cheaper than less.
+    all shorter ones would add more than `_WORTH_A_GROUP` positions, or more than there are without
+    padding: one more call for each layer is cheaper than these, and not cheaper than less.
     """
+    most = min(_WORTH_A_GROUP, sum(lengths))
     groups: list[list[int]] = []
     longest = 0
     by_length = sorted(range(len(lengths)), key=lambda index: (-lengths[index], index))
     for place, index in enumerate(by_length):
         saved = (longest - lengths[index]) * (len(lengths) - place)
-        if not groups or (lengths[index] <= 0.8 * longest and saved > _WORTH_A_GROUP):
+        if not groups or (lengths[index] <= 0.8 * longest and saved > most):
             groups.append([])
             longest = lengths[index]
         groups[-1].append(index)
