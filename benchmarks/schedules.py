@@ -3,18 +3,20 @@
     python -m benchmarks.scale simulate
 
 Assumed: two roles, each with an adapter on one base; in every turn one acts after the other; a prompt
-gets 8 replies; a task ends after a turn with probability 0.3, at the latest after 4. A reply's length is
-log-normal (median 350 tokens, sigma 0.8, at most 2,048). An engine is one GPU that decodes up to 256
-replies at a time, a token of each in 8 ms and 0.03 ms a reply; prompts take no time. A reply is scored in
-a log-normal time (median 0.4 s, sigma 0.5) on one of 64 CPUs. A learner takes 0.12 ms a token, divided by
-its GPUs; an optimizer step with the new adapters' way to the engines takes 1 s. All schedules are given
-the same replies, and each the division of the GPUs that suits it best. As many tasks are played at a time as
-there are workers.
+gets 8 replies; a task ends after a turn with probability 0.35, at the latest after 4. A prompt has 800
+tokens, and 300 more with every decision before it. A reply's length is log-normal (median 350 tokens, sigma
+0.8, at most 2,048); a quarter of the variance is the task's own, so that hard tasks have long replies. An
+engine is one GPU that decodes up to 256 replies at a time, a token of each in 8 ms and 0.03 ms a reply, and
+none while it computes a prompt, once for its replies, in 0.032 ms a token. A reply is scored in a log-normal
+time (median 0.4 s, sigma 1, at most 10 s) on one of 64 CPUs. A learner takes 0.12 ms a token of replies and,
+once, of their prompt, divided by its GPUs; two learners may share one GPU, half of it each. An optimizer step
+with the new adapters' way to the engines takes 1 s. All schedules are given the same replies, and each the
+division of the GPUs that suits it best. As many tasks are played at a time as there are workers.
 
 | schedule | what waits for what |
 |---|---|
 | `lock step, pools apart` | half of the engines for each role; all tasks wait for the last reply, then for the last score, of every decision; updates follow |
-| `event-driven, one pool` | a task waits for its own replies alone; updates follow the last task |
+| `event-driven, one pool` | a task waits for its own replies alone, which are scored once all of a prompt are there; updates follow the last task |
 | `event-driven, gradients streamed` | the same, and a task's gradients are added once it has ended |
 | `the same, by decision` | a decision's gradients are added once it was scored; workers here hand over whole shards |
 | `one step off` | the next step is played during an update; gradients are added at the end of their step |
@@ -35,10 +37,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-GPUS, ROLES, K, TURNS, ENDS = 8, 2, 8, 4, 0.3
-MEDIAN, SIGMA, LONGEST = 350, 0.8, 2048
+GPUS, ROLES, K, TURNS, ENDS = 8, 2, 8, 4, 0.35
+PROMPT, GROWTH = 800, 300
+MEDIAN, SIGMA, OF_TASK, LONGEST = 350, 0.8, 0.25, 2048
 TOKEN_SECONDS, REPLY_SECONDS, AT_ONCE = 0.008, 0.00003, 256
-SCORE_MEDIAN, SCORE_SIGMA, CPUS = 0.4, 0.5, 64
+PROMPT_SECONDS = 0.000032
+SCORE_MEDIAN, SCORE_SIGMA, SCORE_LONGEST, CPUS = 0.4, 1.0, 10.0, 64
 UPDATE_SECONDS, SYNC_SECONDS = 0.00012, 1.0
 STEPS = 6
 """Simulated one after the other; the first and the last are not counted."""
@@ -49,6 +53,8 @@ class Decision:
     """The replies to one prompt."""
 
     role: int
+    prompt: int
+    """Tokens of it."""
     tokens: tuple[int, ...]
     scores: tuple[float, ...]
     """Seconds to score each."""
@@ -62,16 +68,22 @@ def load(tasks: int, seed: int) -> Steps:
     """What is to be sampled and scored."""
     chance = random.Random(seed)
 
-    def decision(role: int) -> Decision:
-        lengths = [chance.lognormvariate(0, SIGMA) * MEDIAN for _ in range(K)]
-        scores = [chance.lognormvariate(0, SCORE_SIGMA) * SCORE_MEDIAN for _ in range(K)]
-        return Decision(role, tuple(min(LONGEST, int(n) + 1) for n in lengths), tuple(scores))
+    def decision(role: int, depth: int, hard: float) -> Decision:
+        own = SIGMA * (1 - OF_TASK) ** 0.5
+        lengths = [MEDIAN * hard * chance.lognormvariate(0, own) for _ in range(K)]
+        scores = [SCORE_MEDIAN * chance.lognormvariate(0, SCORE_SIGMA) for _ in range(K)]
+        return Decision(
+            role,
+            PROMPT + GROWTH * depth,
+            tuple(min(LONGEST, int(length) + 1) for length in lengths),
+            tuple(min(SCORE_LONGEST, seconds) for seconds in scores),
+        )
 
     def task() -> list[Decision]:
-        turns = 1
+        turns, hard = 1, chance.lognormvariate(0, SIGMA * OF_TASK**0.5)
         while turns < TURNS and chance.random() > ENDS:
             turns += 1
-        return [decision(role) for _ in range(turns) for role in range(ROLES)]
+        return [decision(depth % ROLES, depth, hard) for depth in range(turns * ROLES)]
 
     return [[task() for _ in range(tasks)] for _ in range(STEPS)]
 
@@ -101,6 +113,8 @@ class Engine:
     def __init__(self, events: Events) -> None:
         self._events, self._numbers = events, itertools.count()
         self._decoded, self._seen, self._plan = 0.0, 0.0, 0
+        self._prompts_until = 0.0
+        """Second until which it computes prompts, and decodes nothing."""
         self._running: list[tuple[float, int, Callable[[], object]]] = []
         self._waiting: deque[tuple[int, Callable[[], object]]] = deque()
 
@@ -109,17 +123,23 @@ class Engine:
         """Replies that it has."""
         return len(self._running) + len(self._waiting)
 
-    def give(self, tokens: int, done: Callable[[], object]) -> None:
-        """Samples a reply."""
-        self._waiting.append((tokens, done))
+    def give(self, prompt: int, replies: Sequence[tuple[int, Callable[[], object]]]) -> None:
+        """Computes a prompt and samples its replies: tokens of each, and what to do when it is there."""
+        self._advance()
+        self._prompts_until = max(self._prompts_until, self._events.now) + prompt * PROMPT_SECONDS
+        self._waiting.extend(replies)
         self._go_on()
 
     def _pace(self) -> float:
         return TOKEN_SECONDS + REPLY_SECONDS * len(self._running)
 
-    def _go_on(self) -> None:
-        self._decoded += (self._events.now - self._seen) / self._pace()
+    def _advance(self) -> None:
+        since = max(self._seen, self._prompts_until)
+        self._decoded += max(0.0, self._events.now - since) / self._pace()
         self._seen = self._events.now
+
+    def _go_on(self) -> None:
+        self._advance()
         over = []
         while self._running and self._running[0][0] <= self._decoded + 1e-6:
             over.append(heapq.heappop(self._running)[2])
@@ -128,8 +148,9 @@ class Engine:
             heapq.heappush(self._running, (self._decoded + tokens, next(self._numbers), done))
         self._plan += 1
         if self._running:
+            busy = max(0.0, self._prompts_until - self._events.now)
             left = (self._running[0][0] - self._decoded) * self._pace()
-            self._events.after(max(0.0, left), partial(self._wake, self._plan))
+            self._events.after(busy + max(0.0, left), partial(self._wake, self._plan))
         for done in over:
             done()
 
@@ -157,7 +178,7 @@ class Run:
     Args:
         steps: the load.
         engines: GPUs that sample; half of them for each role if `apart`.
-        learner: GPUs of each policy's learner.
+        learner: GPUs of each policy's learner, whole or with a half.
         workers: tasks that are played at a time; None plays all of a step.
         apart, lock_step, streamed, by_decision, ahead: the schedule.
     """
@@ -166,7 +187,7 @@ class Run:
         self,
         steps: Steps,
         engines: int,
-        learner: int,
+        learner: float,
         workers: int | None = None,
         *,
         apart: bool = False,
@@ -225,13 +246,21 @@ class Run:
         self._decide(task[at], partial(self._play, step, task, at + 1))
 
     def _owe(self, step: int, decision: Decision) -> None:
-        self.owed[step][decision.role] += sum(decision.tokens)
+        self.owed[step][decision.role] += decision.prompt + sum(decision.tokens)
 
     def _decide(self, decision: Decision, then: Callable[[], object]) -> None:
         scored = _countdown(K, then)
-        for tokens, seconds in zip(decision.tokens, decision.scores, strict=True):
-            engine = min(self.engines[decision.role], key=lambda each: each.size)
-            engine.give(tokens, partial(self.cpus.give, seconds, scored))
+
+        def score() -> None:
+            for seconds in decision.scores:
+                self.cpus.give(seconds, scored)
+
+        self._sample(decision, _countdown(K, score))
+
+    def _sample(self, decision: Decision, then: Callable[[], object]) -> None:
+        """Has a decision's replies sampled, all on the engine that has fewest."""
+        engine = min(self.engines[decision.role], key=lambda each: each.size)
+        engine.give(decision.prompt, [(tokens, then) for tokens in decision.tokens])
 
     def _together(self, step: int, at: int) -> None:
         """One decision of every task: all are sampled, then all are scored."""
@@ -249,9 +278,7 @@ class Run:
 
         sampled = _countdown(len(live) * K, score)
         for decision in live:
-            for tokens in decision.tokens:
-                engine = min(self.engines[decision.role], key=lambda each: each.size)
-                engine.give(tokens, sampled)
+            self._sample(decision, sampled)
 
     def _ended(self, step: int, task: Sequence[Decision]) -> None:
         self.playing[step] -= 1
@@ -309,18 +336,18 @@ SCHEDULES: dict[str, dict[str, bool]] = {
 }
 
 
-def simulate(tasks: int, workers: int | None = None, seeds: int = 3) -> list[dict[str, Any]]:
+def simulate(tasks: int, workers: int | None = None, seeds: int = 8) -> list[dict[str, Any]]:
     """Seconds of a step under each schedule, a mean over some loads; workers as in `Run`."""
     loads = [load(tasks, seed) for seed in range(seeds)]
     rows: list[dict[str, Any]] = []
     for name, options in SCHEDULES.items():
         times = {
             learner: sum(
-                Run(each, GPUS - ROLES * learner, learner, workers, **options).seconds()
+                Run(each, GPUS - int(ROLES * learner), learner, workers, **options).seconds()
                 for each in loads
             )
             / seeds
-            for learner in range(1, GPUS // ROLES)
+            for learner in (gpus / ROLES for gpus in range(ROLES, GPUS - 1))
         }
         best = min(times, key=lambda each: times[each])
         first = rows[0]["seconds"] if rows else times[best]
@@ -336,6 +363,7 @@ def longest_alone(steps: Steps) -> float:
     pace = TOKEN_SECONDS + REPLY_SECONDS * K
 
     def alone(task: Sequence[Decision]) -> float:
-        return sum(pace * max(each.tokens) + max(each.scores) for each in task)
+        prompts = sum(each.prompt for each in task) * PROMPT_SECONDS
+        return prompts + sum(pace * max(each.tokens) + max(each.scores) for each in task)
 
     return SYNC_SECONDS + sum(max(map(alone, step)) for step in steps[1:-1]) / (len(steps) - 2)

@@ -117,7 +117,7 @@ def test_open_values_follow_from_the_model(embedded, full, expected):
 @pytest.mark.parametrize(
     ("env", "model", "rate", "k", "tasks", "steps"),
     [
-        ("coding", "embedded:parts", 5e-3, 8, 16, 60),
+        ("coding", "embedded:parts", 3e-3, 8, 16, 100),
         ("math", "embedded", 5e-4, 16, 8, 100),
         ("plan_path", "embedded:parts", 4e-3, 8, 8, 100),
         ("sokoban_v0", "embedded", 5e-4, 16, 8, 100),

@@ -52,14 +52,17 @@ def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
 
 
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
-# Of all families of problems, which is harder than the default.
+# Of all families of problems and in four turns, which is harder than the default.
 _HARDER = {"prompt": "compact", "steps": (3, 3)}
+_LONGER = presets.EMBEDDED | {"max_steps": 60, "eval_steps": 10}
 AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
 _FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
 SMALL: Mapping[str, Ground] = {
     "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 20),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(arguments=_HARDER),
+    "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(
+        arguments=_HARDER, settings=_LONGER
+    ),
 }
 """What can be decided in minutes; on bases without a planted habit."""
 FULL: Mapping[str, Ground] = {

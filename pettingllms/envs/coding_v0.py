@@ -176,8 +176,15 @@ class raw_env(TeamEnv):
         "prompt": "compact",
         "steps": (3, 3),
         "families": ("numbers",),
+        "max_turns": 2,
     }
-    embedded_parts_training: ClassVar[Mapping[str, Any]] = {"max_steps": 60, "eval_steps": 10}
+    # Two turns leave a base team wrong more often than four, and make a step cheap enough for a tester,
+    # which learns more slowly than a coder, to have a hundred of them.
+    embedded_parts_training: ClassVar[Mapping[str, Any]] = {
+        "learning_rate": 3e-3,
+        "max_steps": 100,
+        "eval_steps": 20,
+    }
     reset_options = ("question",)
     team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
