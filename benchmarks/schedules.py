@@ -19,6 +19,7 @@ division of the GPUs that suits it best. As many tasks are played at a time as t
 | `event-driven, one pool` | a task waits for its own replies alone, which are scored once all of a prompt are there; updates follow the last task |
 | `event-driven, gradients streamed` | the same, and a task's gradients are added once it has ended |
 | `the same, by decision` | a decision's gradients are added once it was scored; workers here hand over whole shards |
+| `scored one by one, too` | a reply is scored once it is there; not so here |
 | `one step off` | the next step is played during an update; gradients are added at the end of their step |
 | `one step off, gradients streamed` | both |
 
@@ -180,7 +181,7 @@ class Run:
         engines: GPUs that sample; half of them for each role if `apart`.
         learner: GPUs of each policy's learner, whole or with a half.
         workers: tasks that are played at a time; None plays all of a step.
-        apart, lock_step, streamed, by_decision, ahead: the schedule.
+        apart, lock_step, streamed, by_decision, one_by_one, ahead: the schedule.
     """
 
     def __init__(
@@ -194,12 +195,13 @@ class Run:
         lock_step: bool = False,
         streamed: bool = False,
         by_decision: bool = False,
+        one_by_one: bool = False,
         ahead: bool = False,
     ) -> None:
         self.events = Events()
         self.steps, self.learner = steps, learner
         self.lock_step, self.streamed, self.ahead = lock_step, streamed, ahead
-        self.by_decision = by_decision
+        self.by_decision, self.one_by_one = by_decision, one_by_one
         pool = [Engine(self.events) for _ in range(engines)]
         self.engines = [pool[role::ROLES] if apart else pool for role in range(ROLES)]
         self.cpus = Servers(self.events, CPUS)
@@ -251,16 +253,18 @@ class Run:
     def _decide(self, decision: Decision, then: Callable[[], object]) -> None:
         scored = _countdown(K, then)
 
+        each = [partial(self.cpus.give, seconds, scored) for seconds in decision.scores]
+
         def score() -> None:
-            for seconds in decision.scores:
-                self.cpus.give(seconds, scored)
+            for one in each:
+                one()
 
-        self._sample(decision, _countdown(K, score))
+        self._sample(decision, each if self.one_by_one else [_countdown(K, score)] * K)
 
-    def _sample(self, decision: Decision, then: Callable[[], object]) -> None:
+    def _sample(self, decision: Decision, then: Sequence[Callable[[], object]]) -> None:
         """Has a decision's replies sampled, all on the engine that has fewest."""
         engine = min(self.engines[decision.role], key=lambda each: each.size)
-        engine.give(decision.prompt, [(tokens, then) for tokens in decision.tokens])
+        engine.give(decision.prompt, list(zip(decision.tokens, then, strict=True)))
 
     def _together(self, step: int, at: int) -> None:
         """One decision of every task: all are sampled, then all are scored."""
@@ -278,7 +282,7 @@ class Run:
 
         sampled = _countdown(len(live) * K, score)
         for decision in live:
-            self._sample(decision, sampled)
+            self._sample(decision, [sampled] * K)
 
     def _ended(self, step: int, task: Sequence[Decision]) -> None:
         self.playing[step] -= 1
@@ -331,6 +335,7 @@ SCHEDULES: dict[str, dict[str, bool]] = {
     "event-driven, one pool": {},
     "event-driven, gradients streamed": {"streamed": True},
     "the same, by decision": {"streamed": True, "by_decision": True},
+    "scored one by one, too": {"streamed": True, "by_decision": True, "one_by_one": True},
     "one step off": {"ahead": True},
     "one step off, gradients streamed": {"ahead": True, "streamed": True},
 }

@@ -180,18 +180,24 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     assert same == (readings["tokens"].steps == readings["updates"].steps)
 
 
-def a_lab(tmp_path, monkeypatch) -> tuple[command.Lab, list[str]]:
+def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
     """A lab whose cells cost nothing: a rate of twice the ground's is best."""
     ran: list[str] = []
 
     def measured(cell: cells.Cell, ground: experiments.Ground) -> dict:
         ran.append(cell.name)
         share = 0.4 + 0.2 * cell.scale if cell.arm == experiments.AT_GRPO else 0.3
-        return a_cell(cell.ground, cell.arm, cell.seed, share) | {"cell": cell.name, "cpu_s": 1.0}
+        own = {"cell": cell.name, "cpu_s": 1.0, "rate": 4e-3 * cell.scale}
+        found = a_cell(cell.ground, cell.arm, cell.seed, share) | own
+        if cell.seed in TUNING:
+            for name in cells.READINGS:
+                found[name]["own"] = found[name]["own"][: experiments.VALIDATION_TASKS]
+        return found
 
     monkeypatch.setattr(command, "measured", measured)
     wanted = ["plan_path", experiments.AT_GRPO, "tree, by task"]
-    return command.Lab(["grouping"], small=True, out=tmp_path, wanted=wanted), ran
+    lab = command.Lab(["grouping"], small=True, out=tmp_path, wanted=wanted, before=before)
+    return lab, ran
 
 
 def test_a_killed_runner_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
@@ -204,6 +210,27 @@ def test_a_killed_runner_goes_on_and_repeats_nothing(tmp_path, monkeypatch):
     assert ran.count(first.name) == 1
     (lab.out / first.file).write_text(json.dumps({"settings": "of another version"}))
     assert lab.found(first) is None
+
+
+def test_what_is_published_is_not_run_again_unless_its_settings_have_changed(tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "rliable_scores", lambda runs: {})  # an environment of its own
+    lab, ran = a_lab(tmp_path / "here", monkeypatch)
+    lab.run(1)
+    lab.publish(["grouping"], results := tmp_path / "claims.json")
+    wanted, times = lab.pairs, len(ran)
+    other, ran = a_lab(tmp_path / "elsewhere", monkeypatch, before=results)
+    assert other.pairs == wanted
+    assert other.run(1) == 0
+    assert ran == []
+    assert {cell: other.rate(*cell) for cell in wanted} == {
+        cell: lab.rate(*cell) for cell in wanted
+    }
+    other.publish(["grouping"], again := tmp_path / "again.json")
+    assert json.loads(again.read_text()) == json.loads(results.read_text())
+    ground, arm = next(iter(wanted))
+    other.pairs[ground, arm] = wanted[ground, arm]._replace(tokens=7)
+    assert other.run(1) == 0
+    assert len(ran) == times / 2
 
 
 def test_the_rate_of_each_arm_is_the_best_of_its_own_sweep(tmp_path, monkeypatch):
@@ -224,7 +251,8 @@ def test_every_cell_that_is_listed_is_a_command(tmp_path, monkeypatch, capsys):
     lab.dry()
     line = capsys.readouterr().out.splitlines()[0]
     name = line.split("--cell ")[1].strip("'")
-    monkeypatch.setattr(sys, "argv", ["claims", "--small", "--cell", name, "--out", str(tmp_path)])
+    words = ["--small", "--afresh", "--cell", name, "--out", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", ["claims", *words])
     command.main()
     assert ran == [name]
     assert cells.cell_of(name) == next(lab.cells())

@@ -5,7 +5,8 @@
     python -m benchmarks.claims [--only grouping] [--dry-run]
 
 Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
-was, and the same command in a second shell takes cells that nobody works on. `--minutes 0` judges what is there.
+was, and the same command in a second shell takes cells that nobody works on. What the published results hold with
+the same settings is not run again, also on another machine; `--afresh` does. `--minutes 0` judges what is there.
 All arms are swept over the same learning rates with seeds and tasks of their own; the best rate of each is then
 trained with the seeds that count. Judging needs `benchmarks/requirements.txt`, in an environment of its own.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import fcntl
+import hashlib
 import json
 import subprocess
 import time
@@ -50,12 +52,24 @@ class Lab:
         small: with the budgets of `--small`.
         out: the folder of the cells; two budgets need two.
         wanted: arms and grounds to leave all others out.
+        before: published results, whose cells count as run.
     """
 
     def __init__(
-        self, names: Sequence[str], *, small: bool, out: Path, wanted: Sequence[str] = ()
+        self,
+        names: Sequence[str],
+        *,
+        small: bool,
+        out: Path,
+        wanted: Sequence[str] = (),
+        before: Path | None = None,
     ) -> None:
         self.small, self.out = small, out / ("small" if small else "full")
+        self.before: dict[str, Any] = {}
+        if before is not None and before.is_file():
+            published = json.loads(before.read_text(encoding="utf-8"))
+            if published["settings"]["small"] == small:
+                self.before = published
         self.pairs: dict[tuple[str, str], Ground] = {}
         """Every ground with every arm that some experiment has there."""
         for name in names:
@@ -67,11 +81,28 @@ class Lab:
 
     def found(self, cell: Cell) -> dict[str, Any] | None:
         """What a cell measured, if it has, with the settings of today."""
-        path = self.out / cell.file
-        if not path.is_file():
-            return None
-        record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        return record if record["settings"] == self._settings(cell) else None
+        path, record = self.out / cell.file, dict[str, Any]()
+        if path.is_file():
+            record = json.loads(path.read_text(encoding="utf-8"))
+            return record if record["settings"] == self._settings(cell) else None
+        if self.before and self.before["given"].get(_group(cell)) == self._given(cell):
+            return self._published(cell)
+        return None
+
+    def _published(self, cell: Cell) -> dict[str, Any] | None:
+        """What the results hold of a cell; of a sweep that is the share of solved tasks, in no order."""
+        rate = self.pairs[cell.ground, cell.arm].settings["learning_rate"] * cell.scale
+        head = {"cell": cell.name, "rate": rate}
+        if own := self.before["cells"].get(cell.name):
+            return {**head, **own}
+        if swept := self.before["sweeps"].get(cell.name):
+            digits = {
+                name: {"own": "1" * round(swept[name] * VALIDATION_TASKS)} for name in READINGS
+            }
+            for each in digits.values():
+                each["own"] = each["own"].ljust(VALIDATION_TASKS, "0")
+            return {**head, **swept, **digits}
+        return None
 
     def rate(self, ground: str, arm: str) -> float | None:
         """The scale of the learning rate that solves most validation tasks; None before the sweep is done."""
@@ -154,7 +185,12 @@ class Lab:
                 },
             },
             "versions": versions(),
-            "revision": sorted({cell["revision"] for cell in every}),
+            # Cells of earlier results are of the revisions that these name.
+            "revision": sorted(
+                {cell["revision"] for cell in every if "revision" in cell}
+                | set(self.before.get("revision", ()))
+            ),
+            "given": {_group(cell): self._given(cell) for cell in self.cells()},
             "cpu_minutes": round(spent / 60, 1),
             "verdicts": verdicts,
             "arms": arms,
@@ -180,6 +216,11 @@ class Lab:
             "the cells that count are listed once the sweep of their arm is done"
         )
 
+    def _given(self, cell: Cell) -> str:
+        """Tells the settings of a ground and an arm from others."""
+        text = json.dumps(self._settings(cell), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def _settings(self, cell: Cell) -> Any:
         """Everything that a cell depends on but its name, as JSON gives it back."""
         ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
@@ -187,6 +228,10 @@ class Lab:
         settings["ground"] |= {"model": ground.model.name, "seconds": None}
         del settings["ground"]["arms"]
         return json.loads(json.dumps(settings, default=dict))
+
+
+def _group(cell: Cell) -> str:
+    return f"{cell.ground}/{cell.arm}"
 
 
 def revision() -> str:
@@ -212,9 +257,13 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
     parser.add_argument("--out", type=Path, default=OUT)
     parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--afresh", action="store_true", help="run also what the results hold")
     parser.add_argument("--dry-run", action="store_true", help="list the cells; run nothing")
     options = parser.parse_args()
-    lab = Lab(options.only, small=options.small, out=options.out, wanted=options.arms)
+    before = None if options.afresh else options.results
+    lab = Lab(
+        options.only, small=options.small, out=options.out, wanted=options.arms, before=before
+    )
     if options.dry_run:
         lab.dry()
     elif options.cell:
