@@ -121,6 +121,17 @@ def test_a_best_rate_at_the_edge_of_the_grid_is_a_confound():
     assert any("edge of the grid: tree, by task" in part for part in found["confounds"])
 
 
+def test_tokens_that_are_not_equal_are_a_confound():
+    runs = runs_of(team=0.8, task=0.5)
+    told = "At equal tokens tree, by task has 20 % more, because its steps are large."
+    (found,) = verdicts(runs).values()
+    assert told not in found["confounds"]
+    for each in runs["plan_path", "tree, by task"]:
+        each["tokens"]["tokens"] = 36_000
+    (found,) = verdicts(runs).values()
+    assert told in found["confounds"]
+
+
 def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
     runs = runs_of(team=0.8, task=0.5)
     partial = {key: each[:4] if key[1] == "tree, by task" else each for key, each in runs.items()}
@@ -278,9 +289,14 @@ def test_published_verdicts_are_those_of_the_published_cells():
     assert json.loads(json.dumps(arms)) == result["arms"]
     for ground, each in result["arms"].items():
         budget = result["settings"]["grounds"][ground]
-        for arm in each.values():
-            assert budget["tokens"] <= arm["tokens"]["tokens"] <= 1.25 * budget["tokens"]
+        for name, arm in each.items():
+            assert budget["tokens"] <= arm["tokens"]["tokens"]
             assert arm["updates"]["steps"] == budget["updates"]
+            if arm["tokens"]["tokens"] > 1.25 * budget["tokens"]:
+                told = [
+                    text for one in found if one["ground"] == ground for text in one["confounds"]
+                ]
+                assert any(f"At equal tokens {name} has" in text for text in told), name
 
 
 def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():

@@ -18,6 +18,9 @@ Runs = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 """Ground and arm -> the cells of the seeds that count, in order, where all are there."""
 TAUS = tuple(round(tau / 20, 2) for tau in range(21))
 
+UNEQUAL = 1.1
+"""Ratio of the tokens of two arms above which a verdict says so: a training ends with a whole step."""
+
 
 class Judged(NamedTuple):
     """A claim on one ground."""
@@ -90,6 +93,11 @@ def confounds(found: Judged, arms: Mapping[str, Any]) -> list[str]:
         parts.append(
             f"The best rate is at the edge of the grid: {', '.join(dict.fromkeys(edges))}."
         )
+    spent = [arm["tokens"]["tokens"] for arm in own]
+    if max(spent) > UNEQUAL * min(spent):
+        more = (found.claim.arm, found.claim.over)[spent.index(max(spent))]
+        share = 100 * (max(spent) / min(spent) - 1)
+        parts.append(f"At equal tokens {more} has {share:.0f} % more, because its steps are large.")
     if all(arm["updates"]["success"][0] >= CEILING for arm in own):
         parts.append("Both are at the ceiling.")
     if any(arm["habits"] for arm in own):
