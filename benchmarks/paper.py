@@ -23,7 +23,7 @@ import re
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,6 +34,7 @@ from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
 from benchmarks.warm import run as run_module
+from pettingllms.errors import did_you_mean
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.evaluation.scores import scores_by_task
 from pettingllms.models import DEFAULT
@@ -170,23 +171,39 @@ class Lab:
         """The budget of a training in this environment."""
         return int(self.options.tokens or TOKENS[env])
 
-    def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
-        """Writes `results/<name>.json` and `.png`, with what is there of other environments and arms; returns the verdict.
+    def kept(self, name: str, envs: Collection[str]) -> tuple[list[Record], dict[str, int]]:
+        """The published runs that stay when these environments are published, and their tokens by environment.
 
         Raises:
             ValueError: other arms of an environment are published with another number of tokens.
         """
+        path = HERE / "results" / f"{name}.json"
+        old = json.loads(path.read_text()) if path.exists() else {"runs": []}
+        arms = self.options.arms
+        others = [
+            run
+            for run in old["runs"]
+            if run["env"] not in envs or (arms and run["arm"] not in arms)
+        ]
+        before = {env: old["settings"]["tokens"][env] for env in envs_of(others)}
+        for env in before.keys() & set(envs):
+            if before[env] != self.tokens(env):
+                raise ValueError(
+                    f"{path.name} has arms of {env} with {before[env]} tokens, and these have "
+                    f"{self.tokens(env)}: give --tokens {before[env]}, or run all arms again"
+                )
+        return others, before
+
+    def publish(self, name: str, experiment: Experiment, records: Sequence[Record]) -> str:
+        """Writes `results/<name>.json` and `.png`, with what is there of other environments and arms; returns the verdict.
+
+        Raises:
+            ValueError: as `kept`.
+        """
         options, path = self.options, HERE / "results" / f"{name}.json"
         tokens = {env: self.tokens(env) for env in envs_of(records)}
-        old = json.loads(path.read_text()) if path.exists() else {"runs": []}
-        if others := untouched(old["runs"], records, options.arms):
-            before = {env: old["settings"]["tokens"][env] for env in envs_of(others)}
-            for env in before.keys() & tokens:
-                if before[env] != tokens[env]:
-                    raise ValueError(
-                        f"{path.name} has arms of {env} with {before[env]} tokens, and these have "
-                        f"{tokens[env]}: give --tokens {before[env]}, or run all arms again"
-                    )
+        others, before = self.kept(name, tokens)
+        if others:
             arms = {env: [arm.name for arm in experiment.arms(env)] for env in before | tokens}
             records = sorted(
                 [*others, *records],
@@ -215,12 +232,6 @@ class Lab:
 
 def _slug(text: str) -> str:
     return re.sub(r"[^A-Za-z0-9.=]+", "-", text).strip("-")
-
-
-def untouched(old: Sequence[Record], new: Sequence[Record], arms: Sequence[str]) -> list[Record]:
-    """The published runs that stay: those of other environments, and where only `arms` ran, of other arms."""
-    again = {run["env"] for run in new}
-    return [run for run in old if run["env"] not in again or (arms and run["arm"] not in arms)]
 
 
 def _training(folders: Sequence[Path]) -> Record:
@@ -294,7 +305,7 @@ def jobs_of(
     names = list(dict.fromkeys(arm.name for several in there.values() for arm in several))
     for name in arms:
         if name not in names:
-            raise ValueError(f"no arm '{name}' here; there are: {', '.join(names)}")
+            raise ValueError(f"no arm {name!r} here; {did_you_mean(name, names)}")
     return [
         Job(env, arm, seed)
         for env, several in there.items()
@@ -312,12 +323,17 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{name:22} {each.question}")
         return
     experiment, lab = EXPERIMENTS[options.experiment], Lab(options, extra)
-    jobs = jobs_of(experiment, options.envs or experiment.envs, options.arms, options.seeds)
+    envs, name = options.envs or experiment.envs, options.name or options.experiment
+    try:
+        jobs = jobs_of(experiment, envs, options.arms, options.seeds)
+        lab.kept(name, envs)  # now, and not only when all is trained
+    except ValueError as error:
+        raise SystemExit(str(error)) from error
     if options.dry_run:
         for job in jobs:
             print(job.env, job.arm.name, f"seed {job.seed}", *lab.trainings(job))
         return
-    lab.publish(options.name or options.experiment, experiment, lab.run(jobs))
+    lab.publish(name, experiment, lab.run(jobs))
 
 
 if __name__ == "__main__":

@@ -233,7 +233,7 @@ def test_an_arm_that_no_environment_has_is_refused_with_those_that_there_are():
     assert [(job.env, job.arm.name, job.seed) for job in jobs] == [
         (env, "grpo", seed) for env in ("plan_path", "search") for seed in (0, 1)
     ]
-    with pytest.raises(ValueError, match="no arm 'grpoo' here; there are: base"):
+    with pytest.raises(ValueError, match="no arm 'grpoo' here; did you mean 'grpo'"):
         paper.jobs_of(experiment, ["plan_path"], ["grpoo"], [0])
 
 
