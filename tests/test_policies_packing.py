@@ -138,6 +138,10 @@ def test_packed_rows_keep_no_more_memory_than_flat_ones(mix):
     assert most(samples, packed=True) <= 1.15 * max(most(samples, packed=False), full)
 
 
+def test_few_short_completions_are_not_padded_to_a_long_one():
+    assert alike([374, 1, 1, 1]) == [[0], [1, 2, 3]]  # together they were 1,496 positions
+
+
 def test_long_and_short_completions_are_padded_apart():
     """63 completions of 16 tokens and one of 2,064: padded to one length they are 132,096 positions."""
     layout = PackedLayout([30] * 8, [[16] * 8] * 7 + [[16] * 7 + [2064]], torch.device("cpu"))

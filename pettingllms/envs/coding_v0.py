@@ -178,8 +178,7 @@ class raw_env(TeamEnv):
         "families": ("numbers",),
         "max_turns": 2,
     }
-    # Two turns leave a base team wrong more often than four, and make a step cheap enough for a tester,
-    # which learns more slowly than a coder, to have a hundred of them.
+    # Two turns make a step cheap enough for a hundred of them: a tester learns more slowly than a coder.
     embedded_parts_training: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 3e-3,
         "max_steps": 100,
