@@ -29,11 +29,15 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def cluster() -> Iterator[Any]:
+def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """A head that only drives: every worker and learner is on a node that a test adds."""
     from ray.cluster_utils import Cluster
 
     with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        # Cluster notes its address in Ray's default folder, whatever temp_dir is, and does not
+        # make that folder: on a machine that never ran Ray there is none.
+        monkeypatch.setenv("RAY_TMPDIR", folder)
+        Path(folder, "ray").mkdir()
         head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
         made = Cluster(initialize_head=True, head_node_args=head)
         yield made
