@@ -11,17 +11,19 @@ none while it computes a prompt, once for its replies, in 0.032 ms a token. A re
 time (median 0.4 s, sigma 1, at most 10 s) on one of 64 CPUs. A learner takes 0.12 ms a token of replies and,
 once, of their prompt, divided by its GPUs; two learners may share one GPU, half of it each. An optimizer step
 with the new adapters' way to the engines takes 1 s. All schedules are given the same replies, and each the
-division of the GPUs that suits it best. As many tasks are played at a time as there are workers.
+division of the GPUs that suits it best. As many tasks are played at a time as there are workers. A prompt goes
+to the engine that has fewest replies in lock step, and to one at random otherwise, because workers know nothing
+of each other.
 
 | schedule | what waits for what |
 |---|---|
 | `lock step, pools apart` | half of the engines for each role; all tasks wait for the last reply, then for the last score, of every decision; updates follow |
-| `event-driven, one pool` | a task waits for its own replies alone, which are scored once all of a prompt are there; updates follow the last task |
-| `event-driven, gradients streamed` | the same, and a task's gradients are added once it has ended |
-| `the same, by decision` | a decision's gradients are added once it was scored; workers here hand over whole shards |
-| `scored one by one, too` | a reply is scored once it is there; not so here |
+| `event-driven, one pool` | a task waits for its own replies alone, each of which is scored once it is there; updates follow the last task |
+| `gradients streamed by shard` | the same, and a task's gradients are added once it has ended |
+| `gradients streamed by decision` | the same, and a decision's gradients are added once it was scored |
+| `the same, replies scored together` | the replies of a prompt are scored once all of them are there |
 | `one step off` | the next step is played during an update; gradients are added at the end of their step |
-| `one step off, gradients streamed` | both |
+| `one step off, gradients streamed by shard` | both |
 
 `the longest task alone` is no schedule: its replies one after the other on idle engines, and an optimizer
 step, which no on-policy schedule can beat.
@@ -181,7 +183,7 @@ class Run:
         engines: GPUs that sample; half of them for each role if `apart`.
         learner: GPUs of each policy's learner, whole or with a half.
         workers: tasks that are played at a time; None plays all of a step.
-        apart, lock_step, streamed, by_decision, one_by_one, ahead: the schedule.
+        apart, lock_step, streamed, by_decision, together, ahead: the schedule.
     """
 
     def __init__(
@@ -195,13 +197,14 @@ class Run:
         lock_step: bool = False,
         streamed: bool = False,
         by_decision: bool = False,
-        one_by_one: bool = False,
+        together: bool = False,
         ahead: bool = False,
     ) -> None:
         self.events = Events()
         self.steps, self.learner = steps, learner
         self.lock_step, self.streamed, self.ahead = lock_step, streamed, ahead
-        self.by_decision, self.one_by_one = by_decision, one_by_one
+        self.by_decision, self.together = by_decision, together
+        self._chance = random.Random(0)
         pool = [Engine(self.events) for _ in range(engines)]
         self.engines = [pool[role::ROLES] if apart else pool for role in range(ROLES)]
         self.cpus = Servers(self.events, CPUS)
@@ -259,11 +262,14 @@ class Run:
             for one in each:
                 one()
 
-        self._sample(decision, each if self.one_by_one else [_countdown(K, score)] * K)
+        self._sample(decision, [_countdown(K, score)] * K if self.together else each)
 
     def _sample(self, decision: Decision, then: Sequence[Callable[[], object]]) -> None:
-        """Has a decision's replies sampled, all on the engine that has fewest."""
-        engine = min(self.engines[decision.role], key=lambda each: each.size)
+        """Has a decision's replies sampled, all on one engine."""
+        engines = self.engines[decision.role]
+        engine = self._chance.choice(engines)
+        if self.lock_step:
+            engine = min(engines, key=lambda each: each.size)
         engine.give(decision.prompt, list(zip(decision.tokens, then, strict=True)))
 
     def _together(self, step: int, at: int) -> None:
@@ -333,11 +339,11 @@ def _countdown(count: int, then: Callable[[], object]) -> Callable[[], None]:
 SCHEDULES: dict[str, dict[str, bool]] = {
     "lock step, pools apart": {"apart": True, "lock_step": True},
     "event-driven, one pool": {},
-    "event-driven, gradients streamed": {"streamed": True},
-    "the same, by decision": {"streamed": True, "by_decision": True},
-    "scored one by one, too": {"streamed": True, "by_decision": True, "one_by_one": True},
+    "gradients streamed by shard": {"streamed": True},
+    "gradients streamed by decision": {"streamed": True, "by_decision": True},
+    "the same, replies scored together": {"streamed": True, "by_decision": True, "together": True},
     "one step off": {"ahead": True},
-    "one step off, gradients streamed": {"ahead": True, "streamed": True},
+    "one step off, gradients streamed by shard": {"ahead": True, "streamed": True},
 }
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 
@@ -24,6 +26,16 @@ class Hand:
     def square(self, number: int) -> int:
         self._suffer(f"square-{number}")
         return number * number
+
+    def count(self, number: int, begun: list[int]) -> Iterator[Any]:
+        """Yields the numbers below `number` that nobody has yielded, and then their sum."""
+        from pettingllms.distributed.fleet import Whole
+
+        for each in range(len(begun), number):
+            self._suffer(f"count-{each}")
+            yield each
+        self._suffer("count-whole")
+        yield Whole(sum(range(number)))
 
     def refuse(self) -> None:
         raise ConfigError("this job cannot be done")

@@ -9,12 +9,14 @@ import zlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pettingllms.assembly import with_rewards
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import NonFiniteError
@@ -22,12 +24,14 @@ from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.episode import reset_seed, tasks_of_step
 from pettingllms.rollout.shapes import LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
+from pettingllms.samplers.base import OnCompletion
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.metrics import generated_tokens
 from pettingllms.types import Completion, Request, Task
 from tests import letters_env, tic_tac_toe_env
+from tests.processes import eventually
 
 TASKS = [Task(f"t:{number}", number) for number in range(5)]
 Answer = Callable[[str, int], str]
@@ -82,6 +86,66 @@ def test_records_do_not_depend_on_what_is_ready_first_or_how_batches_are_formed(
     assert len(set(ready.batches)) > 1
     texts = [g.chosen.completion.text for each in expected for g in each.groups]
     assert len(set(texts)) > 2
+
+
+class Telling(Recording):
+    """Tells each completion before the last one is there, and waits until it is scored."""
+
+    early = True
+
+    def __init__(self, scored: set[str]) -> None:
+        super().__init__(letters)
+        self.scored = scored
+
+    def sample(
+        self,
+        requests: Sequence[Request],
+        n: int,
+        on_completion: OnCompletion | None = None,
+        **settings: Any,
+    ) -> list[list[Completion]]:
+        assert on_completion is not None
+        found = super().sample(requests, n, **settings)
+        for place, candidates in enumerate(found):
+            # An engine that is lost has told completions that do not count.
+            on_completion(place, 1, replace(candidates[0], text="never"))
+            for k, candidate in enumerate(candidates[:-1]):
+                on_completion(place, k, candidate)
+                wanted = f"{bytes(requests[place].prompt_ids).decode()}>{candidate.text}"
+                assert eventually(partial(self.scored.__contains__, wanted))
+        return found
+
+
+@pytest.mark.parametrize("shape", [Tree(width=3), LookAheadTree(width=3), RolloutShape(4)])
+def test_completions_are_scored_while_others_of_their_prompt_are_sampled(
+    shape: RolloutShape,
+) -> None:
+    scored: set[str] = set()
+
+    class Noting(letters_env.raw_env):
+        def _act(self, state: Any, agent: str, text: str) -> Any:
+            scored.add(f"{self.observe(agent)['text']}>{text}")
+            return super()._act(state, agent, text)
+
+    expected = play(letters_env.raw_env(max_turns=2), Recording(letters), shape)
+    assert play(Noting(max_turns=2), Telling(scored), shape) == expected
+
+
+def test_reward_functions_are_given_the_completions_of_a_prompt_together() -> None:
+    given: list[int] = []
+
+    def count(completions: Sequence[str], **_: Any) -> list[float]:
+        given.append(len(completions))
+        return [float(len(completions))] * len(completions)
+
+    class Early(Recording):
+        early = True
+
+    env = letters_env.raw_env(max_turns=2)
+    sampler = Early(lambda _prompt, seed: str(seed)[-6:])
+    expected = play(with_rewards(env, [count]), sampler, Tree(width=3))
+    assert set(given) == {3}
+    assert {len(group.candidates) for each in expected for group in each.groups} == {3}
 
 
 @pytest.mark.parametrize("options", [{"continuous": True}, {"cohort": 1}])

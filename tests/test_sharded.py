@@ -97,7 +97,7 @@ def train(
         batch = PolicyBatch.of(each)
         if trainer.sums:
             for number in order:
-                trainer.add("writer", {number: each[number::2]})
+                trainer.add("writer", {(number,): each[number::2]})
             batch = PolicyBatch((), batch.replies, batch.tokens)
         logged.append(trainer.update({"writer": batch}))
     held = _held(trainer)

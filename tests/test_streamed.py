@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import random
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 
 from pettingllms.errors import NonFiniteError
 from pettingllms.policies.loading import load_policies
-from pettingllms.rollout.trajectory import in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch, step_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.estimators.group_relative import AtGrpo, GroupRelative
 from pettingllms.trainers.metrics import Clock, LossMeter
-from pettingllms.trainers.play import by_shard
+from pettingllms.trainers.play import by_unit
 from pettingllms.trainers.streamed import GradientSum
 from pettingllms.types import Sample
 from tests.graded_env import GradedEnv
@@ -77,7 +76,7 @@ def summed(parts, order):
             parameters[0].grad = torch.tensor(parts[at][:4])
             meter._sums["loss"] = torch.tensor(parts[at][4])
 
-        own.add({at: []}, parameters, backward)
+        own.add({(at,): []}, parameters, backward)
         assert parameters[0].grad is None
         parameters[0].grad = torch.ones(4)  # as an optimizer leaves it behind
     meter = LossMeter("coder")
@@ -136,10 +135,10 @@ def test_shards_that_come_in_another_order_change_no_bit_of_any_step(model_dir):
     for step in range(2):
         _, metrics = one.train_step()
         played = other.rollout(tasks_of(other), Clock())
-        shards = [in_order(shard) for shard in by_shard(other.config, other.credited(played))]
-        batches = step_batches(other.config, other.casting.learners, shards)
+        units = by_unit(other.config, other.unit, other.credited(played))
+        batches = step_batches(other.config, other.casting.learners, units)
         for policy, own in batches.items():
-            order = random.Random(step).sample(sorted(own.shards.items()), len(own.shards))
+            order = random.Random(step).sample(sorted(own.units.items()), len(own.units))
             for number, samples in order:
                 other.add(policy, {number: samples})
         left = {name: PolicyBatch((), own.replies, own.tokens) for name, own in batches.items()}
@@ -160,7 +159,7 @@ def tasks_of(trainer: ATGRPO) -> Any:
 
 def test_a_step_that_fails_leaves_no_gradient_behind(model_dir):
     one, other = a_trainer(model_dir), a_trainer(model_dir)
-    other.add("writer", {7: [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)]})
+    other.add("writer", {(7,): [Sample((5, 6), (9, 8), (-5.0, -5.5), 1.0)]})
     other.env, env = None, other.env
     with pytest.raises(AttributeError):
         other.train_step()
@@ -188,6 +187,43 @@ def test_what_couples_shards_is_waited_for_and_said_once(changes, why, model_dir
     (record,) = caplog.records
     assert why in record.getMessage()
     assert "updates wait for all shards" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    ("changes", "unit"),
+    [
+        ({}, "decision"),
+        ({"stream_gradients": False}, None),
+        ({"estimator": "grpo"}, "shard"),
+        ({"estimator": "look_ahead"}, "shard"),
+        ({"shape": "full", "num_generations": 2}, "shard"),
+        ({"loss_type": "grpo", "loss_norm": "roots"}, "shard"),
+        ({"reward_transform": "shared"}, "shard"),
+        ({"estimator": "tests.test_streamed:ByTask"}, "shard"),
+        ({"estimator": "tests.test_streamed:ByDecision"}, "decision"),
+    ],
+    ids=[
+        *("at_grpo", "not-asked-for", "episodes", "look-ahead", "forks", "roots", "others-rewards"),
+        *("baseline-of-a-task", "declared"),
+    ],
+)
+def test_what_follows_from_one_decision_is_added_with_it_and_nothing_else_is(
+    changes, unit, model_dir
+):
+    trainer = a_trainer(model_dir, **changes)
+    assert trainer.unit == unit
+    trainer.train_step()  # as it is: no batch is too small, and no sum is left open
+    assert not any(own.meters for own in trainer.sums.values())
+
+
+class ByTask(AtGrpo):
+    """Compares more than the decision, in the way that a subclass need not override a method for."""
+
+    key: ClassVar[tuple[str, ...]] = ("task",)
+
+
+class ByDecision(AtGrpo):
+    by_decision = True
 
 
 def test_an_estimator_that_overrides_the_comparison_has_to_say_that_it_looks_at_one_task():

@@ -10,7 +10,7 @@ import torch
 from pettingllms.errors import ConfigError, StaleSamplerError
 from pettingllms.policies.loading import load_policies
 from pettingllms.types import Request
-from tests.vllm_policies import ROLES, differences, sampled, save_model, stir, team
+from tests.vllm_policies import ROLES, differences, sampled, save_model, stir, team, told
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(240)]
 torch.set_num_threads(1)
@@ -105,6 +105,27 @@ def test_only_the_present_version_stays_on_disk_and_in_the_engine(policies):
     assert folders == sorted(f"{name}@v{v}" for name, v in policies.versions.items())
     held = {published.number for published in engine._held.values()}
     assert set(engine._engines[0].llm_engine.list_loras()) == held
+
+
+def test_completions_are_told_once_they_are_there_the_shortest_of_a_prompt_first(policies):
+    early, answers = told(policies, n=6)
+    assert early == answers
+    assert list(early) != list(answers)
+    for place in {place for place, _ in early}:
+        lengths = [len(one.token_ids) for (at, _), one in early.items() if at == place]
+        assert lengths == sorted(lengths)
+
+
+def test_an_interrupt_while_completions_are_told_leaves_nothing_in_the_engine(policies):
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        told(policies, n=6, on_completion=stop)
+    engine = policies.bases[0].engine._engines[0].llm_engine
+    assert not engine.has_unfinished_requests()
+    early, answers = told(policies, n=2)
+    assert early == answers
 
 
 def test_the_same_seed_gives_the_same_replies_and_another_gives_others(policies):

@@ -35,7 +35,7 @@ from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Completion, Request
 from tests.processes import alive, descendants, eventually
-from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team
+from tests.vllm_policies import OPTIONS, differences, requests_for, save_model, stir, team, told
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(600)]
 torch.set_num_threads(1)
@@ -91,6 +91,21 @@ def engines() -> list[int]:
     return [each for each in actors("Engine") if each not in workers]
 
 
+class Listen(Callback):
+    """Samples from the engines after the last step, and hears what comes early."""
+
+    def __init__(self) -> None:
+        self.early, self.answers = dict[Any, Any](), dict[Any, Any]()
+
+    def on_step(self, trainer: ATGRPO, row: Any) -> None:
+        del row
+        if trainer.step == 4:
+            trainer.publish()
+            ids = trainer.policies.prompt_ids("writer", "hello")
+            asked = [Request("writer", ids, 10 * seed) for seed in range(5)]
+            self.early, self.answers = told(trainer.policies, 6, asked)
+
+
 class Hit(Callback):
     """Sends an engine a signal while the step after `step` is played."""
 
@@ -135,9 +150,12 @@ def test_a_killed_and_a_hanging_engine_are_replaced_and_nothing_is_lost(
     ray, model_dir, tmp_path, caplog
 ):
     caplog.set_level(logging.WARNING)
-    hit = Hit({1: signal.SIGKILL, 2: signal.SIGSTOP})
+    hit, listen = Hit({1: signal.SIGKILL, 2: signal.SIGSTOP}), Listen()
     run = tmp_path / "two"
-    assert train(ATGRPOConfig(**settings(model_dir, run)), callbacks=[hit]).finished
+    assert train(ATGRPOConfig(**settings(model_dir, run)), callbacks=[hit, listen]).finished
+    assert listen.early == listen.answers
+    assert len(listen.early) == 30
+    assert list(listen.early) != list(listen.answers)
     assert len(hit.struck) == 2
     assert eventually(lambda: not any(map(alive, hit.struck)))
     assert "an engine hangs, and is ended" in caplog.text

@@ -49,6 +49,19 @@ def sampled(policies, n=2, seed=0, names=None, **settings):
     return requests, policies.sample(requests, n, **options)
 
 
+def told(policies, n, requests=None, **settings):
+    """Completions by (request, number), as they were told one after the other, and those returned."""
+    found = {}
+
+    def tell(place, number, completion):
+        found[place, number] = completion
+
+    requests = requests_for(policies) if requests is None else requests
+    options = {"max_new_tokens": 12, "on_completion": tell, **settings}
+    answers = policies.sample(requests, n, **options)
+    return found, {(i, k): one for i, own in enumerate(answers) for k, one in enumerate(own)}
+
+
 def differences(policies, requests, replies, temperature=1.0, of=None):
     """Policy -> greatest difference in log-probability to the trainer's own computation.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from datetime import timedelta
@@ -23,12 +23,13 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
+from pettingllms.distributed.fleet import Whole
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
+from pettingllms.rollout.engine import Decided, returned
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.casts.base import Cast, Casting
@@ -39,6 +40,7 @@ from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.sharded import ShardedATGRPO, from_all, loaded_on_cpu
+from pettingllms.trainers.streamed import Number, Unit
 from pettingllms.types import Advantage, Group, Sample, Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
@@ -61,6 +63,8 @@ class RunSpec:
     """Policy -> digest of its base model."""
     threads: int
     """Of PyTorch, in every process: their number changes how sums are rounded."""
+    unit: Unit | None
+    """What gradients are added for while others still play."""
 
 
 class RolloutWorker:
@@ -89,22 +93,27 @@ class RolloutWorker:
         tasks: Sequence[Task],
         casting: Casting,
         weights: Mapping[str, tuple[int, Any]],
-    ) -> tuple[list[Trajectory], float]:
-        """The trajectories of one shard of a step, and the seconds that they took.
+        begun: Sequence[Decided],
+    ) -> Iterator[Decided | Whole]:
+        """Plays one shard of a step; the whole are its trajectories, and the seconds that they took.
+
+        Where a unit of gradients is less than a shard, each is yielded once it is there.
 
         Args:
             step: of training.
             tasks: the shard's.
             casting: who plays and learns in this step.
             weights: policy -> version, and a reference to its tensors.
+            begun: what another worker has yielded, who was lost.
         """
         clock = Clock()
         for policy, (version, reference) in weights.items():
             if self._held.get(policy) != version:
                 self._take(policy, version, reference)
                 self._held[policy] = version
-        found = self._player.play(step, tasks, casting, clock)
-        return found, clock.metrics(0)["time/step"]
+        steps = self._player.stream(step, tasks, casting, clock, begun)
+        found = (yield from steps) if self._spec.unit == "decision" else returned(steps)
+        yield Whole((found, clock.metrics(0)["time/step"]))
 
     def _load(self) -> PolicySet:
         return _policies(self._spec, self._spec.roles_to_policies)
@@ -144,7 +153,7 @@ class Learner:
     """Updates one policy, with the trainer's own update on the trainer's own optimizer.
 
     One of several ranks, which are given the same jobs. Each has a copy of an adapter, and computes the
-    gradients of every so manieth shard; their sums are added, and all take the same step. A full model
+    gradients of every so manieth unit; their sums are added, and all take the same step. A full model
     is divided between them (`pettingllms.policies.sharded`).
     """
 
@@ -155,7 +164,7 @@ class Learner:
         self._trainer: ATGRPO | None = None
         self._beside = ThreadPoolExecutor(1)
         self._adding: list[Future[None]] = []
-        """Shards of this rank, whose gradients are computed while the driver goes on."""
+        """Units of this rank, whose gradients are computed while the driver goes on."""
 
     def ready(self) -> None:
         """Loads the model.
@@ -226,20 +235,20 @@ class Learner:
         for own in self._trainer.sums.values():
             own.clear()
 
-    def add(self, shards: Mapping[int, Sequence[Sample]]) -> None:
-        """Adds the gradients of shards to those of the step, see `pettingllms.trainers.streamed`.
+    def add(self, units: Mapping[Number, Sequence[Sample]]) -> None:
+        """Adds the gradients of units to those of the step, see `pettingllms.trainers.streamed`.
 
         Args:
-            shards: number -> the policy's samples.
+            units: number -> the policy's samples.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
         """
         if self._divided or self._ranks == 1:
-            self._loaded.add(self._policy, shards)
+            self._loaded.add(self._policy, units)
             return
-        # Or the driver would give no shard to another rank before this one is done.
-        mine = {n: own for n, own in shards.items() if n % self._ranks == self._rank}
+        # Or the driver would give no unit to another rank before this one is done.
+        mine = {n: own for n, own in units.items() if sum(n) % self._ranks == self._rank}
         self._adding.append(self._beside.submit(self._loaded.add, self._policy, mine))
 
     def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:

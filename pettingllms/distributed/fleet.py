@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray.exceptions import (
@@ -31,8 +31,10 @@ from ray.exceptions import (
 )
 
 from pettingllms.distributed.heart import check
-from pettingllms.distributed.ranks import Ranks
 from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLost
+
+if TYPE_CHECKING:
+    from pettingllms.distributed.ranks import Ranks
 
 logger = logging.getLogger(__name__)
 
@@ -66,6 +68,12 @@ RANK_SECONDS = 15.0
 """In which the loss of a rank is known, after another one has failed in what they do together."""
 
 
+class Whole(NamedTuple):
+    """What a job with parts yields at its end."""
+
+    result: Any
+
+
 class Fleet:
     """Workers that do pure jobs, one at a time each.
 
@@ -88,12 +96,20 @@ class Fleet:
         for _ in range(size):
             self._starting.submit(self._start)
 
-    def submit(self, method: str, *args: Any) -> Future[Any]:
+    def submit(
+        self, method: str, *args: Any, part: Callable[[Any], object] | None = None
+    ) -> Future[Any]:
         """Has a job done by whichever worker is free; jobs are begun in order.
 
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
+
+        Args:
+            method: of a worker. With `part` it is a generator that yields parts and then a `Whole`, and
+                takes as its last argument the parts that workers yielded who were lost.
+            args: its arguments.
+            part: called with each part once it is there, on a thread of the fleet's.
         """
-        return self._specs.submit(self._do, method, args)
+        return self._specs.submit(self._do, method, args, part)
 
     def spare(self, *, needed: bool) -> None:
         """Ends an idle worker, if there is one, for whom its place is needed; later starts all again."""
@@ -122,13 +138,16 @@ class Fleet:
             if (worker := self._free.get()) is not None:
                 ray.kill(worker)
 
-    def _do(self, method: str, args: tuple[Any, ...]) -> Any:
+    def _do(self, method: str, args: tuple[Any, ...], part: Callable[[Any], object] | None) -> Any:
+        had: list[Any] = []
         for attempt in range(1, ATTEMPTS + 1):
             worker = self._worker()
+            ask = getattr(worker, method).remote
             try:
-                result = _result(
-                    [getattr(worker, method).remote(*args)], self._timeout, self._closed
-                )
+                if part is None:
+                    result = _result([ask(*args)], self._timeout, self._closed)
+                else:
+                    result = self._followed(ask(*args, [*had]), had, part)
             except (*LOST, RayTaskError, Closed) as error:
                 cause = _cause(error)
                 if not isinstance(cause, (*LOST, *BROKEN)):
@@ -144,6 +163,18 @@ class Fleet:
                 self._free.put(worker)
                 return result
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
+
+    def _followed(self, job: Any, had: list[Any], part: Callable[[Any], object]) -> Any:
+        """What a generator yields as the whole; its parts are added to `had`."""
+        until = time.monotonic() + self._timeout
+        while True:
+            _wait([job], until, self._closed)
+            # A generator that failed has an object that raises why.
+            each = ray.get(next(job))
+            if isinstance(each, Whole):
+                return each.result
+            had.append(each)
+            part(each)
 
     def _worker(self) -> Any:
         while True:
@@ -320,13 +351,7 @@ def _result(references: Sequence[Any], timeout: float | None, closed: threading.
     until = None if timeout is None else time.monotonic() + timeout
     waiting = list(references)
     while waiting:
-        check()
-        if closed.is_set():
-            raise Closed
-        left = 1.0 if until is None else until - time.monotonic()
-        if left <= 0:
-            raise Hung(f"no answer for {timeout:g} seconds")
-        done, waiting = ray.wait(waiting, timeout=min(1.0, left))
+        done, waiting = _wait(waiting, until, closed)
         try:
             ray.get(done)
         except RayTaskError:
@@ -335,6 +360,26 @@ def _result(references: Sequence[Any], timeout: float | None, closed: threading.
             ray.get(late)
             raise
     return ray.get(references[0]) if references else None
+
+
+def _wait(
+    waiting: Sequence[Any], until: float | None, closed: threading.Event
+) -> tuple[list[Any], list[Any]]:
+    """Waits for one of what actors compute; that one, and the others.
+
+    Raises:
+        Hung, Closed, WorkersLost: as `_result`.
+    """
+    while True:
+        check()
+        if closed.is_set():
+            raise Closed
+        left = 1.0 if until is None else until - time.monotonic()
+        if left <= 0:
+            raise Hung("it did not answer in time")
+        done, others = ray.wait(list(waiting), timeout=min(1.0, left))
+        if done:
+            return done, others
 
 
 def _cause(error: BaseException) -> BaseException:

@@ -10,9 +10,10 @@ before it is still being updated on; with 0, with the newest.
 from __future__ import annotations
 
 import contextlib
+import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, as_completed, wait
+from concurrent.futures import Future, wait
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
 from pettingllms.distributed.ranks import Ranks
+from pettingllms.rollout.engine import Decided
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order
@@ -35,6 +37,7 @@ from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards
 from pettingllms.trainers.plugins import Plugin
+from pettingllms.trainers.streamed import Number, Unit
 from pettingllms.types import Task
 
 References = dict[str, tuple[int, Any]]
@@ -59,13 +62,14 @@ class RayATGRPO(ATGRPO):
         # Learners open no engine, and workers ask those that there are.
         here: dict[str, Any] = {"sampler": "transformers", "vllm": None} if on_engines else {}
         spec = RunSpec(
-            replace(config, stream_gradients=bool(self.sums), **here),
+            replace(config, stream_gradients=self.unit is not None, **here),
             policies.roles_to_policies,
             self.updates,
             self.estimator.shape(),
             source,
             policies.digests,
             torch.get_num_threads(),
+            self.unit,
         )
         timeout = config.worker_timeout
         given = sent(spec)
@@ -90,7 +94,7 @@ class RayATGRPO(ATGRPO):
         self.fleet = Fleet(lambda: worker.remote(given, *extra), config.workers, timeout=timeout)
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
-        self._playing: dict[int, list[Future[Any]]] = {}
+        self._playing: dict[int, _Playing] = {}
         self._adding: list[Future[Any]] = []
         self._played, self._load = time.perf_counter(), dict[str, float]()
 
@@ -120,20 +124,16 @@ class RayATGRPO(ATGRPO):
         check_room(found, self.config.max_completion_length)
         return found
 
-    def _gathered(self, jobs: Sequence[Future[Any]]) -> list[Any]:
-        """What was played, in order; learners get each shard at once where gradients are added."""
-        if not self.sums:
-            return _results(jobs)
-        numbers = {job: number for number, job in enumerate(jobs)}
-        for job in as_completed(jobs):
-            if job.exception() is not None:
-                break
-            groups = in_order(self.credited(job.result()[0]))
-            for name, own in policy_batches(self.config, self.casting.learners, groups).items():
-                if own.samples:
-                    given = ray.put({numbers[job]: own.samples})
-                    self._adding.append(self.learners[name].do("add", given))
-        return _results(jobs)
+    def _gathered(self, playing: _Playing) -> list[Any]:
+        """What was played, in order; learners get each unit at once where gradients are added."""
+        if self.unit is not None:
+            for number, trajectories in playing.units():
+                groups = in_order(self.credited(trajectories))
+                for name, own in policy_batches(self.config, self.casting.learners, groups).items():
+                    if own.samples:
+                        given = ray.put({number: own.samples})
+                        self._adding.append(self.learners[name].do("add", given))
+        return _results(playing.jobs)
 
     def _load_of(self, seconds: Sequence[float]) -> dict[str, float]:
         """The share of time since the last rollout in which workers played; how many were lost."""
@@ -150,10 +150,10 @@ class RayATGRPO(ATGRPO):
             return
         tasks = tasks_of_step(self.env, config.env, step, config.tasks_per_step, config.seed)
         casting = self.cast.at(step, self.policies.roles_to_policies, self.trained)
-        self._playing[step] = [
-            self.fleet.submit("play", step, shard, casting, weights)
-            for shard in shards(config, tasks)
-        ]
+        self._playing[step] = playing = _Playing(self.unit)
+        for number, shard in enumerate(shards(config, tasks)):
+            part = partial(playing.decided, number)
+            playing.add(self.fleet.submit("play", step, shard, casting, weights, part=part))
 
     # ------------------------------------------------------------------------- 3. update
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
@@ -238,6 +238,45 @@ class RayATGRPO(ATGRPO):
             name: (policies.versions[name], ray.put(as_arrays(policies.state(name))))
             for name in policies.names
         }
+
+
+class _Playing:
+    """The shards of a step, from when they are given out.
+
+    Args:
+        unit: what learners are given at once.
+    """
+
+    def __init__(self, unit: Unit | None) -> None:
+        self.jobs: list[Future[Any]] = []
+        """One for each shard, in order."""
+        self._unit = unit
+        self._news: queue.SimpleQueue[tuple[Number, list[Trajectory]] | Future[Any]] = (
+            queue.SimpleQueue()
+        )
+
+    def add(self, job: Future[Any]) -> None:
+        """Takes the next shard."""
+        self.jobs.append(job)
+        job.add_done_callback(self._news.put)
+
+    def decided(self, shard: int, own: Decided) -> None:
+        """Takes a part of a shard."""
+        self._news.put(((shard, own.depth, own.cohort), own.trajectories))
+
+    def units(self) -> Iterator[tuple[Number, list[Trajectory]]]:
+        """Units as they come: a number, and records; no more after a shard that has failed."""
+        left = len(self.jobs)
+        while left:
+            news = self._news.get()
+            if isinstance(news, tuple):
+                yield news
+                continue
+            if news.cancelled() or news.exception() is not None:
+                return
+            left -= 1
+            if self._unit == "shard":
+                yield (self.jobs.index(news),), news.result()[0]
 
 
 class _Former(Plugin):

@@ -7,6 +7,7 @@ Nothing is shared between two of them: weights, tokenizer, template and engine a
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -16,7 +17,13 @@ from pettingllms.errors import SamplerUnavailable
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
-from pettingllms.samplers.base import InferenceEngine, SampledTokens, SamplingParams, Weights
+from pettingllms.samplers.base import (
+    InferenceEngine,
+    OnTokens,
+    SampledTokens,
+    SamplingParams,
+    Weights,
+)
 from pettingllms.types import Request, Sample
 
 
@@ -77,10 +84,25 @@ class Base:
         _set_training(model, False)
         return model
 
+    @property
+    def early(self) -> bool:
+        """Whether the engine reports completions as they come."""
+        return bool(getattr(self.engine, "early", False))
+
     def sample(
-        self, requests: Sequence[Request], n: int, params: SamplingParams
+        self,
+        requests: Sequence[Request],
+        n: int,
+        params: SamplingParams,
+        on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
         """Completes every request `n` times.
+
+        Args:
+            requests: of its policies.
+            n: completions of each.
+            params: how they are drawn.
+            on_tokens: called with completions as they come, if the engine is `early`.
 
         Raises:
             ConfigError: a request that does not fit the engine.
@@ -88,7 +110,8 @@ class Base:
         """
         if self.engine is None:
             raise SamplerUnavailable("these policies have been closed; load them again to sample")
-        return self.engine.sample(requests, n, params)
+        more: dict[str, Any] = {"on_tokens": on_tokens} if self.early and on_tokens else {}
+        return self.engine.sample(requests, n, params, **more)
 
     def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
         """Cuts one policy's samples into micro-batches on the model's device."""

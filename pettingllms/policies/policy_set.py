@@ -25,7 +25,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.policies.packing import Batch
 from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners
-from pettingllms.samplers.base import SampledTokens, SamplingParams, is_partner
+from pettingllms.samplers.base import OnCompletion, SampledTokens, SamplingParams, is_partner
 from pettingllms.types import Completion, Request, Sample, role_of
 
 
@@ -134,6 +134,11 @@ class PolicySet:
         """
         return self.base_of(policy).sampling_model(policy)
 
+    @property
+    def early(self) -> bool:
+        """Whether `sample` reports completions as they come: where no model behind an API plays a role."""
+        return self.partners is None and any(base.early for base in self.bases)
+
     def sample(
         self,
         requests: Sequence[Request],
@@ -143,6 +148,7 @@ class PolicySet:
         temperature: float = 1.0,
         greedy: bool = False,
         top_p: float = 1.0,
+        on_completion: OnCompletion | None = None,
     ) -> list[list[Completion]]:
         """Completes every request `n` times: result[request][candidate].
 
@@ -158,7 +164,7 @@ class PolicySet:
         params = _sampling_params(n, max_new_tokens, temperature, greedy, top_p)
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
         if not theirs or self.partners is None:
-            return self._sample_here(requests, n, params)
+            return self._sample_here(requests, n, params, on_completion)
         answers = self.partners.ask([requests[place] for place in theirs], n, params)
         ours = [place for place, request in enumerate(requests) if not is_partner(request.policy)]
         here = self._sample_here([requests[place] for place in ours], n, params) if ours else []
@@ -166,7 +172,11 @@ class PolicySet:
         return [found[place] for place in range(len(requests))]
 
     def _sample_here(
-        self, requests: Sequence[Request], n: int, params: SamplingParams
+        self,
+        requests: Sequence[Request],
+        n: int,
+        params: SamplingParams,
+        on_completion: OnCompletion | None = None,
     ) -> list[list[Completion]]:
         for policy in dict.fromkeys(request.policy for request in requests):
             self._check_fresh(policy)
@@ -177,7 +187,14 @@ class PolicySet:
             mine = [place for place, each in enumerate(requests) if each.policy in base.chats]
             if not mine:
                 continue
-            sampled = base.sample([requests[place] for place in mine], n, params)
+
+            def early(at: int, k: int, tokens: SampledTokens, mine: list[int] = mine) -> None:
+                assert on_completion is not None
+                on_completion(mine[at], k, self._completion(requests[mine[at]], tokens))
+
+            sampled = base.sample(
+                [requests[place] for place in mine], n, params, early if on_completion else None
+            )
             for place, candidates in zip(mine, sampled, strict=True):
                 found[place] = [self._completion(requests[place], one) for one in candidates]
         return found

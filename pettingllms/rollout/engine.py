@@ -17,17 +17,43 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.types import Candidate, Completion, Group, Request, Task, Unplayed, role_of
+
+T = TypeVar("T")
+Place = tuple[str, int, int]
+"""Of a decision: task, episode, depth."""
+
+
+class Decided(NamedTuple):
+    """What one batch of an engine led to."""
+
+    cohort: int
+    """Number of the episodes that share batches."""
+    depth: int
+    """Decisions before it in these episodes."""
+    trajectories: list[Trajectory]
+    """A record for each decision; what followed is not in it."""
+
+    @property
+    def completions(self) -> dict[Place, tuple[Completion, ...]]:
+        """What was sampled at each decision."""
+        return {
+            (group.key.task, group.key.episode, group.key.parent): tuple(
+                candidate.completion for candidate in group.candidates
+            )
+            for each in self.trajectories
+            for group in each.groups
+        }
 
 
 class Routed(NamedTuple):
@@ -59,6 +85,7 @@ class RolloutEngine:
         route: the policy that answers in place of the one that the agent has, and what the record says
             of that.
         timed: opened around "sample", and around "score" while nothing else is left to do.
+        known: completions that were sampled before, by an engine that did not come to the end.
     """
 
     env: AnyEnv
@@ -73,6 +100,7 @@ class RolloutEngine:
     longest: Mapping[str, int] = field(default_factory=dict)
     route: Callable[[Episode, str], Routed] | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    known: Mapping[Place, Sequence[Completion]] = field(default_factory=dict)
 
     def run(
         self,
@@ -89,6 +117,14 @@ class RolloutEngine:
             NonFiniteError: the environment paid a reward that is not finite.
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
         """
+        return returned(self.stream(tasks, on_batch))
+
+    def stream(
+        self,
+        tasks: Sequence[Task],
+        on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
+    ) -> Generator[Decided, None, list[Trajectory]]:
+        """As `run`; yields the decisions of a batch once they are scored, but not those `known` before."""
         first, count = self.shape.first, self.shape.episodes
         episodes = [Episode(self.env, t, first + n) for t in tasks for n in range(count)]
         ready = deque(self._cohorts(episodes))
@@ -101,34 +137,40 @@ class RolloutEngine:
                     on_batch([episode for episode in episodes if episode.over])
                     merged = len(ready) if self.sampler.continuous else 1
                     taken = [ready.popleft() for _ in range(merged)]
+                    scoring += taken
                     with self.timed("sample"):
                         self._sample(taken)
-                    scoring += taken
                 if ready:
-                    ready += self._scored(scoring)
+                    done = self._scored(scoring)
                 else:  # nothing to sample until some cohort is scored
                     with self.timed("score"):
-                        ready += self._scored(scoring, wait_for_one=True)
+                        done = self._scored(scoring, wait_for_one=True)
+                for cohort in done:
+                    if fresh := cohort.advance(self._advance):
+                        yield Decided(
+                            cohort.number, fresh[0].depth - 1, [e.decided() for e in fresh]
+                        )
+                ready += [cohort for cohort in done if cohort.live()]
         finally:
             # The pool outlives this call: after an error nothing of it may be left to run there.
             for cohort in scoring:
                 for decision in cohort.pending:
-                    decision.scored.cancel()
+                    for scored in decision.scored.values():
+                        scored.cancel()
         return records(episodes)
 
     def _cohorts(self, episodes: Sequence[Episode]) -> list[_Cohort]:
         # A cohort of one may proceed by itself; see the module docstring.
         size = 1 if self.sampler.continuous else self.cohort or max(1, len(episodes))
-        cut = [_Cohort(episodes[start : start + size]) for start in range(0, len(episodes), size)]
+        starts = range(0, len(episodes), size)
+        cut = [_Cohort(n, episodes[start : start + size]) for n, start in enumerate(starts)]
         return [cohort for cohort in cut if cohort.live()]
 
     # ------------------------------------------------------------------------------ sampling
 
     def _sample(self, cohorts: Sequence[_Cohort]) -> None:
         """Samples for all live episodes in one batch a width, and starts scoring."""
-        live: list[tuple[_Cohort, Episode]] = []
-        prompts, requests, plans = list[str](), list[Request](), list[Plan]()
-        noted = list[Mapping[str, Any]]()
+        asked: list[_Pending] = []
         for cohort, episode in [(c, episode) for c in cohorts for episode in c.live()]:
             prompt = episode.prompt()
             policy, notes = self._policy_for(episode)
@@ -137,24 +179,33 @@ class RolloutEngine:
             if len(ids) > (longest := self.longest.get(policy, len(ids))):
                 episode.end_overlong(len(ids), longest)
                 continue
-            live.append((cohort, episode))
-            prompts.append(prompt)
-            requests.append(Request(policy, ids, seed))
-            plans.append(self._plan(episode, policy))
-            noted.append(notes)
-        completions: list[list[Completion]] = [[] for _ in live]
+            request, plan = Request(policy, ids, seed), self._plan(episode, policy)
+            decision = _Pending(episode, prompt, request, plan, notes)
+            cohort.pending.append(decision)
+            known = self.known.get((episode.task.id, episode.index, episode.depth))
+            if known is None:
+                asked.append(decision)
+            else:
+                decision.complete(known, self.pool, fresh=False)
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
-        for n in sorted({plan.draw for plan in plans}):
-            places = [i for i, plan in enumerate(plans) if plan.draw == n]
-            answers = self.sampler.sample([requests[i] for i in places], n, **self.settings)
-            for place, answer in zip(places, answers, strict=True):
-                completions[place] = answer
-        for (cohort, episode), prompt, request, plan, notes, sampled in zip(
-            live, prompts, requests, plans, noted, completions, strict=True
-        ):
-            scored = self.pool.submit(score, episode, sampled)
-            cohort.pending.append(_Pending(episode, prompt, request, plan, notes, scored))
+        for n in sorted({decision.plan.draw for decision in asked}):
+            self._ask([decision for decision in asked if decision.plan.draw == n], n)
+
+    def _ask(self, asked: Sequence[_Pending], n: int) -> None:
+        """Samples for decisions, and has completions scored as they come, where the sampler tells."""
+
+        def early(place: int, _number: int, completion: Completion) -> None:
+            asked[place].score([completion], self.pool)
+
+        more: dict[str, Any] = {}
+        # Reward functions are given the completions of a prompt together.
+        if getattr(self.sampler, "early", False) and not _reward_funcs(self.env):
+            more["on_completion"] = early
+        requests = [decision.request for decision in asked]
+        answers = self.sampler.sample(requests, n, **self.settings, **more)
+        for decision, completions in zip(asked, answers, strict=True):
+            decision.complete(completions, self.pool)
 
     def _policy_for(self, episode: Episode) -> Routed:
         found = self._given_to(episode.agent or "")
@@ -178,23 +229,20 @@ class RolloutEngine:
     # ------------------------------------------------------------------------------- scoring
 
     def _scored(self, scoring: list[_Cohort], *, wait_for_one: bool = False) -> list[_Cohort]:
-        """Takes the cohorts whose scores have all arrived, and advances their episodes."""
+        """Takes the cohorts whose scores have all arrived."""
         while not (done := [cohort for cohort in scoring if cohort.scored()]) and wait_for_one:
-            open_ones = [d.scored for cohort in scoring for d in cohort.pending]
-            wait([future for future in open_ones if not future.done()], return_when=FIRST_COMPLETED)
+            jobs = {job for cohort in scoring for d in cohort.pending for job in d.scored.values()}
+            wait([job for job in jobs if not job.done()], return_when=FIRST_COMPLETED)
         for cohort in done:
-            for decision in cohort.pending:
-                cohort.add(self._advance(decision))
-            cohort.pending.clear()
             scoring.remove(cohort)
-        return [cohort for cohort in done if cohort.live()]
+        return done
 
     def _advance(self, decision: _Pending) -> list[Episode]:
         """Records the candidates of a decision, and continues the episode from one of them.
 
         Returns the forks or probes that continue from the others, if there are any.
         """
-        episode, branches = decision.episode, decision.scored.result()
+        episode, branches = decision.episode, decision.branches()
         rewards = [branch.result.reward for branch in branches]
         # Ties are common; always taking the first would bias which states are seen next. The
         # draw has its own seed, so that it does not shift what is sampled.
@@ -234,27 +282,62 @@ class RolloutEngine:
                 yield agent, Unplayed(policy, ids)
 
 
-class _Pending(NamedTuple):
-    """A decision whose completions are being scored."""
+@dataclass(eq=False)
+class _Pending:
+    """A decision whose completions are being sampled and scored."""
 
     episode: Episode
     prompt: str
     request: Request
     plan: Plan
     notes: Mapping[str, Any]
-    scored: Future[list[Branch]]
+    completions: Sequence[Completion] = ()
+    fresh: bool = True
+    """Whether its completions were sampled now."""
+    scored: dict[str, Future[list[Branch]]] = field(default_factory=dict)
+    """Text -> the job that scores it; equal completions are scored once."""
+
+    def score(self, completions: Sequence[Completion], pool: Executor) -> None:
+        """Has those scored, as one job, whose texts are new."""
+        new = {each.text: each for each in completions if each.text not in self.scored}
+        if new:
+            self.scored |= dict.fromkeys(new, pool.submit(score, self.episode, [*new.values()]))
+
+    def complete(
+        self, completions: Sequence[Completion], pool: Executor, *, fresh: bool = True
+    ) -> None:
+        """Takes all completions, and has the rest of them scored."""
+        self.completions, self.fresh = completions, fresh
+        self.score(completions, pool)
+
+    def branches(self) -> list[Branch]:
+        """The completions and what they led to; raises what scoring raised."""
+        scored = {
+            branch.completion.text: branch
+            for job in {self.scored[each.text] for each in self.completions}
+            for branch in job.result()
+        }
+        return [scored[each.text]._replace(completion=each) for each in self.completions]
 
 
 class _Cohort:
     """Episodes that share batches: all of them advance, then the next batch is sampled."""
 
-    def __init__(self, episodes: Sequence[Episode]) -> None:
-        self._episodes = list(episodes)
+    def __init__(self, number: int, episodes: Sequence[Episode]) -> None:
+        self.number, self._episodes = number, list(episodes)
         self.pending: list[_Pending] = []
 
-    def add(self, episodes: Sequence[Episode]) -> None:
-        """Lets further episodes share its batches."""
-        self._episodes += episodes
+    def advance(self, one: Callable[[_Pending], Sequence[Episode]]) -> list[Episode]:
+        """Takes all pending decisions; returns the episodes whose completions were sampled now.
+
+        Args:
+            one: takes a decision; returns further episodes, which share the batches from now on.
+        """
+        for decision in self.pending:
+            self._episodes += one(decision)
+        fresh = [decision.episode for decision in self.pending if decision.fresh]
+        self.pending.clear()
+        return fresh
 
     def live(self) -> list[Episode]:
         """Episodes that are not over."""
@@ -262,4 +345,18 @@ class _Cohort:
 
     def scored(self) -> bool:
         """Returns whether all pending decisions have their scores."""
-        return all(decision.scored.done() for decision in self.pending)
+        return all(job.done() for decision in self.pending for job in decision.scored.values())
+
+
+def _reward_funcs(env: AnyEnv) -> bool:
+    return bool(getattr(env.unwrapped, "reward_funcs", ()))
+
+
+def returned(steps: Generator[Any, None, T]) -> T:
+    """What a generator returns at its end; what it yields is dropped."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            found: T = end.value
+            return found

@@ -215,6 +215,11 @@ class Episode:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
         self._overlong = Overlong(self.agent or "", tokens, longest)
 
+    def decided(self) -> Trajectory:
+        """A record of the latest decision alone, before its return and late rewards are known."""
+        own = self._groups[-1:]
+        return Trajectory.of(self.task, self.index, own, early={}, cooperative=self._cooperative)
+
     def trajectory(self, number: int | None = None, came_from: Origin | None = None) -> Trajectory:
         """The record of the decisions so far.
 

@@ -10,7 +10,7 @@ line in `SAMPLERS`; another package adds its own through the entry points `petti
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -70,8 +70,17 @@ class SampledTokens(NamedTuple):
     truncated: bool
 
 
+OnTokens = Callable[[int, int, SampledTokens], object]
+"""Takes the index of a request, the number of a completion of it, and that completion."""
+OnCompletion = Callable[[int, int, Completion], object]
+
+
 class Sampler(Protocol):
-    """Completes prompts of roles."""
+    """Completes prompts of roles.
+
+    One with an attribute `early` that is true takes `on_completion` (`OnCompletion`) in `sample`, and calls
+    it with each completion that is there before those that were asked for with it.
+    """
 
     @property
     def continuous(self) -> bool:
@@ -169,7 +178,11 @@ class SamplerSettings:
 
 
 class InferenceEngine(Protocol):
-    """Completes prompts of all policies, from weights that `publish` hands over."""
+    """Completes prompts of all policies, from weights that `publish` hands over.
+
+    One with an attribute `early` that is true takes `on_tokens` (`OnTokens`) in `sample`, and calls it with
+    each completion that is there before those that were asked for with it.
+    """
 
     @property
     def continuous(self) -> bool:

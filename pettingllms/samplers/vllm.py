@@ -30,6 +30,7 @@ import torch
 
 from pettingllms.errors import ConfigError, SamplerUnavailable
 from pettingllms.samplers.base import (
+    OnTokens,
     SampledTokens,
     SamplerSettings,
     SamplingParams,
@@ -119,6 +120,7 @@ class VllmEngine:
     """
 
     continuous = False
+    early = True
 
     def __init__(
         self,
@@ -176,35 +178,55 @@ class VllmEngine:
             self._adapters.drop(old)
 
     def sample(
-        self, requests: Sequence[Request], n: int, params: SamplingParams
+        self,
+        requests: Sequence[Request],
+        n: int,
+        params: SamplingParams,
+        on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
-        """Completes every request `n` times; the n candidates of a prompt are one vLLM request.
+        """Completes every request `n` times.
+
+        Args:
+            requests: of the policies.
+            n: completions of each.
+            params: how they are drawn.
+            on_tokens: called with each completion once it is there.
 
         Raises:
             ConfigError: a prompt too long for the engine, a temperature that vLLM changes.
             SamplerUnavailable: vLLM failed.
         """
         check_requests(requests, params, self._max_model_len)
-        found: list[list[SampledTokens]] = [[] for _ in requests]
+        found: list[dict[int, SampledTokens]] = [{} for _ in requests]
         for engine in self._engines:
-            mine = [i for i, r in enumerate(requests) if self._by_policy[r.policy] is engine]
-            if not mine:
-                continue
-            try:
-                outputs = engine.generate(
-                    [{"prompt_token_ids": list(requests[i].prompt_ids)} for i in mine],
-                    [vllm_params(n, params, requests[i].seed, self._end_ids) for i in mine],
-                    lora_request=None
-                    if self._full
-                    else [lora_request(self._held[requests[i].policy]) for i in mine],
-                    use_tqdm=False,
-                )
-            except FAILURES as error:
-                raise SamplerUnavailable(f"vLLM failed: {last_line(error)}") from error
-            for i, output in zip(mine, outputs, strict=True):
-                sampled = [sampled_tokens(each, self._end_ids) for each in output.outputs]
-                found[i] = sampled * n if params.greedy else sampled
-        return found
+            for i, k, sampled in self._sampled(engine, requests, n, params):
+                found[i][k] = sampled
+                if on_tokens is not None:
+                    on_tokens(i, k, sampled)
+        return [[each[0]] * n if params.greedy else [each[k] for k in range(n)] for each in found]
+
+    def _sampled(
+        self, engine: Any, requests: Sequence[Request], n: int, params: SamplingParams
+    ) -> Iterator[tuple[int, int, SampledTokens]]:
+        """Index of a request of the engine's, number and tokens of a completion, as they come."""
+        running: dict[str, tuple[int, int]] = {}
+        try:
+            for i, request in enumerate(requests):
+                if self._by_policy[request.policy] is engine:
+                    adapter = None if self._full else self._held[request.policy]
+                    names = enqueued(engine, request, n, params, self._end_ids, adapter)
+                    running |= {name: (i, k) for k, name in enumerate(names)}
+            while running:
+                for output in engine.llm_engine.step():
+                    if output.finished:
+                        i, k = running.pop(output.request_id)
+                        yield i, k, sampled_tokens(output.outputs[0], self._end_ids)
+        except FAILURES as error:
+            raise SamplerUnavailable(f"vLLM failed: {last_line(error)}") from error
+        finally:
+            if running:  # an interrupt, or an error here or of whoever takes the completions
+                with contextlib.suppress(*FAILURES):
+                    engine.llm_engine.abort_request(list(running))
 
     def close(self) -> None:
         """Stops the engines and removes the files."""
@@ -248,7 +270,7 @@ def started(base: str, options: Mapping[str, Any], end_ids: Sequence[int]) -> An
             engine = LLM(
                 model=base, seed=0, disable_log_stats=True, use_tqdm_on_load=False, **options
             )
-            trial = vllm_params(1, SamplingParams(1), 0, end_ids)
+            trial = vllm_params(SamplingParams(1), 0, end_ids)
             engine.generate([{"prompt_token_ids": [0]}], trial, use_tqdm=False)
         finally:
             torch.set_num_threads = set_num_threads
@@ -275,12 +297,38 @@ def _pack_head(model: Any) -> None:
     model.lm_head.quant_method.process_weights_after_loading(model.lm_head)
 
 
-def vllm_params(n: int, params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
-    """The parameters as vLLM takes them; a greedy request is completed once."""
+def enqueued(
+    engine: Any,
+    request: Request,
+    n: int,
+    params: SamplingParams,
+    end_ids: Sequence[int],
+    adapter: PublishedAdapter | None,
+) -> list[str]:
+    """Gives a request to vLLM, as one for each completion; a greedy one is completed once.
+
+    vLLM divides a request for `n` completions in the same way, with the same seeds, but answers it once all
+    are there.
+
+    Returns:
+        The ids that their outputs will have.
+    """
+    seeds = range(request.seed, request.seed + (1 if params.greedy else n))
+    given = engine.enqueue(
+        [{"prompt_token_ids": list(request.prompt_ids)} for _ in seeds],
+        [vllm_params(params, seed, end_ids) for seed in seeds],
+        lora_request=None if adapter is None else [lora_request(adapter) for _ in seeds],
+        use_tqdm=False,
+    )
+    # Outputs have the number alone; vLLM has appended something random to it.
+    return [number.partition("-")[0] for number in given]
+
+
+def vllm_params(params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
+    """The parameters of one completion as vLLM takes them."""
     import vllm
 
     return vllm.SamplingParams(
-        n=1 if params.greedy else n,
         temperature=0.0 if params.greedy else params.temperature,
         top_p=1.0 if params.greedy else params.top_p,
         seed=None if params.greedy else seed,

@@ -17,7 +17,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
@@ -29,6 +29,7 @@ from ray.exceptions import RayActorError, RayTaskError
 
 from pettingllms.errors import SamplerUnavailable, StaleSamplerError
 from pettingllms.samplers.base import (
+    OnTokens,
     SampledTokens,
     SamplerSettings,
     SamplingParams,
@@ -54,6 +55,13 @@ class EngineSpec(NamedTuple):
     """Makes those of vLLM on the machine where the engine runs."""
     log: Path | None
     """Folder of vLLM's log, where it is there."""
+
+
+class Early(NamedTuple):
+    """A completion of a request that has others."""
+
+    number: int
+    tokens: SampledTokens
 
 
 class Engine:
@@ -98,8 +106,10 @@ class Engine:
 
     async def complete(
         self, request: Request, n: int, params: SamplingParams, version: int, weights: list[Any]
-    ) -> Completed | None:
-        """Completes a request `n` times; None while the engine starts, and others may be asked.
+    ) -> AsyncIterator[Early | Completed | None]:
+        """Completes a request `n` times; yields each completion once it is there, and then the whole.
+
+        Yields None while the engine starts, and others may be asked.
 
         Args:
             request: of one of its policies.
@@ -114,14 +124,22 @@ class Engine:
         """
         if not self._loop.done():
             await asyncio.wait([asyncio.wrap_future(self._loop)], timeout=1.0)
-            return None
+            yield None
+            return
+        here, news = asyncio.get_running_loop(), asyncio.Queue[Early | None]()
+
+        def tell(*early: Any) -> None:
+            here.call_soon_threadsafe(news.put_nowait, Early(*early) if early else None)
+
         try:
             if error := self._loop.exception():
                 raise SamplerUnavailable(str(error))
-            asked = self._loop.result().ask(
-                request, n, params, version, weights[0].hex(), await weights[0]
-            )
-            return await asyncio.wrap_future(asked)
+            key, files = weights[0].hex(), await weights[0]
+            asked = self._loop.result().ask(request, n, params, version, key, files, tell)
+            asked.add_done_callback(lambda _: tell())
+            while (early := await news.get()) is not None:
+                yield early
+            yield asked.result()
         except SamplerUnavailable:
             asyncio.get_running_loop().call_later(1.0, os._exit, 1)
             raise
@@ -144,7 +162,7 @@ class RemoteEngine:
         patience: seconds in which none of them has to answer, while they are started again.
     """
 
-    continuous = True
+    continuous = early = True
 
     def __init__(self, pack: Callable[[str], Any], patience: float = PATIENCE_SECONDS) -> None:
         self._pack, self.patience = pack, patience
@@ -168,9 +186,20 @@ class RemoteEngine:
         self.held[policy] = version, self._pack(policy)
 
     def sample(
-        self, requests: Sequence[Request], n: int, params: SamplingParams
+        self,
+        requests: Sequence[Request],
+        n: int,
+        params: SamplingParams,
+        on_tokens: OnTokens | None = None,
     ) -> list[list[SampledTokens]]:
         """Completes every request `n` times; what a lost engine was asked, another one is.
+
+        Args:
+            requests: of policies that are served.
+            n: completions of each.
+            params: how they are drawn.
+            on_tokens: called with each completion once it is there, and again with another one if the
+                engine is lost before it has all of its request.
 
         Raises:
             ConfigError: a request that does not fit the engines.
@@ -184,17 +213,16 @@ class RemoteEngine:
             if not ready:
                 self.check()
                 continue
-            [done] = ready
-            place, engine = asked.pop(done)
-            answer: Completed | None = None
-            try:
-                answer = ray.get(done)
-            except RayActorError as error:
-                reason = str(error).strip().splitlines()[0]
-            except RayTaskError as error:
-                if not isinstance(error.cause, SamplerUnavailable):
-                    raise (error.cause or error) from error
-                reason = str(error.cause)
+            [job] = ready
+            place, engine = asked[job]
+            answer, why = _next(job)
+            reason = why or reason
+            if isinstance(answer, Early):
+                last = time.monotonic()
+                if on_tokens is not None:
+                    on_tokens(place, *answer)
+                continue
+            del asked[job]
             if answer is None:
                 if time.monotonic() - last > self.patience:
                     raise SamplerUnavailable(
@@ -228,6 +256,18 @@ class RemoteEngine:
 
     def close(self) -> None:
         """Nothing to do: the engines are the driver's (`Engines`)."""
+
+
+def _next(job: Any) -> tuple[Early | Completed | None, str]:
+    """What an engine yields next; None, and why, where it was lost or vLLM failed in it."""
+    try:
+        return ray.get(next(job)), ""
+    except RayActorError as error:
+        return None, str(error).strip().splitlines()[0]
+    except RayTaskError as error:
+        if not isinstance(error.cause, SamplerUnavailable):
+            raise (error.cause or error) from error
+        return None, str(error.cause)
 
 
 class PublishingEngine(RemoteEngine):

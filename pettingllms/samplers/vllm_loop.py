@@ -28,13 +28,13 @@ from pettingllms.samplers.vllm import (
     FAILURES,
     AdapterFolder,
     PublishedAdapter,
+    enqueued,
     last_line,
     log_to,
     lora_request,
     replace_weights,
     sampled_tokens,
     started,
-    vllm_params,
 )
 from pettingllms.samplers.vllm_args import check_requests
 from pettingllms.types import Request
@@ -57,6 +57,8 @@ class Query(NamedTuple):
     key: str
     """Tells these weights of the policy from all others, whatever their version."""
     files: Files
+    on_tokens: Callable[[int, SampledTokens], object] | None = None
+    """Called with the number of a completion and its tokens once it is there, in the engine's thread."""
 
 
 class Completed(NamedTuple):
@@ -70,6 +72,10 @@ class _Running(NamedTuple):
     question: Query
     weights: PublishedAdapter
     answer: Future[Completed]
+    done: dict[int, SampledTokens]
+    """Its completions so far, by their numbers."""
+    left: dict[str, int]
+    """vLLM's name for each of the others -> its number."""
 
 
 class VllmLoop:
@@ -176,25 +182,27 @@ class VllmLoop:
             return True
         weights = self._held.pop(key, None) or self._load(question)
         self._held[key] = weights
-        [number] = self._engine.enqueue(
-            [{"prompt_token_ids": list(request.prompt_ids)}],
-            [vllm_params(question.n, params, request.seed, self._end_ids)],
-            lora_request=None if self._full else [lora_request(weights)],
-            use_tqdm=False,
-        )
-        # Outputs have the number alone; vLLM has appended something random to it.
-        self._running[number.partition("-")[0]] = _Running(question, weights, answer)
+        adapter = None if self._full else weights
+        names = enqueued(self._engine, request, question.n, params, self._end_ids, adapter)
+        left = {name: k for k, name in enumerate(names)}
+        running = _Running(question, weights, answer, {}, left)
+        self._running |= dict.fromkeys(names, running)
         return True
 
     def _finish(self, output: Any) -> None:
-        question, weights, answer = self._running.pop(output.request_id)
+        question, weights, answer, done, left = self._running.pop(output.request_id)
         used = weights
         if not self._full:
             number = output.lora_request.lora_int_id
             used = next(each for each in self._held.values() if each.number == number)
-        found = [sampled_tokens(each, self._end_ids) for each in output.outputs]
-        completions = found * question.n if question.params.greedy else found
-        answer.set_result(Completed(used.version, completions))
+        k = left.pop(output.request_id)
+        done[k] = sampled_tokens(output.outputs[0], self._end_ids)
+        if question.on_tokens is not None and used is weights:
+            question.on_tokens(k, done[k])
+        if not left:
+            completions = [done[k] for k in sorted(done)]
+            repeats = question.n if question.params.greedy else 1
+            answer.set_result(Completed(used.version, completions * repeats))
 
     # -------------------------------------------------------------------------------- weights
 
@@ -228,8 +236,8 @@ class VllmLoop:
 
     def _fail(self, error: SamplerUnavailable) -> None:
         """Gives all that was and will be asked the same answer."""
-        for each in [*self._running.values()]:
-            each.answer.set_exception(error)
+        for answer in {id(each.answer): each.answer for each in self._running.values()}.values():
+            answer.set_exception(error)
         for _, answer in self._waiting:
             answer.set_exception(error)
         while True:

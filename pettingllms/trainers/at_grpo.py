@@ -41,11 +41,11 @@ from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.per_policy import own_settings
-from pettingllms.trainers.play import Player, by_shard
+from pettingllms.trainers.play import Player, by_unit
 from pettingllms.trainers.plugins import Plugin, plugin_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.schedule import advance, last_step, optimization
-from pettingllms.trainers.streamed import GradientSum, divisor, streams
+from pettingllms.trainers.streamed import GradientSum, Number, divisor, unit_of
 from pettingllms.types import Sample, Task
 
 
@@ -89,9 +89,10 @@ class ATGRPO:
         self.updates = {name: self.cast.updates(name, *team) for name in self.trained}
         self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
         parts = self.estimator, self.reward_transform
-        added = self.trained if streams(config, self.settings.values(), parts) else ()
+        self.unit = unit_of(config, self.settings.values(), parts)
+        added = self.trained if self.unit else ()
         self.sums = {name: GradientSum(name) for name in added}
-        """Trained policy -> its gradients of the shards so far, where they are added by shard."""
+        """Trained policy -> its gradients of the units so far, where they are added unit by unit."""
 
     def train(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
@@ -125,8 +126,7 @@ class ATGRPO:
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
-                parts = by_shard(self.config, trajectories) if self.sums else [trajectories]
-                groups = [in_order(part) for part in parts]
+                groups = by_unit(self.config, self.unit, trajectories)
                 metrics |= self.update(step_batches(self.config, self.casting.learners, groups))
         except BaseException:
             self.tokens = tokens
@@ -192,7 +192,7 @@ class ATGRPO:
         """
         config, norms = self.config, dict[str, float]()
         for policy in (name for name in batches if name in self.sums):
-            self.add(policy, batches[policy].shards)
+            self.add(policy, batches[policy].units)
         added = {policy for policy, own in self.sums.items() if own.meters}
         moved = [policy for policy, own in batches.items() if own.samples or policy in added]
         meters = {policy: LossMeter(policy) for policy in moved}
@@ -212,10 +212,10 @@ class ATGRPO:
         found = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
         return by_policy({name: own.metrics | found.get(name, {}) for name, own in batches.items()})
 
-    def add(self, policy: str, shards: Mapping[int, Sequence[Sample]]) -> None:
-        """Adds the gradients of whole shards to the policy's sum, see `streamed`."""
+    def add(self, policy: str, units: Mapping[Number, Sequence[Sample]]) -> None:
+        """Adds the gradients of whole units to the policy's sum, see `streamed`."""
         parameters = self.policies.parameters(policy)
-        self.sums[policy].add(shards, parameters, partial(self._backward, policy))
+        self.sums[policy].add(units, parameters, partial(self._backward, policy))
 
     def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of the step; returns its norm before that."""

@@ -29,7 +29,7 @@ class PolicyBatch:
     truncated: int = 0
     """Completions that were cut at the limit and left out."""
     cuts: tuple[int, ...] = ()
-    """Samples of each shard of the step, where gradients are added by shard."""
+    """Samples of each unit of the step, where gradients are added unit by unit."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> PolicyBatch:
@@ -39,15 +39,15 @@ class PolicyBatch:
         return cls(tuple(samples), replies, tokens)
 
     @property
-    def shards(self) -> dict[int, tuple[Sample, ...]]:
-        """Number of a shard -> its samples, where it has some."""
+    def units(self) -> dict[tuple[int, ...], tuple[Sample, ...]]:
+        """Number of a unit -> its samples, where it has some."""
         ends = list(itertools.accumulate(self.cuts))
         cut = zip(ends, self.cuts, strict=True)
-        return {n: self.samples[end - size : end] for n, (end, size) in enumerate(cut) if size}
+        return {(n,): self.samples[end - size : end] for n, (end, size) in enumerate(cut) if size}
 
     @classmethod
     def joined(cls, parts: Sequence[PolicyBatch]) -> PolicyBatch:
-        """The batch of a step whose shards have these."""
+        """The batch of a step whose units have these."""
         samples = tuple(sample for part in parts for sample in part.samples)
         names = ("replies", "tokens", "groups", "silent", "truncated")
         sums = {name: sum(getattr(part, name) for part in parts) for name in names}
@@ -89,10 +89,10 @@ def policy_batches(
 
 
 def step_batches(
-    config: ResolvedConfig, policies: Iterable[str], shards: Sequence[Sequence[Group]]
+    config: ResolvedConfig, policies: Iterable[str], units: Sequence[Sequence[Group]]
 ) -> dict[str, PolicyBatch]:
-    """The same for all shards of a step, one after the other."""
-    parts = [policy_batches(config, policies, groups) for groups in shards]
+    """The same for all units of a step, one after the other."""
+    parts = [policy_batches(config, policies, groups) for groups in units]
     return {name: PolicyBatch.joined([part[name] for part in parts]) for name in policies}
 
 

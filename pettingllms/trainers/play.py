@@ -9,21 +9,23 @@ size of the shards may change the last digits of log-probabilities, and is part 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import groupby
 
 from pettingllms.errors import ConfigError
-from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.engine import Decided, RolloutEngine, returned
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import longest_prompts
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.base import Sampler
 from pettingllms.trainers.casts.base import Casting
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.metrics import Clock
-from pettingllms.types import Task
+from pettingllms.trainers.streamed import Unit
+from pettingllms.types import Group, Task
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,25 @@ class Player:
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
             ConfigError: the context has no room for any prompt.
         """
+        return returned(self.stream(step, tasks, casting, clock))
+
+    def stream(
+        self,
+        step: int,
+        tasks: Sequence[Task],
+        casting: Casting,
+        clock: Clock,
+        begun: Sequence[Decided] = (),
+    ) -> Generator[Decided, None, list[Trajectory]]:
+        """As `play`; yields what each batch led to.
+
+        What `begun` has, from another player of the same tasks who did not come to the end, is not sampled
+        again, and not yielded again.
+        """
         config, length = self.config, self.config.max_completion_length
         shard = config.tasks_per_shard
         with ThreadPoolExecutor(config.scoring_threads) as pool:
-            return RolloutEngine(
+            engine = RolloutEngine(
                 self.env,
                 self.sampler,
                 pool,
@@ -73,7 +90,9 @@ class Player:
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompts(self.sampler, length),
                 timed=clock.time,
-            ).run(tasks)
+                known={place: own for each in begun for place, own in each.completions.items()},
+            )
+            return (yield from engine.stream(tasks))
 
 
 def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]]:
@@ -82,7 +101,19 @@ def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
 
 
-def by_shard(config: ResolvedConfig, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
+def by_unit(
+    config: ResolvedConfig, unit: Unit | None, trajectories: Sequence[Trajectory]
+) -> list[list[Group]]:
+    """The decisions of a step, divided into what gradients are added for; all are one without a unit."""
+    if unit is None:
+        return [in_order(trajectories)]
+    shards = [in_order(shard) for shard in _by_shard(config, trajectories)]
+    if unit == "shard":
+        return shards
+    return [list(own) for shard in shards for _, own in groupby(shard, lambda g: g.key.parent)]
+
+
+def _by_shard(config: ResolvedConfig, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     """The records of a step, divided as its tasks are; a task may have several."""
     numbers = {task: n for n, task in enumerate(dict.fromkeys(each.task for each in trajectories))}
     size = config.tasks_per_shard or max(1, len(numbers))

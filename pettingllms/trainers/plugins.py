@@ -31,10 +31,16 @@ class Plugin:
     """Whether what it says of a task follows from that task's episodes alone, and changes nothing."""
     own: ClassVar[tuple[str, ...]] = ()
     """Methods on which `by_task` depends: a subclass that overrides one has to say it again."""
+    by_decision: ClassVar[bool] = False
+    """Whether what it says of a decision follows from that decision's candidates alone.
+
+    Every subclass has to say it again, because it depends on whatever one may override.
+    """
 
     def __init_subclass__(cls) -> None:
         if set(cls.own) & cls.__dict__.keys() and "by_task" not in cls.__dict__:
             cls.by_task = False
+        cls.by_decision = cls.__dict__.get("by_decision", False)
 
     def __init__(self, config: ResolvedConfig) -> None:
         self.config = config

@@ -1,11 +1,14 @@
-"""Gradients that are added shard by shard, in whichever order the shards come.
+"""Gradients that are added unit by unit, in whichever order the units come.
+
+A unit is what was decided in one batch of a shard, where a decision is compared with nothing but its own
+candidates (`at_grpo`), or else a whole shard.
 
 A sum of floats depends on the order of its parts in the last digits. Here every part is rounded to a
 multiple of 2**-40 first, and whole numbers are added: the sum is the same in every order, however
 many processes play, and however many ranks add. The parts are gradients of sums over tokens or
-completions; what a mean is divided by is known once all shards are there, and divides the sum.
+completions; what a mean is divided by is known once all units are there, and divides the sum.
 
-    gradient = (sum over shards of round(2**40 * d/dw [sum over the shard's tokens])) / 2**40 / N
+    gradient = (sum over units of round(2**40 * d/dw [sum over the unit's tokens])) / 2**40 / N
 
 It holds 8 bytes for each trained number. Not for what couples the shards of a step: `obstacle`.
 """
@@ -15,17 +18,24 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import torch
 
+from pettingllms.rollout.shapes import Tree
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import Estimator
 from pettingllms.trainers.losses import BY_REPLIES
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.trainers.plugins import Plugin
 from pettingllms.types import Sample
 
 logger = logging.getLogger(__name__)
+Unit = Literal["shard", "decision"]
+"""What gradients are added for: a shard, or the decisions of a shard's batch."""
+Number = tuple[int, ...]
+"""Of a unit; the sums that meters keep are in the order of these."""
 SCALE = 2.0**40
 LARGEST = 2**57
 """Bound of a sum: 64 bits hold those of `RANKS`."""
@@ -36,7 +46,7 @@ UNDIVIDED = PolicyBatch((), 1, 1)
 
 
 class GradientSum:
-    """One policy's gradients of the shards of a step.
+    """One policy's gradients of the units of a step.
 
     Args:
         policy: its name, for messages.
@@ -47,29 +57,29 @@ class GradientSum:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all shards."""
+        """Forgets all units."""
         self._sums: list[torch.Tensor] = []
         self._bound = 0
-        self.meters: dict[int, LossMeter] = {}
-        """Shard -> what its micro-batches reported."""
+        self.meters: dict[Number, LossMeter] = {}
+        """Unit -> what its micro-batches reported."""
 
     def add(
         self,
-        shards: Mapping[int, Sequence[Sample]],
+        units: Mapping[Number, Sequence[Sample]],
         parameters: Sequence[torch.nn.Parameter],
         backward: Callable[[PolicyBatch, LossMeter], None],
     ) -> None:
-        """Adds the gradients of whole shards.
+        """Adds the gradients of whole units.
 
         Args:
-            shards: number -> samples.
+            units: number -> samples.
             parameters: whose gradients these are; what they have before is dropped.
             backward: computes the gradients of a batch, undivided.
 
         Raises:
             NonFiniteError: one is not finite, or the sum might leave the range of its numbers.
         """
-        for number, samples in shards.items():
+        for number, samples in units.items():
             meter = self.meters[number] = LossMeter(self.policy)
             for parameter in parameters:
                 parameter.grad = None
@@ -93,14 +103,14 @@ class GradientSum:
         self,
         parameters: Sequence[torch.nn.Parameter],
         add: Callable[[torch.Tensor], object],
-        meters: Mapping[int, LossMeter],
+        meters: Mapping[Number, LossMeter],
     ) -> None:
         """Becomes the sum of those that several processes have.
 
         Args:
             parameters: as in `add`.
             add: adds the processes' tensors, in place.
-            meters: of all shards that they have added.
+            meters: of all units that they have added.
         """
         self._sums = self._sums or [torch.zeros_like(p, dtype=torch.int64) for p in parameters]
         for each in self._sums:
@@ -115,7 +125,7 @@ class GradientSum:
         Args:
             parameters: as in `add`.
             divisor: of the loss.
-            meter: takes over what the shards' meters saw, in the order of the shards.
+            meter: takes over what the units' meters saw, in the order of the units.
         """
         for parameter, total in zip(parameters, self._sums, strict=True):
             parameter.grad = (total.double() / (SCALE * divisor)).to(parameter.dtype)
@@ -153,15 +163,20 @@ def obstacle(
     return None
 
 
-def streams(
-    config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Iterable[Plugin]
-) -> bool:
-    """Whether a run adds gradients shard by shard; logs why not, where it was asked for."""
+def unit_of(
+    config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Sequence[Plugin]
+) -> Unit | None:
+    """What a run adds gradients for; None if for the whole step at once. Logs why, if it was asked for more."""
     if not config.stream_gradients:
-        return False
+        return None
     reason = obstacle(config, settings, parts)
     if reason is not None:
         logger.warning(
             "stream_gradients: updates wait for all shards of a step, because %s", reason
         )
-    return reason is None
+        return None
+    # Other shapes know the number of a fork's episode at the end only, and a loss that is divided by
+    # episodes counts each of them once.
+    shapes = [type(part.shape()) for part in parts if isinstance(part, Estimator)]
+    alone = all(part.by_decision for part in parts) and config.loss_norm != "roots"
+    return "decision" if alone and shapes == [Tree] else "shard"

@@ -75,8 +75,8 @@ def check_tree(groups: Sequence[Group]) -> None:
 class AtGrpo(GroupRelative):
     """AT-GRPO: the candidates of one prompt share a baseline."""
 
-    key = ("task", "episode", "role", "turn", "parent")
-    tree = True
+    key: ClassVar[tuple[str, ...]] = ("task", "episode", "role", "turn", "parent")
+    tree = by_decision = True
     shapes = ("tree", "full")
     needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 

@@ -22,7 +22,7 @@ class RewardTransform(Plugin):
     """
 
     setting, registry = "reward_transform", REWARD_TRANSFORMS
-    by_task, own = True, ("__call__",)
+    by_task, by_decision, own = True, True, ("__call__",)
     needs: ClassVar[tuple[str, ...]] = ()
     """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
 
