@@ -136,10 +136,10 @@ def test_memory_of_qwen3_is_listed_by_part_and_fits_an_h100(qwen):
 def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen):
     text = estimate(qwen, "--max-completion-length", "1024", "--sampler", "transformers")
     rows, at_once, decisions = 32 * 8, 65536 // 2048, 2 * 4
-    cache = at_once * (1024 + 512) * 2 * 8 * 128 * 28 * 2
-    token = (2 * PARAMETERS + cache) / (3350e9 * 0.6) + 28 * 1e-3
+    passes, cache = rows / at_once, rows * (1024 + 512) * 2 * 8 * 128 * 28 * 2
+    token = (passes * 2 * PARAMETERS + cache) / (3350e9 * 0.6) + passes * 28 * 1e-3
     prefill = 2 * PARAMETERS * 32 * 1024 / (989e12 * 0.4)
-    sampling = decisions * (prefill + rows / at_once * 1024 * token)
+    sampling = decisions * (prefill + 1024 * token)
     assert number(text, "sampling with transformers") == pytest.approx(sampling, rel=0.02)
     # Forward, backward to activations, and the forward pass again.
     tokens = decisions * (rows * 1024 + 32 * 1024)
@@ -147,11 +147,21 @@ def test_the_time_of_a_step_follows_from_tokens_layers_and_published_rates(qwen)
     assert number(text, "updates") == pytest.approx(update, rel=0.02)
     assert number(text, "all 200 steps") == pytest.approx(200 * (sampling + update), rel=0.03)
     assert "nothing was measured on a GPU" in text
-    fast = estimate(qwen, "--max-completion-length", "1024", "--sampler", "vllm")
+    words = ("--max-completion-length", "1024")
+    fast = estimate(qwen, *words, "--sampler", "vllm")
     assert number(fast, "sampling with vllm") < 0.2 * sampling
-    # What is left of vLLM's share holds the caches of so many completions of 2048 tokens.
-    room = (0.4 * 80 * GIB - 2 * PARAMETERS) // (2048 * 2 * 8 * 128 * 28 * 2)
-    assert f"sampling with vllm, {int(room)} completions at a time" in fast
+    # What is left of vLLM's share holds the caches of so many completions, eight to a prompt.
+    left, kept = 0.4 * 80 * GIB - 2 * PARAMETERS, 2 * 8 * 128 * 28 * 2
+    assert f"sampling with vllm, {int(left // (1152 * kept))} completions at a time" in fast
+    alone = ("--sampler", "vllm", "--vllm.enable_prefix_caching", "false")
+    text = estimate(qwen, "--max-completion-length", "1024", *alone)
+    assert f"sampling with vllm, {int(left // (2048 * kept))} completions at a time" in text
+    short = estimate(qwen, *words, "--sampler", "vllm", "--vllm.kv_cache_dtype", "fp8")
+    assert "sampling with vllm, 256 completions at a time" in short
+    token = (2 * PARAMETERS + cache / 2) / (3350e9 * 0.6) + 28 * 5e-5
+    assert number(short, "sampling with vllm") == pytest.approx(
+        decisions * (prefill + 1024 * token), rel=0.02
+    )
     slower = estimate(qwen, "--max-completion-length", "1024", gpu="a100")
     assert number(slower, "updates") == pytest.approx(update * 989 / 312, rel=0.02)
 
@@ -189,7 +199,7 @@ def test_engines_of_their_own_have_nine_tenths_of_their_part_of_a_gpu(qwen):
     words = ("--sampler", "vllm", "--workers", "4", "--tasks-per-shard", "1")
     text = estimate(qwen, *words, "--pools", '{"engines": {"replicas": 3, "gpus": 0.5}}')
     room, weights = 0.45 * 80 * GIB, 2 * PARAMETERS
-    length = 1024 + int(re.findall(r"max_completion_length: (\d+)", text)[0])
+    length = 1024 // 8 + int(re.findall(r"max_completion_length: (\d+)", text)[0])
     rows = int((room - weights) // (length * 2 * 8 * 128 * 28 * 2))
     line = (
         f"3 x engines of coder, tester; each: GPUs 0.5, weights 3.2 GiB, cache 32.8 GiB for {rows} "

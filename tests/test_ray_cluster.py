@@ -102,7 +102,7 @@ def test_a_learner_that_cannot_start_is_reported_before_anything_is_played(
 
 
 def refused(tmp_path: Path, address: str, **variables: str) -> str:
-    """The one line that the command writes; it has to end within two minutes."""
+    """The one line that the command writes after a minute of waiting, and a start on a busy machine."""
     done = subprocess.run(
         [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1", "--ray-address", "auto"],
         env=os.environ | {"RAY_ADDRESS": address} | variables,
@@ -110,7 +110,7 @@ def refused(tmp_path: Path, address: str, **variables: str) -> str:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
     assert done.returncode == 2, done.stdout

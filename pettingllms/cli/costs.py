@@ -138,10 +138,21 @@ class Workload:
         return float(self.config.mapping("vllm").get("gpu_memory_utilization", usual))
 
     @property
-    def row_bytes(self) -> int:
-        """The cache of a completion of full length with its prompt."""
-        length = PROMPT + self.config.max_completion_length
-        return length * self.shape.cache_per_token * self.width
+    def cache_token_bytes(self) -> int:
+        """Keys and values of one token in the sampler's cache."""
+        vllm = self.config.mapping("vllm") if self.config.sampler.startswith("vllm") else {}
+        short = str(vllm.get("kv_cache_dtype", "")).startswith("fp8")
+        return self.shape.cache_per_token * (1 if short else self.width)
+
+    @property
+    def row_bytes(self) -> float:
+        """What a completion of full length needs of vLLM's cache, with its part of the prompt.
+
+        The K completions of a prompt share its blocks, unless that is switched off.
+        """
+        shared = self.config.mapping("vllm").get("enable_prefix_caching", True) and self.tree
+        prompt = PROMPT / (self.config.num_generations if shared else 1)
+        return (prompt + self.config.max_completion_length) * self.cache_token_bytes
 
     @property
     def rows(self) -> int:
@@ -321,22 +332,24 @@ def rows_at_once(work: Workload) -> int:
 def sampling_seconds(work: Workload, gpu: Gpu) -> float:
     """Seconds of a step's sampling, if every completion has its full length.
 
-    A decoded token reads all weights and the cache of its row. Agents' decisions follow one another.
+    A decoded token reads all weights, once for those decoded with it, and the cache of its own row, also
+    of a prompt that is kept once. Agents' decisions follow one another.
     """
     shape, length, at_once = work.shape, work.config.max_completion_length, rows_at_once(work)
-    cache = at_once * (PROMPT + length / 2) * shape.cache_per_token * work.width
-    read = (shape.parameters * work.width + cache) / (gpu.gbytes * 1e9 * ASSUMED.bandwidth)
-    rate = gpu.tflops * 1e12 * ASSUMED.compute
-    computed = 2 * shape.parameters * at_once / rate
     fast = work.config.sampler.startswith("vllm")
     started = shape.layers * (ASSUMED.vllm_layer_s if fast else ASSUMED.layer_s)
     passes = math.ceil(work.rows / at_once)
     decisions = work.agents * work.turns
     # Beside the K completions of a decision, the probes and forks of earlier ones are still played.
-    passes = math.ceil(passes * work.completions / (work.rows * decisions))
+    more = work.completions / (work.rows * decisions)
+    passes, rows = math.ceil(passes * more), work.rows * more
+    cache = rows * (PROMPT + length / 2) * work.cache_token_bytes
+    bandwidth, rate = gpu.gbytes * 1e9 * ASSUMED.bandwidth, gpu.tflops * 1e12 * ASSUMED.compute
+    read = (passes * shape.parameters * work.width + cache) / bandwidth
+    computed = 2 * shape.parameters * rows / rate
     prompts = work.config.tasks_per_step if work.tree else work.rows
     prefill = 2 * shape.parameters * prompts * PROMPT / rate
-    return decisions * (prefill + passes * length * (max(read, computed) + started))
+    return decisions * (prefill + length * (max(read, computed) + passes * started))
 
 
 def update_seconds(work: Workload, gpu: Gpu) -> float:
