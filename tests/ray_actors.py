@@ -29,13 +29,13 @@ class Hand:
 
     def count(self, number: int, begun: list[int]) -> Iterator[Any]:
         """Yields the numbers below `number` that nobody has yielded, and then their sum."""
-        from pettingllms.distributed.fleet import Whole
+        from pettingllms.distributed.fleet import Finished
 
         for each in range(len(begun), number):
             self._suffer(f"count-{each}")
             yield each
         self._suffer("count-whole")
-        yield Whole(sum(range(number)))
+        yield Finished(sum(range(number)))
 
     def refuse(self) -> None:
         raise ConfigError("this job cannot be done")

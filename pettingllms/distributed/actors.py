@@ -23,7 +23,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
-from pettingllms.distributed.fleet import Whole
+from pettingllms.distributed.fleet import Finished
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
@@ -94,7 +94,7 @@ class RolloutWorker:
         casting: Casting,
         weights: Mapping[str, tuple[int, Any]],
         begun: Sequence[Decided],
-    ) -> Iterator[Decided | Whole]:
+    ) -> Iterator[Decided | Finished]:
         """Plays one shard of a step; the whole are its trajectories, and the seconds that they took.
 
         Where a unit of gradients is less than a shard, each is yielded once it is there.
@@ -113,7 +113,7 @@ class RolloutWorker:
                 self._held[policy] = version
         steps = self._player.stream(step, tasks, casting, clock, begun)
         found = (yield from steps) if self._spec.unit == "decision" else returned(steps)
-        yield Whole((found, clock.metrics(0)["time/step"]))
+        yield Finished((found, clock.metrics(0)["time/step"]))
 
     def _load(self) -> PolicySet:
         return _policies(self._spec, self._spec.roles_to_policies)

@@ -68,7 +68,7 @@ RANK_SECONDS = 15.0
 """In which the loss of a rank is known, after another one has failed in what they do together."""
 
 
-class Whole(NamedTuple):
+class Finished(NamedTuple):
     """What a job with parts yields at its end."""
 
     result: Any
@@ -104,7 +104,7 @@ class Fleet:
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
 
         Args:
-            method: of a worker. With `part` it is a generator that yields parts and then a `Whole`, and
+            method: of a worker. With `part` it is a generator that yields parts and then a `Finished`, and
                 takes as its last argument the parts that workers yielded who were lost.
             args: its arguments.
             part: called with each part once it is there, on a thread of the fleet's.
@@ -171,7 +171,7 @@ class Fleet:
             _wait([job], until, self._closed)
             # A generator that failed has an object that raises why.
             each = ray.get(next(job))
-            if isinstance(each, Whole):
+            if isinstance(each, Finished):
                 return each.result
             had.append(each)
             part(each)
