@@ -144,7 +144,7 @@ def actors(*kinds: str) -> list[int]:
 
 
 def _of_time(name: str) -> bool:
-    return name.startswith(("time/", "tokens_per_second", "workers/"))
+    return name.startswith(("time/", "tokens_per_second", "workers/", "learners/"))
 
 
 # --------------------------------------------------------------------------------- measurements

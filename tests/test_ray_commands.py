@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -81,6 +82,10 @@ def test_a_killed_run_leaves_nothing_and_resumes_to_the_same_bytes(tmp_path, sho
     finished("train", "--resume", str(run), folder=short)
     names = ("adapters/*/adapter_model.safetensors", "trajectories.jsonl")
     assert files(run, names) == files(tmp_path / "one", names)
+    steps = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for step in (row for row in steps if row["kind"] == "train"):
+        assert 0 <= step["workers/scoring"] < step["workers/busy"] <= 1
+        assert 0 < step["learners/idle"] < 1
     assert not list(short.glob("pllms-*"))
     assert set(Path("/dev/shm").iterdir()) <= shm
 

@@ -143,6 +143,7 @@ def check_weights(folder: Path) -> None:
             assert abs(row[f"{policy}/sampling/kl"]) < 1e-6
             assert 0 < row[f"{policy}/sampling/sampling_logp_difference/max"] < 1e-3
         assert 0 <= row["engines/idle"] <= 1
+        assert 0 < row["learners/idle"] < 1
         assert row["workers/lost"] == 0
 
 

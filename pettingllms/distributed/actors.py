@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import socket
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -95,7 +96,7 @@ class RolloutWorker:
         weights: Mapping[str, tuple[int, Any]],
         begun: Sequence[Decided],
     ) -> Iterator[Decided | Finished]:
-        """Plays one shard of a step; the whole are its trajectories, and the seconds that they took.
+        """Plays one shard of a step; the whole are its trajectories, and the seconds of their parts.
 
         Where a unit of gradients is less than a shard, each is yielded once it is there.
 
@@ -113,7 +114,7 @@ class RolloutWorker:
                 self._held[policy] = version
         steps = self._player.stream(step, tasks, casting, clock, begun)
         found = (yield from steps) if self._spec.unit == "decision" else returned(steps)
-        yield Finished((found, clock.metrics(0)["time/step"]))
+        yield Finished((found, clock.metrics(0)))
 
     def _load(self) -> PolicySet:
         return _policies(self._spec, self._spec.roles_to_policies)
@@ -165,6 +166,8 @@ class Learner:
         self._beside = ThreadPoolExecutor(1)
         self._adding: list[Future[None]] = []
         """Units of this rank, whose gradients are computed while the driver goes on."""
+        self._seconds = 0.0
+        """In which it has computed since the last update."""
 
     def ready(self) -> None:
         """Loads the model.
@@ -245,14 +248,19 @@ class Learner:
             NonFiniteError: a loss or gradient is not finite.
         """
         if self._divided or self._ranks == 1:
-            self._loaded.add(self._policy, units)
+            self._add(units)
             return
         # Or the driver would give no unit to another rank before this one is done.
         mine = {n: own for n, own in units.items() if sum(n) % self._ranks == self._rank}
-        self._adding.append(self._beside.submit(self._loaded.add, self._policy, mine))
+        self._adding.append(self._beside.submit(self._add, mine))
 
-    def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays]:
-        """Updates the policy; what to log, and in the first rank the new weights.
+    def _add(self, units: Mapping[Number, Sequence[Sample]]) -> None:
+        began = time.perf_counter()
+        self._loaded.add(self._policy, units)
+        self._seconds += time.perf_counter() - began
+
+    def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays, float]:
+        """Updates the policy; what to log, in the first rank the new weights, and the seconds that it computed.
 
         Args:
             tokens: generated so far in the run, which schedules may follow.
@@ -266,6 +274,8 @@ class Learner:
             for job in self._adding:
                 job.result()
             self._adding.clear()
+        began = time.perf_counter()
+        if self._ranks > 1 and not self._divided:
             seen = from_all(trainer.sums[policy].meters)
             if meters := {number: own for each in seen for number, own in each.items()}:
                 parameters = self._policies.parameters(policy)
@@ -273,7 +283,8 @@ class Learner:
         trainer.tokens = tokens
         metrics = trainer.update({policy: batch})
         whole = self._policies.state(policy) if self._divided or not self._rank else {}
-        return metrics, as_arrays(whole)
+        seconds, self._seconds = self._seconds + time.perf_counter() - began, 0.0
+        return metrics, as_arrays(whole), seconds
 
     def state(self) -> dict[str, Any]:
         """The states of optimizer and schedule."""

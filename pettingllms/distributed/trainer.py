@@ -96,7 +96,8 @@ class RayATGRPO(ATGRPO):
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
         self._playing: dict[int, _Playing] = {}
         self._adding: list[Future[Any]] = []
-        self._played, self._load = time.perf_counter(), dict[str, float]()
+        self._played = self._updated = time.perf_counter()
+        self._load: dict[str, float] = {}
 
     def _make_room(self, *, needed: bool) -> None:
         if hasattr(self, "fleet"):  # learners are started first
@@ -135,13 +136,21 @@ class RayATGRPO(ATGRPO):
                         self._adding.append(self.learners[name].do("add", given))
         return _results(playing.jobs)
 
-    def _load_of(self, seconds: Sequence[float]) -> dict[str, float]:
-        """The share of time since the last rollout in which workers played; how many were lost."""
+    def _load_of(self, seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Shares of the time since the last rollout; how many were lost.
+
+        Workers are busy while they play, and scoring while they have nothing to do but wait for scores.
+        """
         before, self._played = self._played, time.perf_counter()
         spent = (self._played - before) * self.config.workers
+        busy, scoring = (
+            sum(each.get(name, 0.0) for each in seconds) / spent
+            for name in ("time/step", "time/score")
+        )
         lost = self.fleet.lost + sum(learner.lost for learner in self.learners.values())
         engines = {} if self.engines is None else self.engines.metrics()
-        return {"workers/busy": sum(seconds) / spent, "workers/lost": float(lost), **engines}
+        shares = {"workers/busy": busy, "workers/scoring": scoring}
+        return {**shares, "workers/lost": float(lost), **engines}
 
     def _begin(self, step: int, weights: References) -> None:
         """Gives out the shards of a step, once."""
@@ -179,10 +188,16 @@ class RayATGRPO(ATGRPO):
         }
         wait(jobs.values())
         done = {name: job.result() for name, job in jobs.items()}
-        for name, (_, arrays) in done.items():
+        for name, (_, arrays, _) in done.items():
             self._take_over(name, as_tensors(arrays))
-        logged = {key: value for metrics, _ in done.values() for key, value in metrics.items()}
-        return logged | self._load
+        logged = {key: value for metrics, _, _ in done.values() for key, value in metrics.items()}
+        return logged | self._load | self._idle([seconds for *_, seconds in done.values()])
+
+    def _idle(self, seconds: Sequence[float]) -> dict[str, float]:
+        """The share of the time since the last update in which learners computed nothing."""
+        before, self._updated = self._updated, time.perf_counter()
+        spent = (self._updated - before) * max(1, len(seconds))
+        return {"learners/idle": max(0.0, 1.0 - sum(seconds) / spent)}
 
     def _left(self, own: PolicyBatch) -> PolicyBatch:
         """What a learner does not have yet."""
