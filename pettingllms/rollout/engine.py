@@ -85,7 +85,8 @@ class RolloutEngine:
         route: the policy that answers in place of the one that the agent has, and what the record says
             of that.
         timed: opened around "sample", and around "score" while nothing else is left to do.
-        known: completions that were sampled before, by an engine that did not come to the end.
+        known: completions that were sampled before, by an engine that did not come to the end; of a shape
+            without forks and probes, whose decisions share places.
     """
 
     env: AnyEnv
