@@ -233,6 +233,7 @@ class Learner:
             )
         wait(self._adding)
         self._adding.clear()
+        self._seconds = 0.0  # what it computed for a step that failed is no work of the next
         self._policies.load_state(self._policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({self._policy: state})
         for own in self._trainer.sums.values():

@@ -139,7 +139,7 @@ def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: 
     Args:
         pools: as from `pools_of`.
         full: policies that are full models.
-        streamed: whether gradients are added shard by shard.
+        streamed: whether gradients are added unit by unit.
 
     Raises:
         ConfigError: names the policy, and the cure.

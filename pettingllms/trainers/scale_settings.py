@@ -15,7 +15,8 @@ TASKS_PER_SHARD = _scale(
 )
 STREAM_GRADIENTS = _scale(
     False,
-    "Add the gradients of a shard as soon as it was played, in whole numbers, whose sum has no order; "
+    "Add gradients while others still play, in whole numbers, whose sum has no order: of each decision "
+    "with at_grpo, else of each shard; "
     "part of the results",
 )
 WORKERS = _scale(
