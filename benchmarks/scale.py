@@ -1,5 +1,6 @@
 """What do workers on Ray cost, do they scale, and do kills change a bit?
 
+    python -m benchmarks.scale start --runs 3
     python -m benchmarks.scale overhead --steps 4
     python -m benchmarks.scale chaos --runs 20
     python -m benchmarks.scale sleepers --workers 1 4 16 64
@@ -7,7 +8,8 @@
     python -m benchmarks.scale weights
     python -m benchmarks.scale simulate
 
-`overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
+`start` measures seconds from the start of a cluster on this machine until a worker plays, until learners are
+there, and until the first step is done. `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
 processes included. `chaos` kills and stops workers, learners and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
 has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
@@ -31,8 +33,10 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import psutil
@@ -42,6 +46,7 @@ from benchmarks.schedules import simulate
 from benchmarks.sleeper import Sleeper
 from pettingllms.assembly import build_policies
 from pettingllms.distributed.cluster import connected
+from pettingllms.distributed.fleet import Fleet
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -54,10 +59,10 @@ SMALL: dict[str, Any] = {"tasks_per_step": 3, "tasks_per_shard": 1, "num_generat
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    kinds = ("overhead", "chaos", "sleepers", "stream", "weights", "simulate")
+    kinds = ("start", "overhead", "chaos", "sleepers", "stream", "weights", "simulate")
     options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)
-    options.add_argument("--runs", type=int, default=20, help="of chaos")
+    options.add_argument("--runs", type=int, default=20, help="of start and chaos")
     options.add_argument("--seed", type=int, default=0, help="of the first run of chaos")
     options.add_argument("--workers", type=int, nargs="+", default=[1, 4, 16, 64], help="sleepers")
     options.add_argument("--seconds", type=float, default=5.0, help="a sleeper's shard")
@@ -67,6 +72,7 @@ def main() -> None:
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     given = options.parse_args()
     measured: dict[str, Callable[[], list[dict[str, Any]]]] = {
+        "start": lambda: start(given.runs),
         "overhead": lambda: overhead(given.steps),
         "chaos": lambda: chaos(given.seed, given.runs, given.steps),
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
@@ -148,6 +154,44 @@ def _of_time(name: str) -> bool:
 
 
 # --------------------------------------------------------------------------------- measurements
+
+
+def start(runs: int) -> list[dict[str, Any]]:
+    """Seconds since the start of a cluster for a coding team with two learners, by number of workers."""
+    rows: list[dict[str, Any]] = []
+    submit = Fleet.submit
+    for workers in [1, 2] * runs:
+        begun: list[float] = []
+
+        def noting(
+            fleet: Fleet, *job: Any, begun: list[float] = begun, **part: Any
+        ) -> Future[tuple[Any, dict[str, float]]]:
+            def played(done: Future[tuple[Any, dict[str, float]]]) -> None:
+                begun.append(time.perf_counter() - done.result()[1]["time/step"])
+
+            given = submit(fleet, *job, **part)
+            given.add_done_callback(played)
+            return given
+
+        plan = plan_run(ATGRPOConfig(**SMALL, env="coding", policies="per-role", workers=workers))
+        began = time.perf_counter()
+        with (
+            mock.patch.object(Fleet, "submit", noting),
+            plan.cluster() as ray,
+            contextlib.closing(build_policies(plan.config, plan.roles_to_policies)) as policies,
+            plan.trainer(policies, (), ray) as trainer,
+        ):
+            learners = time.perf_counter()
+            trainer.train_step()
+            step = time.perf_counter()
+        _print(
+            rows,
+            workers=workers,
+            plays=min(begun) - began,
+            learners=learners - began,
+            first_step=step - began,
+        )
+    return rows
 
 
 def overhead(steps: int) -> list[dict[str, Any]]:

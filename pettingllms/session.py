@@ -211,7 +211,9 @@ class TrainPlan:
             return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
         from pettingllms.distributed.trainer import ray_trainer
 
-        return ray_trainer(self.source, self.config, self.env, policies, **given)
+        return ray_trainer(
+            self.source, self.config, self.env, policies, fresh=not self.resumes, **given
+        )
 
 
 def plan_run(

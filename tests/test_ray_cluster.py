@@ -101,10 +101,17 @@ def test_a_learner_that_cannot_start_is_reported_before_anything_is_played(
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
-def refused(tmp_path: Path, address: str, **variables: str) -> str:
-    """The one line that the command writes after a minute of waiting, and a start on a busy machine."""
+def refused(tmp_path: Path, address: str, waits: float = 60.0, **variables: str) -> str:
+    """The one line that the command writes after these seconds of waiting, and a start on a busy machine."""
+    program = (
+        "import sys\n"
+        "from pettingllms.cli.train import main\n"
+        "from pettingllms.distributed import cluster\n"
+        f"cluster.ANSWER_SECONDS = {waits}\n"
+        "sys.exit(main())"
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "pettingllms.cli.train", "--workers", "1", "--ray-address", "auto"],
+        [sys.executable, "-c", program, "--workers", "1", "--ray-address", "auto"],
         env=os.environ | {"RAY_ADDRESS": address} | variables,
         cwd=tmp_path,
         stdout=subprocess.PIPE,
@@ -126,7 +133,7 @@ def refused(tmp_path: Path, address: str, **variables: str) -> str:
 )
 def test_a_cluster_that_does_not_answer_ends_in_one_line(part, number, cluster, tmp_path):
     os.kill(process_of(cluster.head_node, part), number)
-    assert "ray_address auto: " in refused(tmp_path, cluster.address)
+    assert "ray_address auto: " in refused(tmp_path, cluster.address, waits=8.0)
 
 
 def test_nodes_with_another_version_of_the_package_are_refused(cluster, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ import contextlib
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,25 @@ def test_an_error_of_the_job_itself_is_passed_on_and_costs_no_worker(fleet):
     with pytest.raises(ConfigError, match="this job cannot be done"):
         hands.submit("refuse").result()
     assert hands.submit("process").result() == before
+
+
+def test_workers_that_would_slow_each_other_start_one_after_the_other(ray, tmp_path):
+    from pettingllms.distributed.fleet import Fleet
+
+    hand, made = ray.remote(num_cpus=1)(Hand), []
+
+    def make() -> Any:
+        made.append(hand.remote(str(tmp_path)))
+        return made[-1]
+
+    befall(tmp_path, "ready", "late", "late", "late")
+    ready = threading.Event()
+    with contextlib.closing(Fleet(make, 3, timeout=60.0, at_once=1, ready=ready)) as hands:
+        assert not ready.wait(1.0)
+        assert hands.submit("square", 3).result() == 9
+        assert ready.is_set()
+        assert len(made) < 3  # the first one works, and the second one is late
+        assert eventually(lambda: len(made) == 3)
 
 
 def test_closing_ends_workers_also_hung_ones(fleet, tmp_path):

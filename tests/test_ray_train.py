@@ -38,16 +38,30 @@ def hit(kind: str, number: signal.Signals) -> None:
         (3, {"env": "math", "policies": "shared", "estimator": "grpo"}),
         (2, {"env": "coding", "estimator": "rae", "train_roles": "tester", "num_iterations": 2}),
         (2, {"env": "coding", "policy_settings": {"tester": {"full": True}}}),
-        (2, {"env": "coding", "stream_gradients": True}),
         (3, {"env": "math", "policies": "shared", "stream_gradients": True, "beta": 0.01}),
     ],
     ids=[
         *("one-worker", "shared-grpo", "stateful-frozen-role"),
-        *("two-bases", "streamed", "streamed-shared"),
+        *("two-bases", "streamed-shared"),
     ],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)
+
+
+def test_workers_play_the_first_step_while_learners_start_and_each_step_once(ray, monkeypatch):
+    from pettingllms.distributed.fleet import Fleet
+
+    submit, given, before = Fleet.submit, list[Any](), list[int]()
+
+    def noting(fleet: Fleet, *job: Any, **part: Any) -> Any:
+        given.append(job)
+        return submit(fleet, *job, **part)
+
+    monkeypatch.setattr(Fleet, "submit", noting)
+    settings: dict[str, Any] = {"env": "math", "policies": "shared"}
+    run(ray, 2, lambda _: before.append(len(given)), workers=1, **settings)
+    assert before == [3, 3, 6]  # SMALL has three shards a step
 
 
 @pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])

@@ -81,16 +81,28 @@ class Fleet:
         make: starts a worker; its method `ready` prepares it.
         size: number of workers.
         timeout: seconds after which a worker counts as hung in a job.
+        at_once: how many start at the same time; None for all. Where there are fewer cores than that,
+            each only waits for the others.
+        ready: set once a worker can do jobs, or none ever will.
     """
 
-    def __init__(self, make: Callable[[], Any], size: int, *, timeout: float) -> None:
+    def __init__(
+        self,
+        make: Callable[[], Any],
+        size: int,
+        *,
+        timeout: float,
+        at_once: int | None = None,
+        ready: threading.Event | None = None,
+    ) -> None:
         self._make, self._timeout = make, timeout
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._ready = ready or threading.Event()
         self._broken: BaseException | None = None
         self._closed = threading.Event()
         self._sparing, self._spared = threading.Lock(), 0
         self._specs = ThreadPoolExecutor(size, "fleet-job")
-        self._starting = ThreadPoolExecutor(size, "fleet-start")
+        self._starting = ThreadPoolExecutor(min(size, at_once or size), "fleet-start")
         self.lost = 0
         """Workers that were replaced."""
         for _ in range(size):
@@ -131,7 +143,7 @@ class Fleet:
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
         self._closed.set()
-        self._free.put(None)
+        self._put(None)
         self._specs.shutdown(cancel_futures=True)
         self._starting.shutdown(cancel_futures=True)
         while not self._free.empty():
@@ -203,12 +215,17 @@ class Fleet:
                 if isinstance(error, RayTaskError) or _cannot_be_made(error):
                     break  # the next one would raise the same
             else:
-                self._free.put(worker)
+                self._put(worker)
                 return
         assert last is not None
         known = isinstance(last, Exception) and not isinstance(last, LOST)
         self._broken = last if known else WorkersLost(f"no worker can be started: {last}")
-        self._free.put(None)
+        self._put(None)
+
+    def _put(self, worker: Any) -> None:
+        """Adds a worker, or None where there will be no more."""
+        self._free.put(worker)
+        self._ready.set()
 
     def _replace(self, worker: Any) -> None:
         self.lost += 1

@@ -15,6 +15,7 @@ divided between them.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -166,10 +167,7 @@ def placed(
     Raises:
         ConfigError: the cluster has fewer, or ranks would share a GPU.
     """
-    counts = {
-        name: workers if name == WORKERS else share.ranks * share.replicas
-        for name, share in pools.items()
-    }
+    counts = _counts(pools, workers)
     gpus, cpus = cluster.get("GPU", 0.0), cluster.get("CPU", 0.0)
     wanted = sum(counts[name] * (share.gpus or 0.0) for name, share in pools.items())
     if wanted > gpus:
@@ -195,3 +193,30 @@ def placed(
                 "one rank a GPU; give it gpus: 1 and fewer ranks, or leave ranks out"
             )
     return found
+
+
+def starting_at_once(
+    config: ATGRPOConfig, pools: Mapping[str, Share], cluster: Mapping[str, float]
+) -> int | None:
+    """How many processes are to start at the same time; None: all.
+
+    A start is seconds of imports: on this machine, more of them than it has cores only wait for each
+    other. Where not all have a place, those that start later might never get one.
+
+    Args:
+        config: the settings.
+        pools: as from `pools_of`.
+        cluster: `CPU` -> how many there are.
+    """
+    counts, cores = _counts(pools, config.workers), os.cpu_count() or 1
+    wanted = sum(counts[name] * share.cpus for name, share in pools.items())
+    here = config.ray_address is None and wanted <= cluster.get("CPU", 0.0)
+    return cores if here and cores < sum(counts.values()) else None
+
+
+def _counts(pools: Mapping[str, Share], workers: int) -> dict[str, int]:
+    """Pool -> number of its processes."""
+    return {
+        name: workers if name == WORKERS else share.ranks * share.replicas
+        for name, share in pools.items()
+    }

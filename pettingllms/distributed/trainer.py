@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
@@ -26,7 +27,7 @@ from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_a
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
-from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of
+from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.engine import Decided
 from pettingllms.rollout.episode import tasks_of_step
@@ -76,22 +77,34 @@ class RayATGRPO(ATGRPO):
         pools = pools_of(config, self.trained, policies.names)
         full = [name for name, own in self.settings.items() if own.full]
         check_ranks(pools, full=full, streamed=bool(self.sums))
-        pools = placed(pools, config.workers, config.device, ray.cluster_resources())
+        cluster = ray.cluster_resources()
+        pools = placed(pools, config.workers, config.device, cluster)
         self.engines = Engines(policies, config, pools) if on_engines else None
         kind, *extra = (EngineWorker, self.engines.asking) if self.engines else (RolloutWorker,)
         worker: Any = ray.remote(**pools[WORKERS].options)(kind)
         bases = self._bases()
+        playing, at_once = threading.Event(), starting_at_once(config, pools, cluster)
+        if at_once is None:
+            playing.set()
+
+        def learner(name: str) -> Ranks:
+            playing.wait()  # whoever plays comes first where all would only slow each other
+            return Ranks(Learner, pools[name], given, name, pools[name].ranks)
+
         self.learners = {
             name: JournaledActor(
-                partial(Ranks, Learner, pools[name], given, name, pools[name].ranks),
-                bases[name],
-                timeout=timeout,
-                room=self._make_room,
+                partial(learner, name), bases[name], timeout=timeout, room=self._make_room
             )
             for name in self.trained
         }
         # After the learners: workers that do not fit wait, and learners must not wait for them.
-        self.fleet = Fleet(lambda: worker.remote(given, *extra), config.workers, timeout=timeout)
+        self.fleet = Fleet(
+            lambda: worker.remote(given, *extra),
+            config.workers,
+            timeout=timeout,
+            at_once=at_once,
+            ready=playing,
+        )
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
         self._playing: dict[int, _Playing] = {}
@@ -102,6 +115,10 @@ class RayATGRPO(ATGRPO):
     def _make_room(self, *, needed: bool) -> None:
         if hasattr(self, "fleet"):  # learners are started first
             self.fleet.spare(needed=needed)
+
+    def play_ahead(self) -> None:
+        """Has workers play the next step, before it is asked for."""
+        self._begin(self.step, self._former.weights)
 
     def close(self) -> None:
         """Ends workers and learners."""
@@ -116,7 +133,7 @@ class RayATGRPO(ATGRPO):
         """Has the shards of the step played by whichever workers are free."""
         del tasks  # they follow from the step, and may have been given out with the one before
         with clock.time("play"):
-            self._begin(self.step, self._former.weights)
+            self.play_ahead()
             if self.config.max_staleness:
                 self._begin(self.step + 1, self._weights)
             done = self._gathered(self._playing.pop(self.step))
@@ -230,6 +247,8 @@ class RayATGRPO(ATGRPO):
         for name, state in states.items():
             self.learners[name].rebase(self._base(name, state), same=False)
         self._weights = self._former.weights = self._references()
+        for playing in self._playing.values():
+            playing.cancel()
         self._playing.clear()
 
     @property
@@ -274,6 +293,11 @@ class _Playing:
         """Takes the next shard."""
         self.jobs.append(job)
         job.add_done_callback(self._news.put)
+
+    def cancel(self) -> None:
+        """Gives up the shards that nobody has begun to play."""
+        for job in self.jobs:
+            job.cancel()
 
     def decided(self, shard: int, own: Decided) -> None:
         """Takes a part of a shard."""
@@ -336,13 +360,24 @@ def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
 
 
 @contextlib.contextmanager
-def ray_trainer(source: EnvSource | None, *arguments: Any, **parts: Any) -> Iterator[RayATGRPO]:
+def ray_trainer(
+    source: EnvSource | None, *arguments: Any, fresh: bool, **parts: Any
+) -> Iterator[RayATGRPO]:
     """The trainer of a run with workers, once this process is connected; see `RayATGRPO`.
+
+    Args:
+        source: of `RayATGRPO`.
+        arguments: of `ATGRPO`.
+        fresh: whether training starts with the weights that policies have now; workers then play its
+            first step while learners start, and while the base is evaluated.
+        parts: of `ATGRPO`.
 
     Raises:
         ConfigError, WorkersLost: a learner cannot be started.
     """
     with contextlib.closing(RayATGRPO(source, *arguments, **parts)) as trainer:
+        if fresh:
+            trainer.play_ahead()
         for learner in trainer.learners.values():
             learner.started.result()
         if trainer.engines is not None:

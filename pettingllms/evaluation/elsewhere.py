@@ -23,7 +23,7 @@ from pettingllms.assembly import make_env
 from pettingllms.distributed.cluster import connected, sent
 from pettingllms.distributed.engines import Asking, Engines
 from pettingllms.distributed.fleet import Fleet
-from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of
+from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of, starting_at_once
 from pettingllms.evaluation.chunks import Chunk
 from pettingllms.evaluation.playing import Playing
 from pettingllms.evaluation.rollouts import ClosableSampler, Lineup, Play, Verdicts
@@ -114,6 +114,7 @@ class _Processes:
             lambda: worker.remote(given, threads, asking, weights),
             config.workers,
             timeout=config.worker_timeout,
+            at_once=starting_at_once(config, self._pools, ray.cluster_resources()),
         )
         open_.callback(fleet.close)
         return fleet
