@@ -392,7 +392,8 @@ class _Session:
         return f"the state after step {self.trainer.step} is saved in {place}"
 
     def _last_checkpoint(self) -> str:
-        return f"the last checkpoint is in {self.folder.path / 'checkpoints'}"
+        places = checkpoints.saved(self.folder.path)
+        return f"the last checkpoint is in {places[0]}" if places else "no step has been saved yet"
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

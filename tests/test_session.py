@@ -295,6 +295,27 @@ def test_a_failing_step_leaves_the_state_before_it(
         assert filecmp.cmp(tmp_path / "good" / path, tmp_path / "fine" / path, shallow=False)
 
 
+@pytest.mark.parametrize(
+    ("updates", "says"),
+    [(0, "no step has been saved yet"), (2, r"last checkpoint is in .*step-000001$")],
+)
+def test_an_update_that_breaks_halfway_names_the_checkpoint_to_go_on_from(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, updates: int, says: str
+) -> None:
+    step, done = torch.optim.AdamW.step, list[object]()
+
+    def breaking(*arguments: Any) -> Any:
+        if len(done) == updates:  # two policies make one of a step each
+            raise torch.OutOfMemoryError("of this test")
+        done.append(arguments)
+        return step(*arguments)
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", breaking)
+    config = settings(model, output_dir=str(tmp_path / "run"), eval_steps=0, save_steps=1)
+    with pytest.raises(ConfigError, match=rf"(?s)out of memory.*{says}"):
+        train(config)
+
+
 def two(tmp_path: Path) -> bool:
     rows = timeless(tmp_path / "fine")
     return any(row["kind"] == "train" and row["step"] == 2 for row in rows)

@@ -170,7 +170,7 @@ def save(folder: RunFolder, trainer: ATGRPO) -> Path:
             write_directory(target, lambda fresh: _fill(fresh, checkpoint))
             sync(parent)
     _save_adapters(folder, trainer)
-    for old in _checkpoints(folder.path)[KEPT:]:
+    for old in saved(folder.path)[KEPT:]:
         with folder.writing(f"checkpoints/{old.name}"):
             shutil.rmtree(old)
     return target
@@ -185,7 +185,7 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
         RunFolderError: there are checkpoints, but none can be read; or the base model, or a setting
             that cannot change any more, is not what it was.
     """
-    found = _checkpoints(folder.path)
+    found = saved(folder.path)
     for path in found:
         checkpoint = _attempt(path)
         if isinstance(checkpoint, Exception):
@@ -243,8 +243,8 @@ def _save_adapters(folder: RunFolder, trainer: ATGRPO) -> None:
             trainer.policies.save(name, folder.path / "adapters" / name)
 
 
-def _checkpoints(run: Path) -> list[Path]:
-    """Newest first."""
+def saved(run: Path) -> list[Path]:
+    """The folders of a run's checkpoints, newest first."""
     return sorted((run / "checkpoints").glob("step-*"), reverse=True)
 
 
