@@ -12,7 +12,6 @@ from __future__ import annotations
 import torch
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
-from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
 LOGITS_PER_CHUNK = 1 << 25
 """128 MiB in float32; an update holds about four times that."""
@@ -40,6 +39,9 @@ def token_logprobs(
     Returns:
         float32 of shape `_M` each; None for entropies that were not asked for.
     """
+    # Here, because it takes a second: processes that only sample never need it, and learners start
+    # without it.
+    from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
     def score(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         logits_1CV = logits(model, states_CX)[None].float()

@@ -17,7 +17,6 @@ from transformers import (
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
-from trl.trainer.utils import disable_dropout_in_model
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.policies.prefix_trial import check_head, share_prompts
@@ -116,7 +115,9 @@ def load_base(
                 module.support_avx512bf16_for_cpu = False
     else:
         nn.Module.to(base, device)  # transformers' own `to` is not typed
-    disable_dropout_in_model(base)
+    for module in base.modules():
+        if isinstance(module, nn.Dropout):  # sampler and update must compute the same
+            module.p = 0.0
     check_head(base)
     if checkpointing:
         base.gradient_checkpointing_enable({"use_reentrant": False})

@@ -17,8 +17,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
-from trl.trainer.utils import pad
 
 from pettingllms.errors import GroupError
 from pettingllms.models.head import token_logprobs
@@ -145,12 +145,17 @@ def _batch(
         index=tuple(part),
         packed=packed,
         tokens=tokens,
-        mask_BT=pad([torch.ones(len(sample.token_ids)) for sample in chosen]).bool().to(device),
-        token_ids_BT=pad([torch.tensor(sample.token_ids) for sample in chosen]).to(device),
-        old_logprobs_BT=pad([torch.tensor(sample.logprobs) for sample in chosen]).to(device),
-        advantages_BT=pad([_by_token(sample) for sample in chosen]).to(device),
+        mask_BT=_rows([torch.ones(len(s.token_ids), dtype=torch.bool) for s in chosen], device),
+        token_ids_BT=_rows([torch.tensor(sample.token_ids) for sample in chosen], device),
+        old_logprobs_BT=_rows([torch.tensor(sample.logprobs) for sample in chosen], device),
+        advantages_BT=_rows([_by_token(sample) for sample in chosen], device),
         counts_B=torch.tensor([float(sample.count) for sample in chosen], device=device),
     )
+
+
+def _rows(values: list[torch.Tensor], device: torch.device | str) -> torch.Tensor:
+    """One row for each, filled up with zeros."""
+    return pad_sequence(values, batch_first=True).to(device)
 
 
 def _by_token(sample: Sample) -> torch.Tensor:
@@ -179,10 +184,9 @@ def batch_logprobs(
     Returns:
         Log-probabilities `_BT`, and entropies `_BT` or None.
     """
-    states = _packed_states(model, batch) if batch.packed else _flat_states(model, batch)
     logprobs_M, entropies_M = token_logprobs(
         model,
-        states,
+        completion_states(model, batch),
         batch.token_ids_BT[batch.mask_BT],
         temperature=temperature,
         entropy=entropy,
@@ -192,12 +196,17 @@ def batch_logprobs(
     return _by_completion(batch, logprobs_M), entropies_BT
 
 
+def completion_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
+    """Hidden states `_MX` that predict the completion tokens, one completion after the other."""
+    return _packed_states(model, batch) if batch.packed else _flat_states(model, batch)
+
+
 def _by_completion(batch: Batch, values_M: torch.Tensor) -> torch.Tensor:
     return values_M.new_zeros(batch.mask_BT.shape).masked_scatter(batch.mask_BT, values_M)
 
 
 def _packed_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Hidden states `_MX` that predict the completion tokens, one completion after the other."""
+    """`completion_states` from one row in which each prompt stands once."""
     prompts: list[int] = []
     completions: list[list[int]] = []
     ids: list[int] = []
@@ -237,7 +246,7 @@ def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
 
 
 def _flat_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Hidden states `_MX` that predict the completion tokens, from one row per completion."""
+    """`completion_states` from one row per completion."""
     left, right = _flat_widths(batch.samples)
     ids: list[list[int]] = []
     mask: list[list[int]] = []
@@ -260,7 +269,7 @@ def last_states(
     model: PreTrainedModel, rows: Sequence[tuple[int, ...]], device: torch.device
 ) -> torch.Tensor:
     """The decoder's last hidden state after each list of tokens: float32 `_RX` on the CPU, `_R` rows."""
-    ids_RT = pad([torch.tensor(row) for row in rows], padding_value=0).to(device)
+    ids_RT = _rows([torch.tensor(row) for row in rows], device)
     ends_R = torch.tensor([len(row) - 1 for row in rows], device=device)
     mask_RT = torch.arange(ids_RT.shape[1], device=device)[None] <= ends_R[:, None]
     states_RTX = model.base_model(

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pettingllms.errors import ConfigError
 from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import NAME
-from pettingllms.policies.packing import batch_logprobs, microbatches
+from pettingllms.policies.packing import completion_states, microbatches
 from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
 from pettingllms.types import Sample
 
@@ -121,12 +121,7 @@ def _trial(model: PreTrainedModel) -> str | None:
     samples = [
         Sample(_PROMPTS[prompt], reply, (0.0,) * len(reply), 0.0) for prompt, reply in _COMPLETIONS
     ]
-    found: list[torch.Tensor] = []
-    for packed in (True, False):
-        batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
-        logprobs_BT, _ = batch_logprobs(model, batch)
-        back = sorted(range(len(samples)), key=batch.index.__getitem__)
-        found.append(logprobs_BT[back])
+    packed, flat = (_logprobs(model, samples, packed=packed) for packed in (True, False))
     owners = (0, 1, 0)
     token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
     next_RV = []
@@ -139,10 +134,23 @@ def _trial(model: PreTrainedModel) -> str | None:
         decoding.step(token_R[:2])
         next_RV.append(decoding.step(token_R[1:]).float().log_softmax(-1))
     difference = max(
-        float((found[0] - found[1]).abs().max()),
+        float((packed - flat).abs().max()),
         float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),
     )
     # Written so that a difference of nan counts as a misfit, too.
     if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
         return f"a trial differed by {difference:.2g} in log-probability"
     return None
+
+
+def _logprobs(model: PreTrainedModel, samples: list[Sample], *, packed: bool) -> torch.Tensor:
+    """Of the tokens of all completions, one completion after the other.
+
+    Not with `head.token_logprobs`: it needs TRL, whose import takes a second, and every process that
+    loads a model comes here.
+    """
+    batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
+    logprobs_MV = logits(model, completion_states(model, batch)).float().log_softmax(-1)
+    logprobs_M = logprobs_MV.gather(-1, batch.token_ids_BT[batch.mask_BT][:, None])[:, 0]
+    found = logprobs_M.split([len(sample.token_ids) for sample in batch.samples])
+    return torch.cat([found[n] for n in sorted(range(len(found)), key=batch.index.__getitem__)])
