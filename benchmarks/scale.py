@@ -10,7 +10,7 @@
 
 `start` measures seconds from the start of a cluster on this machine until a worker plays, until learners are
 there, and until the first step is done. `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
-processes included. `chaos` kills and stops workers, learners and drivers at seeded moments of a short training, and
+processes included. `chaos` kills and stops workers, learners, nodes and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
 has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
 compares seconds and CPU-seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import random
@@ -32,7 +33,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -280,7 +281,8 @@ def _cpu_seconds() -> float:
 def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
     """Trainings in which processes are killed and stopped, against one that is left alone.
 
-    Every fourth one has its driver killed and resumed; every second one adds gradients by shard.
+    Every fourth one has its driver killed and resumed, and every fourth one loses a node of a cluster;
+    every second one adds gradients while others play.
     """
     rows: list[dict[str, Any]] = []
     kinds: list[dict[str, Any]] = [
@@ -294,6 +296,10 @@ def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
         if seed % 4 == 3:
             found, hits = restarted(seed, steps)
             equal = found == command
+        elif seed % 4 == 2:
+            with losing_a_node(seed) as (ray, lose, hits):
+                hit = run(ray, steps, lose, workers=2, worker_timeout=30.0, **settings)
+            equal = hit == alone[seed % 2]
         else:
             killer = _Killer(seed)
             try:
@@ -339,6 +345,43 @@ def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
                 shutil.rmtree(folder, ignore_errors=True)
         files = [*sorted(folder.glob("adapters/*/*.safetensors")), folder / "trajectories.jsonl"]
         return hashlib.sha256(b"".join(each.read_bytes() for each in files)).hexdigest(), hits
+
+
+@contextlib.contextmanager
+def losing_a_node(seed: int) -> Iterator[tuple[Any, Callable[[ATGRPO], object], list[str]]]:
+    """A cluster whose head only drives, and that loses one of its two nodes at a seeded moment.
+
+    Yields:
+        `ray`, connected to it; what is to be called before each step; what was hit.
+    """
+    import ray
+    from ray.cluster_utils import Cluster
+
+    chance, hits, steps = random.Random(seed), list[str](), itertools.count()
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+        (Path(folder) / "ray").mkdir()
+        with mock.patch.dict(os.environ, RAY_TMPDIR=folder):  # where it notes its address
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+        # Three have room for all learners and one worker: the other one waits.
+        nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
+        ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
+        at, which, delay = chance.randrange(2), chance.randrange(2), chance.uniform(0, 2)
+
+        def lose() -> None:
+            time.sleep(delay)
+            cluster.remove_node(nodes[which], allow_graceful=False)
+            hits.append(f"loss of node {which} in step {at}")
+
+        def before(_: ATGRPO) -> None:
+            if next(steps) == at:
+                threading.Thread(target=lose).start()
+
+        try:
+            yield ray, before, hits
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
 
 
 class _Killer(threading.Thread):
