@@ -376,10 +376,10 @@ def ray_trainer(
         ConfigError, WorkersLost: a learner cannot be started.
     """
     with contextlib.closing(RayATGRPO(source, *arguments, **parts)) as trainer:
+        if trainer.engines is not None:
+            trainer.engines.wait()  # a worker that asks takes an engine that is not there for lost
         if fresh:
             trainer.play_ahead()
         for learner in trainer.learners.values():
             learner.started.result()
-        if trainer.engines is not None:
-            trainer.engines.wait()
         yield trainer
