@@ -47,7 +47,6 @@ from benchmarks.schedules import simulate
 from benchmarks.sleeper import Sleeper
 from pettingllms.assembly import build_policies
 from pettingllms.distributed.cluster import connected
-from pettingllms.distributed.fleet import Fleet
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
@@ -159,6 +158,8 @@ def _of_time(name: str) -> bool:
 
 def start(runs: int) -> list[dict[str, Any]]:
     """Seconds since the start of a cluster for a coding team with two learners, by number of workers."""
+    from pettingllms.distributed.fleet import Fleet  # here, because tests import this without Ray
+
     rows: list[dict[str, Any]] = []
     submit = Fleet.submit
     for workers in [1, 2] * runs:
