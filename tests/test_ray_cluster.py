@@ -80,7 +80,7 @@ def test_a_node_lost_with_all_workers_and_learners_changes_no_bit(cluster, joine
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
 
 
-def test_a_learner_that_cannot_start_is_reported_before_anything_is_played(
+def test_a_learner_that_cannot_start_is_reported_before_anything_is_evaluated(
     joined, cluster, tmp_path
 ):
     from pettingllms.assembly import build_policies

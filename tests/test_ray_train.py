@@ -63,7 +63,8 @@ def test_a_worker_plays_the_first_step_while_learners_start_and_each_step_once(r
     assert found == run(None, 2, env="coding")
 
 
-def test_killed_workers_and_learners_change_no_bit(ray):
+@pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])
+def test_killed_workers_and_learners_change_no_bit(ray, streamed):
     steps = iter(range(4))
 
     def before(trainer: ATGRPO) -> None:
@@ -74,8 +75,11 @@ def test_killed_workers_and_learners_change_no_bit(ray):
             case 2:
                 hit("RolloutWorker", signal.SIGKILL)
 
-    # At the end of a step, full models are updated below, and their learner is killed, too.
-    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2, "stream_gradients": True}
+    settings: dict[str, Any] = {
+        "env": "coding",
+        "tasks_per_step": 2,
+        "stream_gradients": streamed,
+    }
     disturbed = run(ray, 3, before, workers=2, **settings)
     assert disturbed == run(None, 3, **settings)
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
@@ -121,9 +125,10 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     }
 
 
-def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray, models):
-    settings: dict[str, Any] = {**models, "train_roles": "reader"}
-    ranks: dict[str, Any] = {"workers": 1, "pools": {"reader": {"ranks": 2}}}
+@pytest.mark.parametrize("streamed", [False, True], ids=["at-the-end", "streamed"])
+def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray, models, streamed):
+    settings: dict[str, Any] = {**models, "train_roles": "reader", "stream_gradients": streamed}
+    ranks: dict[str, Any] = {"workers": 2, "pools": {"reader": {"ranks": 2}}}
     kept: list[checkpoints.TrainerState] = []
 
     def keep(trainer: ATGRPO) -> None:
@@ -142,6 +147,8 @@ def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray,
     alone = run(ray, 2, **ranks, **settings)
     assert run(ray, 2, disturbed, **ranks, **settings) == alone
     assert eventually(lambda: not actors("RolloutWorker", "Learner"))
+    if streamed:
+        return
     run(None, 2, keep, **settings)
     assert apart(kept[0], kept[1]) < 2e-6
     # What two ranks have learned has come to a worker, and goes on with one.
@@ -172,8 +179,8 @@ def test_stale_weights_are_fixed_and_survive_kills_and_a_checkpoint(ray, tmp_pat
             assert checkpoints.resume(folder, trainer) == 2
 
     whole = run(ray, 3, keep, workers=1, **stale)
-    assert run(ray, 3, kill, workers=2, **stale) == whole
-    rest = run(ray, 1, go_on, workers=1, **stale)
+    assert run(ray, 3, kill, workers=3, **stale) == whole
+    rest = run(ray, 1, go_on, workers=2, **stale)
     assert rest["state"] == whole["state"]
     assert rest["records"] == whole["records"][-len(rest["records"]) :]
     assert run(None, 3, **settings)["state"] != whole["state"]
