@@ -349,40 +349,56 @@ def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
 
 
 @contextlib.contextmanager
+def nodes() -> Iterator[Any]:
+    """Ray's `Cluster` on this machine, whose head only drives: processes are on nodes that are added."""
+    from ray.cluster_utils import Cluster
+
+    with tempfile.TemporaryDirectory(prefix="p-") as folder:
+        # It notes its address in Ray's default folder, whatever temp_dir is, and does not make that
+        # folder: on a machine that never ran Ray there is none.
+        (Path(folder) / "ray").mkdir()
+        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
+        with mock.patch.dict(os.environ, RAY_TMPDIR=folder):
+            cluster = Cluster(initialize_head=True, head_node_args=head)
+            try:
+                yield cluster
+            finally:
+                cluster.shutdown()
+
+
+@contextlib.contextmanager
 def losing_a_node(seed: int) -> Iterator[tuple[Any, Callable[[ATGRPO], object], list[str]]]:
-    """A cluster whose head only drives, and that loses one of its two nodes at a seeded moment.
+    """A cluster that loses one of its two nodes at a seeded moment.
 
     Yields:
         `ray`, connected to it; what is to be called before each step; what was hit.
     """
     import ray
-    from ray.cluster_utils import Cluster
 
     chance, hits, steps = random.Random(seed), list[str](), itertools.count()
-    with tempfile.TemporaryDirectory(prefix="p-") as folder:
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
-        (Path(folder) / "ray").mkdir()
-        with mock.patch.dict(os.environ, RAY_TMPDIR=folder):  # where it notes its address
-            cluster = Cluster(initialize_head=True, head_node_args=head)
+    with nodes() as cluster:
         # Three have room for all learners and one worker: the other one waits.
-        nodes = [cluster.add_node(num_cpus=3) for _ in range(2)]
+        both = [cluster.add_node(num_cpus=3) for _ in range(2)]
         ray.init(address=cluster.address, log_to_driver=False, logging_level="ERROR")
         at, which, delay = chance.randrange(2), chance.randrange(2), chance.uniform(0, 2)
 
         def lose() -> None:
             time.sleep(delay)
-            cluster.remove_node(nodes[which], allow_graceful=False)
+            cluster.remove_node(both[which], allow_graceful=False)
             hits.append(f"loss of node {which} in step {at}")
+
+        losing = threading.Thread(target=lose)
 
         def before(_: ATGRPO) -> None:
             if next(steps) == at:
-                threading.Thread(target=lose).start()
+                losing.start()
 
         try:
             yield ray, before, hits
         finally:
+            if losing.ident:
+                losing.join()
             ray.shutdown()
-            cluster.shutdown()
 
 
 class _Killer(threading.Thread):

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from benchmarks.scale import actors, run
+from benchmarks.scale import actors, nodes, run
 from pettingllms.errors import ConfigError
 from pettingllms.runs import read_config
 from pettingllms.session import train
@@ -29,19 +28,10 @@ pytestmark = [pytest.mark.ray, pytest.mark.timeout(600)]
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def cluster() -> Iterator[Any]:
     """A head that only drives: every worker and learner is on a node that a test adds."""
-    from ray.cluster_utils import Cluster
-
-    with tempfile.TemporaryDirectory(prefix="p-") as folder:
-        # Cluster notes its address in Ray's default folder, whatever temp_dir is, and does not
-        # make that folder: on a machine that never ran Ray there is none.
-        monkeypatch.setenv("RAY_TMPDIR", folder)
-        Path(folder, "ray").mkdir()
-        head = {"num_cpus": 0, "include_dashboard": False, "temp_dir": folder}
-        made = Cluster(initialize_head=True, head_node_args=head)
+    with nodes() as made:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture
