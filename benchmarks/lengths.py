@@ -13,8 +13,7 @@ import torch
 from transformers import LogitsProcessor
 
 from pettingllms.samplers import transformers as sampler
-from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.transformers import BatchGenerator, distribution, draw
+from pettingllms.samplers.transformers import BatchGenerator, draw
 
 _LAST = 2.0
 """In place of a random number: the reply ends here."""
@@ -77,17 +76,16 @@ class LengthGenerator(BatchGenerator):
                     found[row, length - 1] = _LAST
             return found
 
-        def choice(
-            logits_RV: torch.Tensor, uniform_R: torch.Tensor | None, params: SamplingParams
+        def ending(
+            logprobs_RV: torch.Tensor, uniform_C: torch.Tensor | None, row_C: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            assert uniform_R is not None, "nothing is greedy here"
-            logprobs_RV = distribution(logits_RV, params)
+            assert uniform_C is not None, "nothing is greedy here"
             masked_RV = logprobs_RV.clone()
             masked_RV[:, end_id] = float("-inf")
-            token_R, _ = draw(masked_RV, uniform_R.clamp(max=1 - 1e-9))
-            token_R = torch.where(uniform_R == _LAST, end_id, token_R)
+            token_C, _ = draw(masked_RV, uniform_C.clamp(max=1 - 1e-9), row_C)
+            token_C = torch.where(uniform_C == _LAST, end_id, token_C)
             # The log-probability is the model's, so that the update finds the same.
-            return token_R, logprobs_RV.gather(-1, token_R[:, None])[:, 0]
+            return token_C, logprobs_RV[row_C, token_C]
 
         # A reply's end is no matter of the sampler's; these two see every one of its tokens.
-        sampler.uniform, sampler.choose = numbers, choice
+        vars(sampler).update(uniform=numbers, draw=ending)

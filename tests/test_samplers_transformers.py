@@ -6,11 +6,14 @@ from itertools import chain
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers import Qwen3Config
 
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.transformers import BatchGenerator, choose, uniform
+from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
+from pettingllms.samplers.transformers import BatchGenerator, branch, distribution, draw, uniform
 from tests.tiny_lm import tiny_config, tiny_model
 
 torch.set_num_threads(1)
@@ -147,7 +150,8 @@ def test_one_token_replies_are_possible():
 def test_tokens_appear_as_often_as_the_model_says():
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0), -1e30]])
     drawn = torch.rand(20_000, generator=seeded(), dtype=torch.float64)
-    token, logprob = choose(logits.expand(20_000, -1), drawn, SamplingParams(1))
+    of_first = torch.zeros(20_000, dtype=torch.long)
+    token, logprob = draw(distribution(logits, SamplingParams(1)), drawn, of_first)
     counts = Counter(token.tolist())
     for index, odds in enumerate((1 / 8, 2 / 8, 5 / 8)):
         assert counts[index] / 20_000 == pytest.approx(odds, abs=0.015)
@@ -159,9 +163,8 @@ def test_tokens_appear_as_often_as_the_model_says():
 
 def test_temperature_shapes_both_the_draw_and_its_log_probability():
     logits = torch.tensor([[0.0, 1.0]])
-    cold = choose(
-        logits, torch.tensor([0.5], dtype=torch.float64), SamplingParams(1, temperature=0.5)
-    )
+    logprobs = distribution(logits, SamplingParams(1, temperature=0.5))
+    cold = draw(logprobs, torch.tensor([0.5], dtype=torch.float64))
     assert cold[0].item() == 1
     assert cold[1].item() == pytest.approx(math.log(1 / (1 + math.exp(-2.0))))
 
@@ -170,7 +173,7 @@ def test_temperature_shapes_both_the_draw_and_its_log_probability():
 def test_top_p_keeps_the_likeliest_tokens_and_their_own_distribution(top_p, kept):
     logits = torch.tensor([[0.0, math.log(2.0), math.log(5.0)]]).expand(500, -1)
     drawn = torch.rand(500, generator=seeded(), dtype=torch.float64)
-    token, logprob = choose(logits, drawn, SamplingParams(1, top_p=top_p))
+    token, logprob = draw(distribution(logits, SamplingParams(1, top_p=top_p)), drawn)
     assert set(token.tolist()) == kept
     weights = {0: 1.0, 1: 2.0, 2: 5.0}
     expected = {index: weights[index] / sum(weights[each] for each in kept) for index in kept}
@@ -181,6 +184,45 @@ def test_top_p_keeps_the_likeliest_tokens_and_their_own_distribution(top_p, kept
 @pytest.mark.parametrize("drawn", [0.0, 1.0 - 2**-53])
 def test_the_ends_of_the_unit_interval_never_pick_an_impossible_token(drawn):
     logits = torch.tensor([[-1e30, 0.0, 0.0, -1e30]])
-    token, logprob = choose(logits, torch.tensor([drawn], dtype=torch.float64), SamplingParams(1))
+    number = torch.tensor([drawn], dtype=torch.float64)
+    token, logprob = draw(distribution(logits, SamplingParams(1)), number)
     assert token.item() in (1, 2)
     assert math.isfinite(logprob.item())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_beginning_that_candidates_have_in_common_is_computed_once(shared, monkeypatch):
+    model = a_model(shared)
+    kind = SharedDecoding if shared else PlainDecoding
+    rows: list[int] = []
+    own = kind.step
+
+    def counted(self, token_R):
+        rows.append(len(token_R))
+        return own(self, token_R)
+
+    monkeypatch.setattr(kind, "step", counted)
+    # Cold, so that candidates are alike for some tokens, and then are not.
+    result = sample_all(model, n=16, params=SamplingParams(12, temperature=0.25), ends=(3,))
+    texts = {
+        (prompt, one.token_ids[:length])
+        for prompt, answers in zip(PROMPTS, result, strict=True)
+        for one in answers
+        for length in range(1, len(one.token_ids))
+    }
+    candidates = sum(len(one.token_ids) - 1 for answers in result for one in answers)
+    assert sum(rows) == len(texts)
+    assert len(texts) < 0.8 * candidates
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 3)), min_size=1, max_size=40))
+def test_branching_follows_every_candidate_and_moves_no_row_without_need(candidates):
+    present = sorted({row for row, _ in candidates})
+    rows = torch.tensor([row for row, _ in candidates])
+    tokens = torch.tensor([token for _, token in candidates])
+    after, origin, token = branch(rows, tokens)
+    assert [(origin[i].item(), token[i].item()) for i in after.tolist()] == candidates
+    assert len(origin) == len(set(candidates))
+    for row in present:
+        if row < len(origin):
+            assert origin[row] == row

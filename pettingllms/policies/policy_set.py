@@ -196,8 +196,15 @@ class PolicySet:
                 [requests[place] for place in mine], n, params, early if on_completion else None
             )
             for place, candidates in zip(mine, sampled, strict=True):
-                found[place] = [self._completion(requests[place], one) for one in candidates]
+                found[place] = self._completions(requests[place], candidates)
         return found
+
+    def _completions(
+        self, request: Request, candidates: Sequence[SampledTokens]
+    ) -> list[Completion]:
+        # Many are alike, and one object stands for all of them.
+        alike = {each: self._completion(request, each) for each in dict.fromkeys(candidates)}
+        return [alike[each] for each in candidates]
 
     def _completion(self, request: Request, sampled: SampledTokens) -> Completion:
         chat = self.chat_for(request.policy)

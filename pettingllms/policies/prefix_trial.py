@@ -79,7 +79,7 @@ def check_cache(model: PreTrainedModel) -> None:
     """
     longest = _PROMPTS[0]
     try:
-        decoding = PlainDecoding(model, _PROMPTS, [0, 1], 0)
+        decoding = PlainDecoding(model, _PROMPTS, 0)
         decoding.start()
         decoding.keep(torch.tensor([1, 0], device=model.device))
         ours_V = decoding.step(torch.tensor([8, 8], device=model.device))[1].float()
@@ -122,17 +122,16 @@ def _trial(model: PreTrainedModel) -> str | None:
         Sample(_PROMPTS[prompt], reply, (0.0,) * len(reply), 0.0) for prompt, reply in _COMPLETIONS
     ]
     packed, flat = (_logprobs(model, samples, packed=packed) for packed in (True, False))
-    owners = (0, 1, 0)
     token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
     next_RV = []
     for decoding in (
-        SharedDecoding(model, _PROMPTS, owners),
-        PlainDecoding(model, _PROMPTS, owners, 0),
+        SharedDecoding(model, _PROMPTS, 3, 2),
+        PlainDecoding(model, _PROMPTS, 0),
     ):
         decoding.start()
-        decoding.keep(torch.tensor([2, 1], device=model.device))
-        decoding.step(token_R[:2])
-        next_RV.append(decoding.step(token_R[1:]).float().log_softmax(-1))
+        decoding.step(token_R[1:])
+        decoding.keep(torch.tensor([1, 0, 0], device=model.device))
+        next_RV.append(decoding.step(token_R).float().log_softmax(-1))
     difference = max(
         float((packed - flat).abs().max()),
         float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),

@@ -1,13 +1,15 @@
-"""Next-token computation for many candidates of few prompts, in two ways.
+"""Next-token computation for the texts that continue few prompts, in two ways.
 
-Both compute each prompt once. `SharedDecoding` also keeps each prompt's keys and values once and
-lets all candidates attend to them together; it needs a model whose attention can be replaced.
-`PlainDecoding` repeats transformers' own cache for every candidate and works for any model.
+Rows start as the prompts and branch where candidates first differ, so that each prompt, and each
+beginning that candidates have in common, is computed once. `SharedDecoding` also keeps each
+prompt's keys and values once and lets all its rows attend to them together; it needs a model whose
+attention can be replaced. `PlainDecoding` repeats transformers' own cache for every row and works
+for any model.
 
-Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (candidates not yet ended), `_T` new
-tokens so far, `_K` most candidates of a prompt, `_H` query heads, `_h` key-value heads, `_G`
-query heads per key-value head, `_W` prompts x key-value heads, `_N` rows x key-value heads, `_D`
-head size, `_V` vocabulary.
+Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (different texts that go on), `_T` new tokens so
+far, `_K` most rows of a prompt, `_H` query heads, `_h` key-value heads, `_G` query heads per
+key-value head, `_W` prompts x key-value heads, `_N` rows x key-value heads, `_D` head size, `_V`
+vocabulary.
 """
 
 from __future__ import annotations
@@ -26,25 +28,25 @@ _SPARE = 32
 
 
 class Decoding(Protocol):
-    """Candidates that grow by a token a step, one row each."""
+    """Texts that grow by a token a step, one row each."""
 
     def start(self) -> torch.Tensor:
-        """Computes the prompts; logits `_RV` of every row's first token."""
+        """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
 
     def keep(self, index_R: torch.Tensor) -> None:
-        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
 
 
 class _Cache:
-    """Keys or values of all rows, `_NTD`, in a buffer with spare positions at its end."""
+    """Keys or values of all rows, `_NTD`, in a buffer with spare rows and positions at its ends."""
 
     def __init__(self, new_RhTD: torch.Tensor) -> None:
         rows, self._heads, length, size = new_RhTD.shape
         self._buffer_NTD = new_RhTD.new_empty(rows * self._heads, length + _SPARE, size)
-        self._length = 0
+        self._rows, self._length = rows, 0
         self.append(new_RhTD)
 
     def append(self, new_RhTD: torch.Tensor) -> torch.Tensor:
@@ -52,42 +54,49 @@ class _Cache:
         new_NTD = new_RhTD.flatten(0, 1)
         start, end = self._length, self._length + new_NTD.shape[1]
         if end > self._buffer_NTD.shape[1]:
-            old_NTD = self._buffer_NTD[:, :start]
-            self._buffer_NTD = old_NTD.new_empty(old_NTD.shape[0], 2 * end, old_NTD.shape[2])
-            self._buffer_NTD[:, :start] = old_NTD
-        self._buffer_NTD.narrow(1, start, end - start).copy_(new_NTD)
+            self._resize(self._rows, 2 * end)
+        used_NTD = self._buffer_NTD[: new_NTD.shape[0]]
+        used_NTD.narrow(1, start, end - start).copy_(new_NTD)
         self._length = end
-        return self._buffer_NTD.narrow(1, 0, end)
+        return used_NTD.narrow(1, 0, end)
 
-    def keep(self, index_R: torch.Tensor, moved: torch.Tensor) -> None:
-        """Copies the moved rows to their new places."""
+    def keep(self, index_R: torch.Tensor, moved: torch.Tensor, most: int) -> None:
+        """Copies rows to their new places; there will never be more than `most`."""
+        rows = index_R.shape[0]
+        if rows * self._heads > self._buffer_NTD.shape[0]:
+            self._resize(min(2 * rows, most), self._buffer_NTD.shape[1])
         buffer_RhTD = self._buffer_NTD.unflatten(0, (-1, self._heads))
         source_RhTD = buffer_RhTD[index_R[moved], :, : self._length]
         buffer_RhTD[moved, :, : self._length] = source_RhTD
-        self._buffer_NTD = self._buffer_NTD[: index_R.shape[0] * self._heads]
+        self._rows = rows
+
+    def _resize(self, rows: int, length: int) -> None:
+        old_NTD = self._buffer_NTD[: self._rows * self._heads, : self._length]
+        size = rows * self._heads, length, old_NTD.shape[2]
+        self._buffer_NTD = old_NTD.new_empty(size)
+        self._buffer_NTD[: old_NTD.shape[0], : self._length] = old_NTD
 
 
 class SharedDecoding:
-    """Keeps each prompt's keys and values once; all its candidates attend to them together.
+    """Keeps each prompt's keys and values once; all its rows attend to them together.
 
     Args:
         model: one that `share_prompts` accepted.
         prompts: token ids.
-        prompt_of_row: index of the prompt that each row continues.
+        most: a bound on the rows.
+        new: a bound on the tokens of each beyond its prompt.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
-        prompt_of_row: Sequence[int],
+        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], most: int, new: int
     ) -> None:
-        self._model, self._prompts = model, prompts
-        self._next = NextToken(model) if known(model) else None
+        self._model, self._prompts, self._most = model, prompts, most
+        longest = max(map(len, prompts)) + new
+        self._next = NextToken(model, longest) if known(model) else None
         device = model.device
-        self._owner_R = torch.tensor(prompt_of_row, device=device)
+        self._owner_R = torch.arange(len(prompts), device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
-        self._position_R = lengths_U[self._owner_R]
+        self._position_R = lengths_U
         column_P = torch.arange(int(lengths_U.max()), device=device)
         hidden_UP = column_P >= lengths_U[:, None]
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
@@ -96,33 +105,36 @@ class SharedDecoding:
         self._arrange()
 
     def start(self) -> torch.Tensor:
-        """Computes the prompts; logits `_RV` of every row's first token."""
+        """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
         device = self._model.device
         lengths = [len(prompt) for prompt in self._prompts]
         layout = PackedLayout(lengths, [()] * len(lengths), device, keep_prompts=True)
         ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
         position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
         last_U = torch.tensor(lengths, device=device).cumsum(0) - 1
-        logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
+        if self._next is not None:
+            logits_UV = self._next.text(ids_N, position_N, layout, last_U)
+        else:
+            logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {
             layer: (key.contiguous(), value.contiguous())
             for layer, (key, value) in layout.prompt_states.items()
         }
-        return logits_UV[self._owner_R]
+        return logits_UV
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
         position_R, self._position_R = self._position_R, self._position_R + 1
         if self._next is not None:
-            return self._next(token_R, position_R, self)
+            return self._next.step(token_R, position_R, self)
         return forward(self._model, self, token_R[:, None], position_R[:, None], 1)[:, -1]
 
     def keep(self, index_R: torch.Tensor) -> None:
-        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
         for keys, values in self._caches.values():
-            keys.keep(index_R, moved)
-            values.keep(index_R, moved)
+            keys.keep(index_R, moved, self._most)
+            values.keep(index_R, moved, self._most)
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
@@ -164,7 +176,7 @@ class SharedDecoding:
         return out_NGD.view(rows, 1, heads, size)
 
     def _arrange(self) -> None:
-        """Lays the rows out as prompts x candidates, so that a prompt's rows are one matrix."""
+        """Lays the rows out as prompts x their rows, so that a prompt's rows are one matrix."""
         owners = self._owner_R.tolist()
         rows: list[list[int]] = [[] for _ in self._prompts]
         for row, owner in enumerate(owners):
@@ -180,7 +192,7 @@ class SharedDecoding:
         self._regular = [row for mine in grid for row in mine] == list(range(len(owners)))
 
     def _to_grid(self, states_NGX: torch.Tensor, heads: int) -> torch.Tensor:
-        """Rows to `_WKX`, where K counts candidates x query heads."""
+        """Rows to `_WKX`, where K counts rows x query heads."""
         prompts, most = self._grid_UK.shape
         _, groups, size = states_NGX.shape
         if self._regular:
@@ -199,21 +211,16 @@ class SharedDecoding:
 
 
 class PlainDecoding:
-    """Repeats transformers' own cache for every candidate.
+    """Repeats transformers' own cache for every row.
 
     Args:
         model: any causal model.
         prompts: token ids.
-        prompt_of_row: index of the prompt that each row continues.
         pad_id: fills the left of shorter prompts, masked.
     """
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
-        prompt_of_row: Sequence[int],
-        pad_id: int,
+        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], pad_id: int
     ) -> None:
         self._model = model
         device = model.device
@@ -222,17 +229,13 @@ class PlainDecoding:
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         self._ids_UP = torch.tensor(ids, device=device)
         self._mask_RS = torch.tensor(mask, device=device)
-        self._repeat_R = torch.tensor(prompt_of_row, device=device)
-        self._position_R = torch.tensor([len(prompts[u]) for u in prompt_of_row], device=device)
+        self._position_R = torch.tensor([len(prompt) for prompt in prompts], device=device)
         self._cache = DynamicCache(config=model.config)
 
     def start(self) -> torch.Tensor:
-        """Computes the prompts; logits `_RV` of every row's first token."""
+        """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
         position_UP = (self._mask_RS.cumsum(-1) - 1).clamp(min=0)
-        logits_UV = self._logits(self._ids_UP, position_UP)
-        self._cache.reorder_cache(self._repeat_R)  # type: ignore[arg-type]
-        self._mask_RS = self._mask_RS[self._repeat_R]
-        return logits_UV[self._repeat_R]
+        return self._logits(self._ids_UP, position_UP)
 
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
@@ -242,7 +245,7 @@ class PlainDecoding:
         return logits_RV
 
     def keep(self, index_R: torch.Tensor) -> None:
-        """Moves row `index_R[i]` to row i; rows not named are dropped."""
+        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
         self._cache.reorder_cache(index_R)  # type: ignore[arg-type]
         self._mask_RS = self._mask_RS[index_R]
         self._position_R = self._position_R[index_R]

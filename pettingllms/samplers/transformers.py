@@ -1,14 +1,16 @@
 """Samples with transformers, in this process: every prompt once, K candidates each, as one batch.
 
 `generate(num_return_sequences=K)` computes every prompt K times and keeps computing rows that have
-ended. Here each distinct prompt is computed once, its cache is repeated for its candidates, and a
-row leaves the batch with its last token.
+ended. Here a row is a distinct text: each prompt is one, which candidates draw their next tokens
+from, and it branches where they draw different ones. Of a trained policy's candidates most are
+alike, at first or to their ends. A row leaves the batch with its last token.
 
-Every row draws its own random numbers, which follow from its request's seed alone: a completion
-does not depend on which rows share its batch, on the order of finishing, or on how the requests
-are cut into batches, beyond the rounding of batched matrix products.
+Every candidate draws its own random numbers, which follow from its request's seed alone: a
+completion does not depend on which others share its batch, on the order of finishing, or on how the
+requests are cut into batches, beyond the rounding of batched matrix products.
 
-Shapes: `_U` distinct prompts, `_R` rows (candidates), `_T` tokens, `_V` vocabulary.
+Shapes: `_U` distinct prompts, `_C` candidates that go on, `_R` rows (their distinct texts), `_M`
+tokens of all candidates, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -83,11 +85,11 @@ class TransformersEngine:
         """Does nothing: the models belong to the trainer."""
 
 
-class _Row(NamedTuple):
+class _Candidate(NamedTuple):
     prompt: int
-    """Index of the row's distinct prompt."""
+    """Index of its distinct prompt."""
     slot: int
-    """Index of the row's result and of its random numbers."""
+    """Index of its result and of its random numbers."""
 
 
 class BatchGenerator:
@@ -127,112 +129,101 @@ class BatchGenerator:
         """
         device = model.device
         distinct = {prompt: index for index, prompt in enumerate(dict.fromkeys(prompts))}
-        rows = [_Row(distinct[prompt], slot) for slot, prompt in enumerate(prompts)]
+        candidates = [_Candidate(distinct[prompt], slot) for slot, prompt in enumerate(prompts)]
         noise: torch.Tensor | None = None
         if params.greedy:
-            # Equal prompts have equal greedy completions: one row stands for all of them.
-            rows = list({row.prompt: row for row in reversed(rows)}.values())
+            # Equal prompts have equal greedy completions: one candidate stands for all of them.
+            candidates = list({each.prompt: each for each in reversed(candidates)}.values())
         else:
-            rows = [_Row(row.prompt, row.slot * n + k) for row in rows for k in range(n)]
+            candidates = [
+                _Candidate(each.prompt, each.slot * n + k) for each in candidates for k in range(n)
+            ]
             noise = uniform(seeds, n, params.max_new_tokens)
             # MPS has no float64.
             noise = noise.to(device, torch.float32 if device.type == "mps" else noise.dtype)
         done: dict[int, SampledTokens] = {}
         by_index = list(distinct)
-        for batch in self._batches(rows, by_index, params.max_new_tokens, enabled(model)):
+        for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
             done.update(self._decode(model, batch, by_index, params, noise))
         if params.greedy:
-            first = {row.prompt: done[row.slot] for row in rows}
+            first = {each.prompt: done[each.slot] for each in candidates}
             return [[first[distinct[prompt]]] * n for prompt in prompts]
         return [[done[index * n + k] for k in range(n)] for index in range(len(prompts))]
 
     def _batches(
         self,
-        rows: Sequence[_Row],
+        candidates: Sequence[_Candidate],
         prompts: Sequence[tuple[int, ...]],
         max_new_tokens: int,
         shared: bool,
-    ) -> Iterator[list[_Row]]:
-        """Cuts the rows, shortest prompts first, into batches that fit the cache's bound."""
-        batch: list[_Row] = []
+    ) -> Iterator[list[_Candidate]]:
+        """Cuts the candidates, shortest prompts first, into batches that fit the cache's bound."""
+        batch: list[_Candidate] = []
         used, last = 0, -1
-        for row in sorted(rows, key=lambda row: (len(prompts[row.prompt]), row)):
-            length = len(prompts[row.prompt])
-            new = max_new_tokens + (length if row.prompt != last or not shared else 0)
+        for each in sorted(candidates, key=lambda each: (len(prompts[each.prompt]), each)):
+            length = len(prompts[each.prompt])
+            new = max_new_tokens + (length if each.prompt != last or not shared else 0)
             if batch and used + new > self._tokens_per_batch:
                 yield batch
                 batch, used = [], 0
                 new = max_new_tokens + length
-            batch.append(row)
-            used, last = used + new, row.prompt
+            batch.append(each)
+            used, last = used + new, each.prompt
         if batch:
             yield batch
 
     def _decode(
         self,
         model: PreTrainedModel,
-        rows: Sequence[_Row],
+        candidates: Sequence[_Candidate],
         prompts: Sequence[tuple[int, ...]],
         params: SamplingParams,
         noise: torch.Tensor | None,
     ) -> dict[int, SampledTokens]:
-        used = {prompt: index for index, prompt in enumerate(dict.fromkeys(r.prompt for r in rows))}
-        texts, owners = [prompts[index] for index in used], [used[row.prompt] for row in rows]
+        used = {
+            p: index for index, p in enumerate(dict.fromkeys(each.prompt for each in candidates))
+        }
+        texts, device = [prompts[index] for index in used], model.device
         decoding: Decoding
         if enabled(model):
-            decoding = SharedDecoding(model, texts, owners)
+            decoding = SharedDecoding(model, texts, len(candidates), params.max_new_tokens)
         else:
-            decoding = PlainDecoding(model, texts, owners, self._pad_id)
-        slot_R = torch.tensor([row.slot for row in rows], device=model.device)
-        ends = torch.tensor(self._end_ids, dtype=torch.long, device=model.device)
+            decoding = PlainDecoding(model, texts, self._pad_id)
+        slot_C = torch.tensor([each.slot for each in candidates], device=device)
+        row_C = torch.tensor([used[each.prompt] for each in candidates], device=device)
+        ends = torch.tensor(self._end_ids, dtype=torch.long, device=device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         logits_RV = decoding.start()
         for step in range(params.max_new_tokens):
-            uniform_R = None if noise is None else noise[slot_R, step]
-            token_R, logprob_R = choose(logits_RV, uniform_R, params)
-            steps.append((slot_R, token_R, logprob_R))
-            alive_R = ~torch.isin(token_R, ends)
-            remaining = int(alive_R.sum())
-            if step + 1 == params.max_new_tokens or not remaining:
+            uniform_C = None if noise is None else noise[slot_C, step]
+            token_C, logprob_C = draw(distribution(logits_RV, params), uniform_C, row_C)
+            steps.append((slot_C, token_C, logprob_C))
+            alive_C = ~torch.isin(token_C, ends)
+            if step + 1 == params.max_new_tokens or not bool(alive_C.any()):
                 break
-            if remaining < alive_R.shape[0]:
-                keep_R = _fill_holes(alive_R, remaining)
-                decoding.keep(keep_R)
-                slot_R, token_R = slot_R[keep_R], token_R[keep_R]
+            slot_C, row_C, token_C = slot_C[alive_C], row_C[alive_C], token_C[alive_C]
+            row_C, from_R, token_R = branch(row_C, token_C)
+            if from_R.shape != logits_RV.shape[:1] or bool((from_R.diff() != 1).any()):
+                decoding.keep(from_R)
             logits_RV = decoding.step(token_R)
         return self._collect(steps)
 
     def _collect(
         self, steps: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     ) -> dict[int, SampledTokens]:
-        tokens: dict[int, list[int]] = {slot: [] for slot in steps[0][0].tolist()}
-        logprobs: dict[int, list[float]] = {slot: [] for slot in tokens}
-        for slots_R, token_R, logprob_R in steps:
-            for slot, token, logprob in zip(
-                slots_R.tolist(), token_R.tolist(), logprob_R.tolist(), strict=True
-            ):
-                tokens[slot].append(token)
-                logprobs[slot].append(logprob)
-        return {
-            slot: SampledTokens(
-                tuple(ids), tuple(logprobs[slot]), truncated=ids[-1] not in self._end_ids
-            )
-            for slot, ids in tokens.items()
-        }
-
-
-def choose(
-    logits_RV: torch.Tensor, uniform_R: torch.Tensor | None, params: SamplingParams
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Chooses next tokens; also returns their log-probabilities under what they are drawn from.
-
-    Args:
-        logits_RV: the model's logits, any float dtype.
-        uniform_R: one number in [0, 1) per row, turned into a token by the inverse of the
-            cumulative distribution; None takes the likeliest token.
-        params: temperature and truncation.
-    """
-    return draw(distribution(logits_RV, params), uniform_R)
+        slot_M, token_M, logprob_M = (torch.cat(each) for each in zip(*steps, strict=True))
+        # Stable, so that a candidate's tokens stay in the order of their steps.
+        slot_M, order_M = slot_M.sort(stable=True)
+        slots, counts = slot_M.unique_consecutive(return_counts=True)
+        tokens, logprobs = token_M[order_M].tolist(), logprob_M[order_M].tolist()
+        found: dict[int, SampledTokens] = {}
+        end = 0
+        for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
+            start, end = end, end + count
+            ids = tuple(tokens[start:end])
+            truncated = ids[-1] not in self._end_ids
+            found[slot] = SampledTokens(ids, tuple(logprobs[start:end]), truncated=truncated)
+        return found
 
 
 def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
@@ -246,17 +237,55 @@ def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tenso
 
 
 def draw(
-    logprobs_RV: torch.Tensor, uniform_R: torch.Tensor | None
+    logprobs_RV: torch.Tensor, uniform_C: torch.Tensor | None, row_C: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens `_R` and their log-probabilities `_R`; `uniform_R` is as in `choose`."""
-    if uniform_R is None:
-        token_R1 = logprobs_RV.argmax(-1, keepdim=True)
+    """Draws next tokens `_C`; also returns their log-probabilities `_C`.
+
+    Args:
+        logprobs_RV: distributions that sum to 1.
+        uniform_C: a number in [0, 1) for each candidate, turned into a token by the inverse of the
+            cumulative distribution; None takes the likeliest token.
+        row_C: the row that each candidate draws from; None for one candidate a row, in order.
+    """
+    if row_C is None:
+        row_C = torch.arange(logprobs_RV.shape[0], device=logprobs_RV.device)
+    if uniform_C is None:
+        token_C = logprobs_RV.argmax(-1)[row_C]
     else:
-        cumulative_RV = logprobs_RV.exp().to(uniform_R.dtype).cumsum(-1)
-        target_R1 = uniform_R[:, None] * cumulative_RV[:, -1:]
-        token_R1 = torch.searchsorted(cumulative_RV, target_R1, right=True)
-        token_R1.clamp_(max=logprobs_RV.shape[-1] - 1)
-    return token_R1[:, 0], logprobs_RV.gather(-1, token_R1)[:, 0]
+        cumulative_CV = logprobs_RV.exp().to(uniform_C.dtype).cumsum(-1)[row_C]
+        target_C1 = uniform_C[:, None] * cumulative_CV[:, -1:]
+        token_C = torch.searchsorted(cumulative_CV, target_C1, right=True)[:, 0]
+        token_C.clamp_(max=logprobs_RV.shape[-1] - 1)
+    return token_C, logprobs_RV[row_C, token_C]
+
+
+def branch(
+    row_C: torch.Tensor, token_C: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Finds the distinct texts after the next token.
+
+    Args:
+        row_C: the row that each candidate has followed so far.
+        token_C: the token that it goes on with.
+
+    Returns:
+        The row `_C` of each candidate from now on; for each new row `_R` the row that it continues,
+        and its token. A row keeps its place where it can, so that little has to be copied.
+    """
+    width = int(token_C.max()) + 1
+    code_R, new_C = (row_C * width + token_C).unique(return_inverse=True)
+    from_R, token_R = code_R // width, code_R % width
+    rows = torch.arange(from_R.shape[0], device=from_R.device)
+    # Of the rows that continue one, the first stays where that one was.
+    stays_R = (from_R != from_R.roll(1)) & (from_R < rows.shape[0])
+    stays_R[0] = from_R[0] < rows.shape[0]
+    place_R = torch.empty_like(rows)
+    place_R[stays_R] = from_R[stays_R]
+    free_R = torch.ones_like(stays_R)
+    free_R[from_R[stays_R]] = False
+    place_R[~stays_R] = rows[free_R]
+    order_R = torch.empty_like(rows).index_copy_(0, place_R, rows)
+    return place_R[new_C], from_R[order_R], token_R[order_R]
 
 
 def _truncate(logits_RV: torch.Tensor, top_p: float) -> torch.Tensor:
@@ -278,10 +307,3 @@ def uniform(seeds: Sequence[int], n: int, tokens: int) -> torch.Tensor:
     for block, seed in zip(drawn, seeds, strict=True):
         torch.rand(n, tokens, generator=generator.manual_seed(seed), out=block)
     return drawn.flatten(0, 1)
-
-
-def _fill_holes(alive_R: torch.Tensor, remaining: int) -> torch.Tensor:
-    """Indices of the live rows; those behind the new end of the batch fill the ended rows' places."""
-    keep_R = torch.arange(remaining, device=alive_R.device)
-    keep_R[~alive_R[:remaining]] = alive_R[remaining:].nonzero()[:, 0] + remaining
-    return keep_R
