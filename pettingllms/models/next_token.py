@@ -58,7 +58,10 @@ class NextToken:
         self._layers = [_Block(layer) for layer in decoder.layers]
         self._norm = _norm(decoder.norm)
         position_1L = torch.arange(longest, device=model.device)[None]
-        cos_1LD, sin_1LD = decoder.rotary_emb(self._embed(position_1L[:, :1]), position_1L)
+        like_1L1 = self._embed.weight.new_empty(
+            1, longest, 1
+        )  # its type and device are what counts
+        cos_1LD, sin_1LD = decoder.rotary_emb(like_1L1, position_1L)
         # -a * b is a * -b to the last bit, so that the sign of `rotate_half` is given to the sine.
         half = sin_1LD.shape[-1] // 2
         self._cos_L1D = cos_1LD[0, :, None]
