@@ -58,10 +58,9 @@ class NextToken:
         self._layers = [_Block(layer) for layer in decoder.layers]
         self._norm = _norm(decoder.norm)
         position_1L = torch.arange(longest, device=model.device)[None]
-        like_1L1 = self._embed.weight.new_empty(
-            1, longest, 1
-        )  # its type and device are what counts
-        cos_1LD, sin_1LD = decoder.rotary_emb(like_1L1, position_1L)
+        # Of the states only their type and device count.
+        states_1L1 = self._embed.weight.new_empty(1, longest, 1)
+        cos_1LD, sin_1LD = decoder.rotary_emb(states_1L1, position_1L)
         # -a * b is a * -b to the last bit, so that the sign of `rotate_half` is given to the sine.
         half = sin_1LD.shape[-1] // 2
         self._cos_L1D = cos_1LD[0, :, None]
@@ -166,8 +165,7 @@ def _norm(module: Any) -> Apply:
 def _scaled(weight: torch.Tensor, epsilon: float) -> Apply:
     """Returns the norm over the root of mean squares, x / sqrt(|x|^2 / n + epsilon) * weight.
 
-    PyTorch computes `rms_norm` on a CPU in six operations on all states; this takes four, of which two
-    are on all states.
+    On a CPU PyTorch's `rms_norm` is six operations, one after the other; these are four.
     """
     count = weight.shape[-1]
     weight, least = weight * count**0.5, torch.tensor((count * epsilon) ** 0.5)

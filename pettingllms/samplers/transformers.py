@@ -180,9 +180,8 @@ class BatchGenerator:
         params: SamplingParams,
         noise: torch.Tensor | None,
     ) -> dict[int, SampledTokens]:
-        used = {
-            p: index for index, p in enumerate(dict.fromkeys(each.prompt for each in candidates))
-        }
+        asked = dict.fromkeys(each.prompt for each in candidates)
+        used = {prompt: index for index, prompt in enumerate(asked)}
         texts, device = [prompts[index] for index in used], model.device
         decoding: Decoding
         if enabled(model):
