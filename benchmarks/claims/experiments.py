@@ -51,20 +51,32 @@ def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
     return SHIPPED[name], getattr(kind, declared), settings
 
 
+def _short_math() -> Ground:
+    # Twice the default's learning rate in the middle of the grid: trainings are a sixteenth as long.
+    model, arguments, settings = _own("math")
+    settings = {**settings, "learning_rate": 1e-3}
+    return Ground("math", model, arguments, settings, 30_000, 6, 25, _ALONE, habits=True)
+
+
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
 # Of all families of problems and in four turns, which is harder than the default.
 _HARDER = {"prompt": "compact", "steps": (3, 3)}
 _LONGER = presets.EMBEDDED | {"max_steps": 60, "eval_steps": 10}
 AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
 _FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
+_ALONE = (
+    *(AT_GRPO, "single agent", "alpha 0", "alpha 0.25", "alpha 0.5", "alpha 2"),
+    *("3: and a judge", "4: two tools", "5: two reasoners", "7: three of each"),
+)
 SMALL: Mapping[str, Ground] = {
     "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 20),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
     "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
     ),
+    "math": _short_math(),
 }
-"""What can be decided in minutes; on bases without a planted habit."""
+"""What can be decided in minutes; on bases without a planted habit, but for math."""
 FULL: Mapping[str, Ground] = {
     "plan_path": SMALL["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
     "signal": SMALL["signal"],
@@ -243,7 +255,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "single": Experiment(
         "A team or a single agent",
         "Does a trained team beat a trained single agent?",
-        (),
+        ("math",),
         ("coding", "math", "sudoku", "sokoban"),
         (
             Claim(
@@ -258,7 +270,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "alpha": Experiment(
         "Claim 6: weight of the team's reward",
         "How much should the team's reward count?",
-        (),
+        ("math",),
         ("coding", "math"),
         tuple(
             Claim(
@@ -274,7 +286,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "team_size": Experiment(
         "Claim 7: larger teams",
         "Are larger math teams better?",
-        (),
+        ("math",),
         ("math",),
         tuple(
             Claim(
