@@ -191,6 +191,21 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
     assert same == (readings["tokens"].steps == readings["updates"].steps)
 
 
+@pytest.mark.parametrize(("tokens", "times"), [(1, 1), (700, 2)], ids=["same-step", "another"])
+def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr(cells, "played", lambda *_: asked.append("own") or "01")
+    ground = SMALL["plan_path"]._replace(tokens=tokens, updates=1)
+    few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
+    arm = experiments.AT_GRPO
+    found = cells.measured(
+        cells.Cell("plan_path", arm, 1.0, TUNING[0]), ground._replace(settings=few)
+    )
+    assert len(asked) == times
+    assert [found[name]["own"] for name in cells.READINGS] == ["01", "01"]
+    assert (found["tokens"]["steps"] == found["updates"]["steps"]) == (times == 1)
+
+
 def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
     """A lab whose cells cost nothing: a rate of twice the ground's is best."""
     ran: list[str] = []

@@ -111,14 +111,19 @@ def measured(cell: Cell, ground: Ground) -> dict[str, Any]:
             readings[name].append(reading)
     assert policies is not None
     result: dict[str, Any] = {"cell": cell.name, "rate": _rate(cell, ground), "curves": curves}
+    digits: dict[tuple[int, ...], str] = {}
+    """Updates of each part -> what the team of then solved: readings of the same weights are played once."""
     for name, several in readings.items():
         for reading in several:
             for policy, state in reading.state.items():
                 policies.load_state(policy, state)
+        weights = tuple(reading.steps for reading in several)
+        if weights not in digits:
+            digits[weights] = played(cell, ground, policies)
         result[name] = {
             "steps": max(reading.steps for reading in several),
             "tokens": sum(reading.tokens for reading in several),
-            "own": played(cell, ground, policies),
+            "own": digits[weights],
         }
         # An exchange is no matter of cost: it is played once.
         for lineup in arm.also if name == READINGS[0] and cell.seed not in TUNING else ():
