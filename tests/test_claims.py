@@ -141,6 +141,17 @@ def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
     assert lacking[0].startswith("Claim 3: grouping: plan_path, signal")
 
 
+def test_more_open_questions_than_letters_are_named_apart_and_in_order():
+    parts = [f"question {number}" for number in range(40)]
+    one = {"claim": "", "ground": "", "gains": {}, "p_holm": 1.0, "verdict": "not decided"}
+    result = {"verdicts": [{**one, "confounds": parts}, {**one, "confounds": parts[::-3]}]}
+    letters = report.open_questions(result)
+    assert [letters[part] for part in (parts[0], parts[25], parts[26])] == ["a", "z", "aa"]
+    assert len(set(letters.values())) == 40
+    _, (_, (*_, last)) = report.table(result)
+    assert last == ", ".join(letters[part] for part in parts if part in parts[::-3])
+
+
 def test_every_claim_names_a_confound_and_arms_that_exist():
     for own in EXPERIMENTS.values():
         for claim in own.claims:

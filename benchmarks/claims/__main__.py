@@ -1,7 +1,7 @@
 """Runs the experiments on the paper's claims, judges them, and writes `results/claims.json`.
 
     python -m benchmarks.priming.protocol                      the base of `signal`
-    python -m benchmarks.claims --small                        two to three CPU-hours
+    python -m benchmarks.claims --small                        three to four CPU-hours
     python -m benchmarks.claims [--only grouping] [--dry-run]
 
 Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
@@ -180,7 +180,12 @@ class Lab:
                 "test_tasks": TEST_TASKS,
                 "validation_tasks": VALIDATION_TASKS,
                 "grounds": {
-                    name: {"tokens": ground.tokens, "updates": ground.updates, "model": digest(ground.model)}
+                    name: {
+                        "tokens": ground.tokens,
+                        "updates": ground.updates,
+                        # None where the results of another machine are judged and the base is not here.
+                        "model": digest(ground.model) if ground.model.exists() else None,
+                    }
                     for name, ground in grounds.items()
                 },
             },
@@ -250,7 +255,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="two to three CPU-hours")
+    parser.add_argument("--small", action="store_true", help="three to four CPU-hours")
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--arms", nargs="+", default=[], help="these arms and grounds alone")
     parser.add_argument("--cell", help="one cell; see --dry-run")

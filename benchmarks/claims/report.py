@@ -243,7 +243,7 @@ def table(result: Mapping[str, Any]) -> Table:
             *(_shown(each["gains"].get(name)) for name in READINGS),
             f"{each['p_holm']:.2g}",
             f"**{each['verdict']}**",
-            ", ".join(sorted(letters[part] for part in each["confounds"])),
+            ", ".join(letters[part] for part in letters if part in each["confounds"]),
         ]
         for each in result["verdicts"]
     ]
@@ -254,7 +254,8 @@ def table(result: Mapping[str, Any]) -> Table:
 def open_questions(result: Mapping[str, Any]) -> dict[str, str]:
     """Confound -> its letter in the table, in the order of their first verdicts."""
     found = dict.fromkeys(part for each in result["verdicts"] for part in each["confounds"])
-    return dict(zip(found, ascii_lowercase, strict=False))
+    letters = (*ascii_lowercase, *(f"a{letter}" for letter in ascii_lowercase))
+    return dict(zip(found, letters, strict=False))
 
 
 def arms(result: Mapping[str, Any]) -> Table:
