@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from benchmarks import protocol, protocol_report
+from benchmarks.priming.prime import precision
 from benchmarks.priming.protocol import GOALS, Demos
 from pettingllms.models import EMBEDDED
 
@@ -30,6 +31,21 @@ def test_no_demonstration_of_the_game_itself_says_what_a_word_means():
     for counts in seen.values():
         total = sum(counts.values())
         assert all(abs(count / total - 0.25) < 0.12 for count in counts.values()), counts
+
+
+@pytest.mark.parametrize(
+    ("able", "dtype"),
+    [
+        ({"avx512_bf16": True}, torch.bfloat16),
+        ({"avx512_bf16": False, "avx2": True}, torch.float32),
+    ],
+)
+def test_a_base_is_primed_in_bfloat16_only_where_the_cpu_has_instructions_for_it(
+    able, dtype, monkeypatch
+):
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+    with precision():
+        assert (torch.ones(2, 2) @ torch.ones(2, 2)).dtype == dtype
 
 
 def test_codes_of_one_number_do_not_fit_together():
