@@ -204,8 +204,13 @@ def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
 
 @pytest.mark.parametrize(("tokens", "times"), [(1, 1), (700, 2)], ids=["same-step", "another"])
 def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch):
-    asked: list[str] = []
-    monkeypatch.setattr(cells, "played", lambda *_: asked.append("own") or "01")
+    asked: list[Any] = []
+
+    def play(*team: Any) -> str:
+        asked.append(team)
+        return "01"
+
+    monkeypatch.setattr(cells, "played", play)
     ground = SMALL["plan_path"]._replace(tokens=tokens, updates=1)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     arm = experiments.AT_GRPO
