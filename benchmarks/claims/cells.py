@@ -111,8 +111,8 @@ def measured(cell: Cell, ground: Ground) -> dict[str, Any]:
             readings[name].append(reading)
     assert policies is not None
     result: dict[str, Any] = {"cell": cell.name, "rate": _rate(cell, ground), "curves": curves}
+    # By the updates of each part, since readings of the same weights need not be played twice.
     digits: dict[tuple[int, ...], str] = {}
-    """Updates of each part -> what the team of then solved: readings of the same weights are played once."""
     for name, several in readings.items():
         for reading in several:
             for policy, state in reading.state.items():
