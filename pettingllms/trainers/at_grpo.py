@@ -28,6 +28,7 @@ from typing import Any
 
 import torch
 
+from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
@@ -38,6 +39,7 @@ from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.gradients import add_gradients, batches_at_once
 from pettingllms.trainers.losses import policy_loss
 from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
 from pettingllms.trainers.per_policy import own_settings
@@ -231,7 +233,8 @@ class ATGRPO:
     def _backward(self, policy: str, own: PolicyBatch, meter: LossMeter) -> None:
         """Accumulates the gradients of all micro-batches."""
         config, heat, policies = self.settings[policy], self.config.temperature, self.policies
-        for batch in policies.microbatches(policy, own.samples, config.tokens_per_batch):
+
+        def loss_of(batch: Batch, meter: LossMeter) -> torch.Tensor:
             base_BT = None
             if config.beta:
                 base_BT = policies.reference_logprobs(policy, batch, temperature=heat)
@@ -240,4 +243,8 @@ class ATGRPO:
             )
             loss = policy_loss(config, own, batch, logp_BT, entropy_BT, base_BT, meter)
             meter.check_finite("loss", loss)
-            loss.backward()
+            return loss
+
+        parameters = policies.parameters(policy)
+        batches = policies.microbatches(policy, own.samples, config.tokens_per_batch)
+        add_gradients(batches, loss_of, parameters, meter, batches_at_once(config, parameters))

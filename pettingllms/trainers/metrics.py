@@ -199,8 +199,14 @@ class LossMeter:
         self._sums["loss"] = self._sums.get("loss", torch.zeros(())) + loss.detach().cpu()
         self._tokens += weight_BT.sum().item()
 
+    def fresh(self) -> LossMeter:
+        """An empty meter of the same policy, for other micro-batches of the same weights."""
+        meter = LossMeter(self.policy)
+        meter.on_policy = self.on_policy
+        return meter
+
     def take_over(self, other: LossMeter, divisor: int) -> None:
-        """Adds what a meter of other micro-batches saw, whose loss was not divided yet."""
+        """Adds what a meter of other micro-batches saw; `divisor` is what its loss still lacks."""
         for name, value in other._sums.items():
             part = value / divisor if name == "loss" else value
             self._sums[name] = self._sums.get(name, torch.zeros(())) + part
