@@ -64,6 +64,14 @@ def test_micro_batches_computed_at_once_change_no_bit(tmp_path, monkeypatch):
 )
 def test_only_what_shares_nothing_is_computed_at_once(changes, device, alone, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     settings = resolve(ATGRPOConfig(env="math", **changes))
     parameters = [torch.nn.Parameter(torch.zeros(1, device=device))]
     assert batches_at_once(settings, parameters) == (1 if alone else 3)
+
+
+def test_no_more_threads_are_taken_than_the_user_allows(monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0, 1, 2}, raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "2")
+    parameters = [torch.nn.Parameter(torch.zeros(1))]
+    assert batches_at_once(resolve(ATGRPOConfig(env="math")), parameters) == 2

@@ -16,6 +16,7 @@ import hashlib
 import json
 import shutil
 import tempfile
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -34,6 +35,8 @@ from pettingllms.errors import ConfigError
 
 MERGE_LIMIT_BYTES = 1 << 30
 """Bases up to this size are sampled from merged copies; larger ones through their adapters."""
+_SWITCHING = threading.Lock()
+"""Held while adapters are switched: a thread must not compute with those of half the layers."""
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 DIGEST_KEY = "pettingllms_base_digest"
@@ -110,12 +113,13 @@ class LoraWeights:
 
     def module(self, policy: str) -> PreTrainedModel:
         """The model with this policy's adapter active, and its tensors alone trainable."""
-        if self._active != policy:
-            # PEFT's own call walks through all modules three times, which takes as long as the update
-            # of a small model.
-            for layer in self._adapted:
-                layer.set_adapter(_inside(policy))
-            self._active = policy
+        with _SWITCHING:
+            if self._active != policy:
+                # PEFT's own call walks through all modules three times, which takes as long as the
+                # update of a small model.
+                for layer in self._adapted:
+                    layer.set_adapter(_inside(policy))
+                self._active = policy
         return self._model
 
     def sampling_module(self, policy: str) -> PreTrainedModel:

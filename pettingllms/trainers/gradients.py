@@ -29,7 +29,8 @@ def batches_at_once(config: ResolvedConfig, parameters: Sequence[torch.nn.Parame
     One, unless the model is an embedded one on a CPU: larger models fill the cores by themselves,
     and each micro-batch under way needs memory for its activations. One as well with `beta`, for
     which adapters are switched off between forward passes, and among the ranks of a sharded model,
-    which have to communicate in one order.
+    which have to communicate in one order. Never more than OMP_NUM_THREADS where it is set, as it is
+    by Ray for its processes, which share their machine.
 
     Args:
         config: settings of the policy's update.
@@ -40,7 +41,9 @@ def batches_at_once(config: ResolvedConfig, parameters: Sequence[torch.nn.Parame
         return 1
     # Not os.cpu_count: a container or taskset may leave fewer cores than the machine has.
     affinity = getattr(os, "sched_getaffinity", None)  # Linux alone has it
-    return len(affinity(0)) if affinity else os.cpu_count() or 1
+    cores = len(affinity(0)) if affinity else os.cpu_count() or 1
+    allowed = os.environ.get("OMP_NUM_THREADS", "")
+    return min(cores, int(allowed)) if allowed.isdecimal() else cores
 
 
 def add_gradients(
@@ -62,7 +65,7 @@ def add_gradients(
     Raises:
         NonFiniteError: a loss is not finite; no later gradient is added.
     """
-    if min(at_once, len(batches)) == 1:
+    if min(at_once, len(batches)) <= 1:
         for batch in batches:
             loss_of(batch, meter).backward()
         return
