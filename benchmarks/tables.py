@@ -225,6 +225,7 @@ def tables() -> dict[str, Callable[[], str]]:
         "sudoku_speed": (speed_tables.sudoku, "sudoku_speed"),
         "vllm_sampling": (speed_tables.vllm_sampling, "sampling_vllm"),
         "refill": (speed_tables.refill, "refill"),
+        "revisions": (speed_tables.revisions, "revisions"),
         "sandbox": (speed_tables.sandbox, "sandbox"),
         "sandbox_cores": (speed_tables.sandbox_cores, "sandbox"),
         "soak": (speed_tables.soak, "soak"),

@@ -63,6 +63,6 @@ def test_a_ratio_for_whole_completions_is_refused_where_tokens_are_averaged(loss
 
 
 def test_the_bound_of_cispo_is_the_ratio_itself():
-    assert ATGRPOConfig(loss_type="cispo").epsilon_high == 5.0
+    assert ATGRPOConfig(loss_type="cispo").clip_above == 5.0
     with pytest.raises(ValueError, match=r"at least 1, got 0\.2"):
         ATGRPOConfig(loss_type="cispo", epsilon_high=0.2)

@@ -45,8 +45,8 @@ def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
     config = resolve(
         ATGRPOConfig(policy_settings={"a": {"epsilon": 0.1}, "b": {"loss_type": "cispo"}})  # type: ignore[arg-type]
     )
-    assert own_settings(config, "a").epsilon_high == 0.1
-    assert own_settings(config, "b").epsilon_high == 5.0
+    assert own_settings(config, "a").clip_above == 0.1
+    assert own_settings(config, "b").clip_above == 5.0
     assert own_settings(config, "c") is config
 
 

@@ -325,7 +325,7 @@ def test_a_policy_with_a_model_of_its_own_has_what_follows_from_it(models: dict[
     rates = {name: own_settings(found.config, name).learning_rate for name in ROLES}
     assert rates == {"writer": 1e-4, "reader": 5e-6, "judge": 5e-3}
     judge = own_settings(found.config, "judge")
-    assert (judge.warmup_steps, judge.tokens_per_batch, judge.lora_r) == (7, 4096, 4)
+    assert (judge.warmup_steps, judge.tokens_per_batch, judge.lora_r) == (7, 1024, 4)
     assert resolve(found.config) == found.config
 
 

@@ -297,8 +297,8 @@ class ATGRPOConfig:
     epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
     epsilon_high: float | None = _algorithm(
         None,
-        "Clip range above 1; equal to epsilon unless given. With cispo the largest ratio itself, 5 "
-        "unless given",
+        "Clip range above 1; equal to epsilon unless given here or by the preset of the model and "
+        "environment. With cispo the largest ratio itself, 5 unless given",
         at_least=0.0,
     )
     delta: float | None = _algorithm(
@@ -306,7 +306,7 @@ class ATGRPOConfig:
     )
     beta: float = _algorithm(0.0, "Weight of the KL divergence to the base model", at_least=0.0)
     entropy_coef: float = _algorithm(0.0, "Weight of an entropy bonus")
-    num_iterations: int = _algorithm(1, "Optimizer steps on each rollout", at_least=1)
+    num_iterations: int | None = _algorithm(None, "Optimizer steps on each rollout", at_least=1)
 
     learning_rate: float | None = _optimization(None, "Initial learning rate", at_least=0.0)
     lr_scheduler_type: str = _optimization(
@@ -392,8 +392,6 @@ class ATGRPOConfig:
         REWARD_TRANSFORMS.path_of(self.reward_transform)
         CASTS.path_of(self.cast)
         _ = self.shape is None or SHAPES.path_of(self.shape)
-        if self.epsilon_high is None:
-            self.epsilon_high = CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
         check_values(self)
         scale_settings.check_scale(self)
         check_loss(self)
@@ -407,6 +405,13 @@ class ATGRPOConfig:
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    @property
+    def clip_above(self) -> float:
+        """`epsilon_high`, or what it is where nothing else was given."""
+        if self.epsilon_high is not None:
+            return self.epsilon_high
+        return CISPO_BOUND if self.loss_type == "cispo" else self.epsilon
 
     @property
     def turns(self) -> frozenset[int] | None:
@@ -452,7 +457,7 @@ if TYPE_CHECKING:
         eval_steps: int
         eval_tasks: int
         save_steps: int
-        epsilon_high: float
+        num_iterations: int
 
 else:
     # A class only for type checkers: settings that were resolved, saved and read again are equal.

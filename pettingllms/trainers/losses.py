@@ -86,12 +86,12 @@ def token_loss(
 ) -> torch.Tensor:
     """What each token contributes, KL and entropy apart."""
     if config.loss_type == "cispo":
-        return -ratio_BT.clamp(max=config.epsilon_high).detach() * advantages_BT * logp_BT
+        return -ratio_BT.clamp(max=config.clip_above).detach() * advantages_BT * logp_BT
     if config.loss_type == "sapo":
         better, worse = (torch.full_like(ratio_BT, value) for value in SAPO_TEMPERATURES)
         heat_BT = torch.where(advantages_BT > 0, better, worse)
         return -4 / heat_BT * torch.sigmoid(heat_BT * (ratio_BT - 1)) * advantages_BT
-    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.epsilon_high)
+    clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.clip_above)
     capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
     return -torch.min(capped_BT * advantages_BT, clipped_BT * advantages_BT)
 
@@ -99,10 +99,10 @@ def token_loss(
 def clip_bounds(config: ResolvedConfig) -> tuple[float, float]:
     """The ratios below and above which a token's gradient is cut, for the metrics."""
     if config.loss_type == "cispo":
-        return 0.0, config.epsilon_high
+        return 0.0, config.clip_above
     if config.loss_type == "sapo":
         return 0.0, math.inf
-    return 1 - config.epsilon, 1 + config.epsilon_high
+    return 1 - config.epsilon, 1 + config.clip_above
 
 
 def k3(log_ratio: torch.Tensor) -> torch.Tensor:

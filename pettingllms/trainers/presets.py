@@ -20,8 +20,10 @@ EMBEDDED: dict[str, Any] = {
     "max_steps": 100,
     "warmup_steps": 0,
     "max_completion_length": 96,
-    "tokens_per_batch": 4096,
+    "tokens_per_batch": 1024,
     "gradient_checkpointing": False,
+    "num_iterations": 1,
+    "epsilon_high": None,
     "eval_steps": 20,
     "eval_tasks": 100,
     "save_steps": 10,
@@ -35,6 +37,8 @@ LARGE: dict[str, Any] = {
     "max_completion_length": 2048,
     "tokens_per_batch": 16_384,
     "gradient_checkpointing": True,
+    "num_iterations": 1,
+    "epsilon_high": None,
     "eval_steps": 10,
     "eval_tasks": 100,
     "save_steps": 10,
@@ -62,6 +66,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
     values |= {name: defaults[name] for name in missing}
+    if values.get("epsilon_high", config.epsilon_high) is None:
+        values["epsilon_high"] = config.clip_above
     own = {
         policy: {**_following(config, given, defaults, env), **given}
         for policy, given in config.mapping("policy_settings").items()
@@ -118,6 +124,8 @@ def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         defaults = EMBEDDED | dict(own)
         if config.full:
             defaults["learning_rate"] /= 10
+        if config.loss_type == "cispo":
+            defaults["epsilon_high"] = None  # another quantity there: the largest ratio itself
     else:
         defaults = LARGE | (LARGE_FULL if config.full else {})
     return defaults if config.max_tokens is None else defaults | {"max_steps": TOKEN_STEPS}

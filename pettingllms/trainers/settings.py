@@ -187,7 +187,7 @@ def check_loss(settings: Any) -> None:
             "loss_norm=roots goes with loss_type grpo, sapo or dr_grpo, which average over "
             f"completions, got {kind}, which averages over tokens"
         )
-    if kind == "cispo" and high < 1:
+    if kind == "cispo" and high is not None and high < 1:
         raise ConfigError(
             f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
         )
