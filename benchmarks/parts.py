@@ -291,6 +291,22 @@ def passes(result: Any) -> Table:
     return ["", *(f"pass@{k}" for k in PASSES)], rows
 
 
+def sweep(pilots: Any) -> Table:
+    """Makes the table of what was swept for coding, from the pilots; the team on test tasks at the end."""
+    scores = {"success": "team", **STORIES["coding"].scores}
+    rows = [
+        [
+            row["training"],
+            str(row["seed"]),
+            f"{row['test']['tokens'] / 1000:,.0f}",
+            *(f"{row['test'][score]:.2f}" for score in scores),
+        ]
+        for row in pilots["rows"]
+        if "swept" in row
+    ]
+    return ["training", "seed", "thousand tokens", *scores.values()], rows
+
+
 def draw(result: Any, path: Path) -> None:
     """Validation success and first replies against generated tokens."""
     environments = result["environments"]

@@ -3,8 +3,9 @@
     python -m benchmarks.revisions 6e5ef56
 
 The earlier revision is checked out into a temporary folder, and both run with the installed libraries. They take turns,
-run by run, each with its own embedded model, one thread and the same settings (`SETTINGS`); environments
-are what each revision has by default. Compared are seconds of a step and of a generated token, since rules of
+run by run, each with its own embedded model and the same settings (`SETTINGS`); environments
+are what each revision has by default. With one thread, the default, work is compared, also where other cores
+are taken; `--threads 0` leaves each revision the cores that it takes by itself, on a machine without other work. Compared are seconds of a step and of a generated token, since rules of
 environments and prompts changed between revisions, and with them how much a step generates. A step is
 the median of those of a run but for the first two; reported are medians of the rounds, and their range.
 """
@@ -43,8 +44,9 @@ def steps(tree: Path, env: str, options: argparse.Namespace, out: Path) -> Mappi
     settings = {**SETTINGS, "env": env, "max-steps": options.steps, "output-dir": out}
     words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     command = [sys.executable, "-m", "pettingllms.cli.train", *words]
-    # One thread each: what is compared is work, and both cores may be taken by something else.
-    place = {"PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0"}
+    place = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+    if options.threads:
+        place["OMP_NUM_THREADS"] = str(options.threads)
     done = subprocess.run(
         command, cwd=tree, env={**os.environ, **place}, capture_output=True, text=True, check=False
     )
@@ -100,6 +102,7 @@ def main() -> None:
     parser.add_argument("--envs", nargs="+", default=["sokoban", "plan_path", "math", "sudoku"])
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a run (default: 10)")
+    parser.add_argument("--threads", type=int, default=1, help="0: as many as each takes by itself")
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.steps <= WARM:

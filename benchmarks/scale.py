@@ -52,7 +52,13 @@ from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 
-SMALL: dict[str, Any] = {"tasks_per_step": 3, "tasks_per_shard": 1, "num_generations": 4}
+SMALL: dict[str, Any] = {
+    "tasks_per_step": 3,
+    "tasks_per_shard": 1,
+    "num_generations": 4,
+    # Coding's own three steps on a rollout could not be streamed.
+    "num_iterations": 1,
+}
 """Settings of a training that is as short as one can be."""
 
 
@@ -327,6 +333,7 @@ def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
         folder, train = Path(name) / "run", [sys.executable, "-m", "pettingllms.cli.train"]
         options = {"max-steps": steps, "eval-steps": 0, "save-steps": 1, "tasks-per-step": 2}
         options |= {"tasks-per-shard": 1, "eval-tasks": 1, "workers": 0 if seed is None else 2}
+        options |= {"num-iterations": SMALL["num_iterations"]}
         words = [*train, "--env", "coding", "--stream-gradients", "--output-dir", str(folder)]
         words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
         while True:

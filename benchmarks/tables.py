@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import peers_report, search_report, speed_tables
+from benchmarks import parts, peers_report, search_report, speed_tables
 from benchmarks.claims import report as claims_report
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.method_table import EXPERIMENTS
@@ -258,6 +258,7 @@ def tables() -> dict[str, Callable[[], str]]:
         found |= {
             f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
         }
+        found["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
     if published("search_team"):

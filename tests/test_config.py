@@ -169,6 +169,16 @@ def test_an_explicit_value_stays(name, embedded):
         assert getattr(config, name) == value
 
 
+def test_the_steps_and_the_clip_range_of_an_environment_give_way_to_explicit_ones():
+    usual = resolve(ATGRPOConfig(env="coding"))
+    assert (usual.num_iterations, usual.epsilon_high) == (3, 0.28)
+    given = resolve(ATGRPOConfig(env="coding", num_iterations=1, epsilon_high=0.2))
+    assert (given.num_iterations, given.epsilon_high) == (1, 0.2)
+    # The largest ratio itself: a clip range of 0.28 would be refused.
+    assert resolve(ATGRPOConfig(env="coding", loss_type="cispo")).epsilon_high == 5.0
+    assert resolve(ATGRPOConfig(env="coding", model="some/model")).num_iterations == 1
+
+
 def test_resolving_twice_changes_nothing():
     once = resolve(ATGRPOConfig())
     assert resolve(once) == once
