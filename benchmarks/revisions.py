@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from benchmarks.measure import publish
 
@@ -64,7 +65,7 @@ def steps(tree: Path, env: str, options: argparse.Namespace, out: Path) -> Mappi
     return medians | {"tokens": tokens, "token": rate}
 
 
-def compare(env: str, earlier: Path, options: argparse.Namespace) -> dict[str, object]:
+def compare(env: str, earlier: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Rounds in which both revisions train in turn."""
     found: dict[str, list[Mapping[str, float]]] = {NOW: [], THEN: []}
     for number in range(options.rounds):
