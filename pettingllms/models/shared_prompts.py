@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from itertools import count
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -110,17 +111,18 @@ def hidden_states(
 
 
 class PackedLayout:
-    """Prompts and completions in one flat list: prompt 1, its completions, prompt 2, its completions...
+    """Prompts and completions in one flat list of tokens, in which each distinct text stands once.
 
     A prompt's tokens see those before them in the prompt. A completion's tokens see the whole
-    prompt and those before them in the completion.
+    prompt and those before them in the completion. Completions of a prompt may have their first
+    tokens in common: what these see is the same.
 
     Attention needs rows of equal length. Rows of similar length are padded together (`alike`), so
     that one long completion does not make all others as long as itself.
 
     Args:
-        prompts: length of each prompt.
-        completions: lengths of the completions of each prompt.
+        prompts: where each prompt stands in the list.
+        completions: for each prompt the places of the tokens of its completions.
         device: where the model is.
         keep_prompts: pad all prompts to one length, and keep their keys and values of each layer in
             `prompt_states`.
@@ -128,34 +130,26 @@ class PackedLayout:
 
     def __init__(
         self,
-        prompts: Sequence[int],
-        completions: Sequence[Sequence[int]],
+        prompts: Sequence[range],
+        completions: Sequence[Sequence[Sequence[int]]],
         device: torch.device,
         *,
         keep_prompts: bool = False,
     ) -> None:
-        prompt_rows: list[range] = []
-        reply_rows: list[range] = []
-        owners: list[int] = []
-        end = 0
-        for u, (length, lengths) in enumerate(zip(prompts, completions, strict=True)):
-            prompt_rows.append(range(end, end + length))
-            end += length
-            for completion in lengths:
-                reply_rows.append(range(end, end + completion))
-                owners.append(u)
-                end += completion
-        parts = [[*range(len(prompts))]] if keep_prompts else alike(prompts)
-        self._parts = [_Part(prompt_rows, reply_rows, owners, part, device) for part in parts]
-        # Where each token of the flat list stands in the padded rows of all parts.
-        order_N = torch.empty(end, dtype=torch.long)
+        # A completion of one token has none that anything follows.
+        replies = [reply for replies in completions for reply in replies if reply]
+        owners = [u for u, replies in enumerate(completions) for reply in replies if reply]
+        parts = [[*range(len(prompts))]] if keep_prompts else alike([len(each) for each in prompts])
+        self._parts = [_Part(prompts, replies, owners, part, device) for part in parts]
+        # Where each token of the flat list stands in the padded rows of all parts; one that is in
+        # several rows has the same value in all of them.
+        places: dict[int, int] = {}
         first = 0
         for part in self._parts:
             for row in part.rows:
-                order_N[row.tokens.start : row.tokens.stop] = (
-                    torch.arange(len(row.tokens)) + first + row.skipped
-                )
+                places.update(zip(row.tokens, count(first + row.skipped), strict=False))
                 first += row.width
+        order_N = torch.tensor([places[token] for token in range(len(places))])
         self._order_N = order_N.to(device)
         self._keep_prompts = keep_prompts
         self.prompt_states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -180,8 +174,8 @@ class PackedLayout:
 class _Row(NamedTuple):
     """One row of padded attention."""
 
-    tokens: range
-    """Positions in the flat list that it computes."""
+    tokens: Sequence[int]
+    """Places in the flat list that it computes."""
     skipped: int
     """Tokens before these whose results are not used."""
     width: int
@@ -192,8 +186,8 @@ class _Part:
     """Prompts of similar length with their completions, in groups of similar length.
 
     Args:
-        prompts: positions of each prompt in the flat list.
-        replies: positions of each completion.
+        prompts: places of each prompt in the flat list.
+        replies: places of each completion, none empty.
         owners: the prompt of each completion.
         members: the prompts of this part.
         device: where the model is.
@@ -202,7 +196,7 @@ class _Part:
     def __init__(
         self,
         prompts: Sequence[range],
-        replies: Sequence[range],
+        replies: Sequence[Sequence[int]],
         owners: Sequence[int],
         members: Sequence[int],
         device: torch.device,

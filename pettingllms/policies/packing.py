@@ -1,7 +1,8 @@
-"""Micro-batches of the update and their forward pass, with every prompt computed once.
+"""Micro-batches of the update and their forward pass, with every distinct text computed once.
 
 The completions of a group share their prompt, so computing it once for all of them saves most of
-the work if prompts are long and completions short. A packed micro-batch is one flat list of
+the work if prompts are long and completions short. Where completions begin alike, so that
+beginning is computed once as well. A packed micro-batch is one flat list of
 tokens, prompt 1, its completions, prompt 2, its completions, and so on, without padding;
 `PackedLayout` decides which token sees which. The numbers are those of separate rows. A model whose
 attention cannot be replaced gets separate ("flat") rows: a prompt and a completion each, padded,
@@ -15,12 +16,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from pettingllms.errors import GroupError
+from pettingllms.models.decoder import Decoder, trains
 from pettingllms.models.head import token_logprobs
 from pettingllms.models.shared_prompts import PackedLayout, hidden_states
 from pettingllms.types import Sample
@@ -88,30 +91,42 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
     used = 0
     # Similar prompts go together, because attention pads them.
     for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
-        costs = {index: _packed_cost(samples[index]) for index in members}
-        whole = len(prompt) + sum(costs.values())
-        if used and used + whole > limit:
+        # Completions that begin alike stand side by side.
+        members.sort(key=lambda index: samples[index].token_ids)
+        own = [samples[index] for index in members]
+        costs = list(map(_packed_cost, [None, *own[:-1]], own))
+        if used and used + len(prompt) + sum(costs) > limit:
             parts.append([])
             used = 0
-        for index in members:
-            cost = costs[index]
+        for index, cost in zip(members, costs, strict=True):
             opened = bool(parts[-1]) and samples[parts[-1][-1]].prompt_ids == prompt
             if used and used + cost > limit:
                 parts.append([])
                 used, opened = 0, False
-            used += cost if opened else cost + len(prompt)
+            used += cost if opened else _packed_cost(None, samples[index]) + len(prompt)
             parts[-1].append(index)
     return [part for part in parts if part]
 
 
-def _packed_cost(sample: Sample) -> int:
-    """Positions that a completion adds to a packed list, in memory.
+def _packed_cost(before: Sample | None, sample: Sample) -> int:
+    """Positions that a completion adds to a packed list behind another of its prompt, in memory.
 
     Attention keeps its prompt's keys and values once for each completion. What a layer keeps of one
     position in all is about eight times as much.
     """
     prompt, completion = len(sample.prompt_ids), len(sample.token_ids)
-    return completion + (prompt + completion) // 8
+    return completion - _begun(before, sample) + (prompt + completion) // 8
+
+
+def _begun(before: Sample | None, sample: Sample) -> int:
+    """Counts the tokens that two completions of a prompt begin with in common.
+
+    Without the last token of either: nothing follows it, so that it is not computed.
+    """
+    if before is None or before.prompt_ids != sample.prompt_ids:
+        return 0
+    pairs = zip(before.token_ids[:-1], sample.token_ids[:-1], strict=False)
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _flat_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
@@ -135,8 +150,7 @@ def _batch(
 ) -> Batch:
     chosen = tuple(samples[index] for index in part)
     if packed:
-        prompts = {sample.prompt_ids for sample in chosen}
-        tokens = sum(map(len, prompts)) + sum(len(sample.token_ids) for sample in chosen)
+        tokens = len(Packed(chosen).ids)
     else:
         left, right = _flat_widths(chosen)
         tokens = len(chosen) * (left + right)
@@ -205,37 +219,60 @@ def _by_completion(batch: Batch, values_M: torch.Tensor) -> torch.Tensor:
     return values_M.new_zeros(batch.mask_BT.shape).masked_scatter(batch.mask_BT, values_M)
 
 
+class Packed:
+    """The flat list of a packed micro-batch.
+
+    Args:
+        samples: completions of the same prompt side by side, and among them those that begin alike.
+    """
+
+    def __init__(self, samples: Sequence[Sample]) -> None:
+        self.ids: list[int] = []
+        self.positions: list[int] = []
+        """Of each token in its own text."""
+        self.prompts: list[range] = []
+        """Where each prompt stands."""
+        self.completions: list[list[list[int]]] = []
+        """For each prompt the places of the tokens of its completions, without the last of each."""
+        self.predicting: list[int] = []
+        """The place before each completion token, one completion after the other."""
+        before: Sample | None = None
+        places: list[int] = []
+        for sample in samples:
+            if before is None or before.prompt_ids != sample.prompt_ids:
+                self.prompts.append(self._add(sample.prompt_ids, 0))
+                self.completions.append([])
+            begun, length = _begun(before, sample), len(sample.prompt_ids)
+            places = [
+                *places[:begun],
+                *self._add(sample.token_ids[begun:-1], length + begun),
+            ]
+            self.completions[-1].append(places)
+            # The prompt's last token predicts the first one of every completion.
+            self.predicting += [self.prompts[-1][-1], *places]
+            before = sample
+
+    def _add(self, tokens: Sequence[int], position: int) -> range:
+        start = len(self.ids)
+        self.ids += tokens
+        self.positions += range(position, position + len(tokens))
+        return range(start, len(self.ids))
+
+
 def _packed_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """`completion_states` from one row in which each prompt stands once."""
-    prompts: list[int] = []
-    completions: list[list[int]] = []
-    ids: list[int] = []
-    positions: list[int] = []
-    predicting: list[int] = []
-    last = -1
-    current: tuple[int, ...] = ()
-    for sample in batch.samples:
-        prompt, completion = sample.prompt_ids, sample.token_ids
-        if prompt != current:
-            current = prompt
-            prompts.append(len(prompt))
-            completions.append([])
-            ids += prompt
-            positions += range(len(prompt))
-            last = len(ids) - 1
-        # The prompt's last token predicts the first one of every completion.
-        predicting += [last, *range(len(ids), len(ids) + len(completion) - 1)]
-        completions[-1].append(len(completion))
-        ids += completion
-        positions += range(len(prompt), len(prompt) + len(completion))
-    device = batch.mask_BT.device
-    states = hidden_states(
-        model,
-        PackedLayout(prompts, completions, device),
-        torch.tensor([ids], device=device),
-        torch.tensor([positions], device=device),
+    """`completion_states` from one row in which each distinct text stands once."""
+    packed, device = Packed(batch.samples), batch.mask_BT.device
+    layout = PackedLayout(packed.prompts, packed.completions, device)
+    ids_N, position_N, predicting_M = (
+        torch.tensor(each, device=device)
+        for each in (packed.ids, packed.positions, packed.predicting)
     )
-    return states[0, torch.tensor(predicting, device=device)]
+    if trains(model):
+        decoder = Decoder(model, max(packed.positions) + 1)
+        # Completions that begin alike are predicted from the same states.
+        wanted_U, state_M = predicting_M.unique(return_inverse=True)
+        return decoder.hidden(ids_N, position_N, layout, wanted_U).index_select(0, state_M)
+    return hidden_states(model, layout, ids_N[None], position_N[None])[0, predicting_M]
 
 
 def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:

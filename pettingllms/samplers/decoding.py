@@ -15,13 +15,14 @@ vocabulary.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import Protocol
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from pettingllms.models.next_token import NextToken, known
+from pettingllms.models.decoder import Decoder, known
 from pettingllms.models.shared_prompts import PackedLayout, forward
 
 _SPARE = 32
@@ -92,7 +93,7 @@ class SharedDecoding:
     ) -> None:
         self._model, self._prompts, self._most = model, prompts, most
         longest = max(map(len, prompts)) + new
-        self._next = NextToken(model, longest) if known(model) else None
+        self._next = Decoder(model, longest) if known(model) else None
         device = model.device
         self._owner_R = torch.arange(len(prompts), device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -108,10 +109,12 @@ class SharedDecoding:
         """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
         device = self._model.device
         lengths = [len(prompt) for prompt in self._prompts]
-        layout = PackedLayout(lengths, [()] * len(lengths), device, keep_prompts=True)
+        ends = list(accumulate(lengths))
+        places = [range(end - length, end) for end, length in zip(ends, lengths, strict=True)]
+        layout = PackedLayout(places, [()] * len(places), device, keep_prompts=True)
         ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
         position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
-        last_U = torch.tensor(lengths, device=device).cumsum(0) - 1
+        last_U = torch.tensor(ends, device=device) - 1
         if self._next is not None:
             logits_UV = self._next.text(ids_N, position_N, layout, last_U)
         else:

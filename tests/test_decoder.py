@@ -1,4 +1,4 @@
-"""Decoding calls the decoder's operations itself: the same logits, in less time."""
+"""Sampling and the update call the decoder's operations themselves: the same numbers, in less time."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -16,9 +17,11 @@ from transformers import (
 )
 
 from pettingllms.models import EMBEDDED
-from pettingllms.models.next_token import known
+from pettingllms.models.decoder import known, trains
+from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.samplers.decoding import SharedDecoding
+from pettingllms.types import Sample
 
 torch.set_num_threads(1)
 PROMPTS = [tuple(range(5, 45)), tuple(range(9, 26)), tuple(range(4, 61))]
@@ -118,3 +121,87 @@ def test_a_decoder_that_somebody_listens_to_is_called_itself():
     assert SharedDecoding(model, PROMPTS, *LIMITS)._next is None
     handle.remove()
     assert SharedDecoding(model, PROMPTS, *LIMITS)._next is not None
+
+
+SAMPLES = [
+    Sample((5, 6, 7), (9, 8, 7, 6), (-1.0,) * 4, 1.0),
+    Sample((5, 6, 7), (9, 8, 3), (-1.0,) * 3, -0.5),
+    Sample((20, 21), (11, 12), (-1.0,) * 2, 0.5),
+]
+
+
+def gradients(model):
+    """Log-probabilities of `SAMPLES`, and the gradients of a weighted sum of them."""
+    (batch,) = microbatches(SAMPLES, 1000, packed=True)
+    logprobs, _ = batch_logprobs(model, batch)
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    found = torch.autograd.grad(logprobs.sin().sum(), list(trained.values()), allow_unused=True)
+    return logprobs.detach(), dict(zip(trained, found, strict=True))
+
+
+def by_modules(model):
+    """The same through transformers' and PEFT's modules: one that is listened to is called itself."""
+    handle = model.model.layers[0].register_forward_hook(lambda *_: None)
+    assert not trains(model)
+    found = gradients(model)
+    handle.remove()
+    assert trains(model)
+    return found
+
+
+def adapted(model, **config):
+    """Injects two adapters with random weights, of which the second is active."""
+    torch.manual_seed(3)
+    one, two = (LoraConfig(r=4, lora_alpha=12, init_lora_weights=False, **config) for _ in range(2))
+    peft = get_peft_model(model, one, adapter_name="one")
+    peft.add_adapter("two", two)
+    peft.set_adapter("two")
+    return peft
+
+
+TARGETS: dict[str, dict[str, Any]] = {
+    "all": {"target_modules": "all-linear"},
+    "some": {"target_modules": ["q_proj", "v_proj", "up_proj"]},
+    "rslora": {"target_modules": "all-linear", "use_rslora": True},
+    "dora": {"target_modules": "all-linear", "use_dora": True},
+}
+
+
+@pytest.mark.parametrize("targets", TARGETS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_adapters_are_those_of_the_modules(family, targets):
+    model = prepared(random_model(family))
+    adapted(model, **TARGETS[targets])
+    ours, theirs = gradients(model), by_modules(model)
+    torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
+    assert sum(each is not None for each in ours[1].values()) > 6
+    torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-4)
+    assert all(".one." not in name for name in ours[1])
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gradients_of_whole_models_are_those_of_the_modules(family):
+    model = prepared(random_model(family))
+    ours, theirs = gradients(model), by_modules(model)
+    torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_without_its_adapters_a_model_is_its_base():
+    model = prepared(random_model("qwen3"))
+    (batch,) = microbatches(SAMPLES, 1000, packed=True)
+    before, _ = batch_logprobs(model, batch)
+    peft = adapted(model, target_modules="all-linear")
+    assert not torch.equal(batch_logprobs(model, batch)[0], before)
+    with peft.disable_adapter():
+        assert torch.equal(batch_logprobs(model, batch)[0], before)
+
+
+def test_other_precisions_and_activations_that_are_computed_again_are_left_to_the_modules():
+    model = prepared(random_model("qwen3"))
+    assert trains(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not trains(model)
+    model.gradient_checkpointing_enable()
+    assert not trains(model.train())
+    assert not trains(prepared(random_model("qwen3", torch.bfloat16)))

@@ -1,14 +1,14 @@
-"""The decoder's computation in sampling, without what modules add to every call.
+"""The decoder's computation without what modules add to every call, for sampling and for the update.
 
-A small model's step of decoding is mostly Python: decorators, hooks, keyword arguments, masks that are
-not used. For the decoders in `KNOWN`, which differ in little, the same operations are called here one
-after the other on the weights themselves. Other decoders are called as they are.
+A small model's pass is mostly overhead: decorators, hooks, keyword arguments, masks that are not used,
+adapters beside their layers. For the decoders in `KNOWN`, which differ in little, the same operations
+are called here one after the other on the weights themselves. Other decoders are called as they are.
 
-In float32 on a CPU, matrices that read the same states are one matrix if they are small, a norm is four
-operations in place of six, and sines of positions are computed once for all steps. Logits differ from
-the modules' own by rounding.
+In float32 on a CPU, small matrices that read the same states are one matrix, adapters are part of the
+matrices (`pettingllms.models.adapted`), and sines of positions are computed once for all steps.
+Logits differ from the modules' own by rounding.
 
-Shapes: `_R` tokens, one for each row of a step or all of several prompts, `_X` hidden size, `_H` query
+Shapes: `_R` tokens, one for each row of a step or all of several texts, `_X` hidden size, `_H` query
 heads, `_h` key-value heads, `_D` head size, `_L` positions, `_V` vocabulary.
 """
 
@@ -28,24 +28,36 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from pettingllms.models.adapted import SMALL, Layers, RootMeanSquareNorm, exact, part_of
 from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import Layout
 
 KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
-_SMALL = 1 << 20
-"""Weights of a matrix that is copied to become a part of a larger one."""
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
 def known(model: PreTrainedModel) -> bool:
-    """Whether `NextToken` computes what the model does: its type is known, and nothing listens in."""
+    """Whether `Decoder` computes what the model does: its type is known, and nothing listens in."""
     return type(model) in KNOWN and not any(
         module._forward_hooks or module._forward_pre_hooks for module in model.modules()
     )
 
 
-class NextToken:
-    """The decoder of a model, for one more token of every row or for whole prompts.
+def trains(model: PreTrainedModel) -> bool:
+    """Whether the update should use `Decoder`.
+
+    It pays for small matrices in float32 on a CPU. Where activations are computed again in the
+    backward pass, or in another precision, modules know how.
+    """
+    recomputed = model.training and model.is_gradient_checkpointing
+    if recomputed or torch.is_autocast_enabled("cpu") or not known(model):
+        return False
+    decoder: Any = model.base_model
+    return all(exact(each) and each.numel() <= SMALL for each in decoder.layers[0].parameters())
+
+
+class Decoder:
+    """The decoder of a model, for one more token of every row or for whole texts.
 
     Args:
         model: one of `KNOWN`, in evaluation mode; later changes of its weights may go unnoticed.
@@ -68,7 +80,7 @@ class NextToken:
 
     def step(self, token_R: torch.Tensor, position_R: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Logits `_RV` of what follows one more token a row; `layout` computes the attention."""
-        return self._logits(self._states(token_R, position_R, layout, one_text=False))
+        return logits(self._model, self._norm(self._states(token_R, position_R, layout)))
 
     def text(
         self,
@@ -78,19 +90,40 @@ class NextToken:
         last_U: torch.Tensor,
     ) -> torch.Tensor:
         """Logits `_UV` of what follows the tokens `last_U` of a flat list, which `layout` divides."""
-        return self._logits(self._states(token_R, position_R, layout, one_text=True)[last_U])
+        return logits(self._model, self.hidden(token_R, position_R, layout, last_U))
+
+    def hidden(
+        self,
+        token_R: torch.Tensor,
+        position_R: torch.Tensor,
+        layout: Layout,
+        wanted_U: torch.Tensor,
+    ) -> torch.Tensor:
+        """Last hidden states `_UX` of the tokens `wanted_U` of a flat list, which `layout` divides."""
+        return self._norm(self._states(token_R, position_R, layout, wanted_U))
 
     def _states(
-        self, token_R: torch.Tensor, position_R: torch.Tensor, layout: Layout, *, one_text: bool
+        self,
+        token_R: torch.Tensor,
+        position_R: torch.Tensor,
+        layout: Layout,
+        wanted_U: torch.Tensor | None = None,
     ) -> torch.Tensor:
+        """States after the last layer: of one token a row, or `_UX` of those wanted of a flat list."""
         states_RX: torch.Tensor = self._embed(token_R)
         turn = self._cos_L1D[position_R], self._sin_L1D[position_R]
         for number, layer in enumerate(self._layers):
-            states_RX = layer(number, states_RX, turn, layout, one_text)
+            # Of the last layer's outputs nothing but those wanted is read.
+            last = number == len(self._layers) - 1
+            states_RX = layer(
+                number,
+                states_RX,
+                turn,
+                layout,
+                one_text=wanted_U is not None,
+                wanted_U=wanted_U if last else None,
+            )
         return states_RX
-
-    def _logits(self, states_RX: torch.Tensor) -> torch.Tensor:
-        return logits(self._model, self._norm(states_RX))
 
 
 class _Block:
@@ -116,7 +149,9 @@ class _Block:
         states_RX: torch.Tensor,
         turn: tuple[torch.Tensor, torch.Tensor],
         layout: Layout,
+        *,
         one_text: bool,
+        wanted_U: torch.Tensor | None,
     ) -> torch.Tensor:
         rows, (cos_R1D, sin_R1D) = states_RX.shape[0], turn
         heads = self._project(self._before(states_RX)).view(rows, -1, self._size)
@@ -130,12 +165,18 @@ class _Block:
             part.transpose(0, 1)[None] if one_text else part[:, :, None] for part in parts
         )
         out = layout.attend(number, query, key, value, self._scale)
-        states_RX = states_RX + self._out(out.reshape(rows, -1))
+        out_RX = out.reshape(rows, -1)
+        if wanted_U is not None:
+            states_RX, out_RX = states_RX[wanted_U], out_RX[wanted_U]
+        states_RX = states_RX + self._out(out_RX)
         gate, up = self._gate_and_up(self._between(states_RX)).chunk(2, -1)
         return states_RX + self._down(self._act(gate) * up)
 
 
 def _linear(module: nn.Module) -> Apply:
+    part = part_of(module)
+    if part is not None:
+        return Layers([part])
     if type(module) is not nn.Linear:
         return module
     weight, bias = module.weight, module.bias
@@ -144,47 +185,26 @@ def _linear(module: nn.Module) -> Apply:
 
 def _side_by_side(modules: Sequence[nn.Module]) -> Apply:
     """Returns a function for the outputs of linear layers in one tensor, one after the other."""
-    plain = [module for module in modules if type(module) is nn.Linear]
-    if len(plain) == len(modules) and all(
-        _exact(each.weight) and each.weight.numel() <= _SMALL and each.bias is None
-        for each in plain
-    ):
-        weight = torch.cat([each.weight for each in plain])
-        return lambda states: F.linear(states, weight)
-    parts = [_linear(module) for module in modules]
-    return lambda states: torch.cat([part(states) for part in parts], -1)
+    found = [part_of(module) for module in modules]
+    parts = [part for part in found if part is not None]
+    if len(parts) == len(modules):
+        return Layers(parts)
+    several = [_linear(module) for module in modules]
+    return lambda states: torch.cat([each(states) for each in several], -1)
 
 
 def _norm(module: Any) -> Apply:
     """Returns the norm's own module, or something faster where nothing is rounded to less."""
-    if not _exact(module.weight):
+    weight, epsilon = module.weight, module.variance_epsilon
+    if not exact(weight) or (weight.requires_grad and torch.is_grad_enabled()):
         return module  # type: ignore[no-any-return]
-    return _scaled(module.weight, module.variance_epsilon)
-
-
-def _scaled(weight: torch.Tensor, epsilon: float) -> Apply:
-    """Returns the norm over the root of mean squares, x / sqrt(|x|^2 / n + epsilon) * weight.
-
-    On a CPU PyTorch's `rms_norm` is six operations, one after the other; these are four.
-    """
-    count = weight.shape[-1]
-    weight, least = weight * count**0.5, torch.tensor((count * epsilon) ** 0.5)
-
-    def apply(states: torch.Tensor) -> torch.Tensor:
-        length = torch.linalg.vector_norm(states, dim=-1, keepdim=True)
-        return (states / torch.hypot(length, least)).mul_(weight)
-
-    return apply
+    return RootMeanSquareNorm(weight, epsilon)
 
 
 def _head_norm(query: Any, key: Any, heads: int, few: int) -> Apply:
     """Returns a function for the norm of queries and keys that stand behind each other."""
-    if not _exact(query.weight) or query.variance_epsilon != key.variance_epsilon:
+    trained = query.weight.requires_grad and torch.is_grad_enabled()
+    if trained or not exact(query.weight) or query.variance_epsilon != key.variance_epsilon:
         return lambda states: torch.cat([query(states[:, :heads]), key(states[:, heads:])], 1)
     weight = torch.cat([query.weight.expand(heads, -1), key.weight.expand(few, -1)])
-    return _scaled(weight, query.variance_epsilon)
-
-
-def _exact(weight: torch.Tensor) -> bool:
-    """Whether this is where other functions are as exact as the modules, and where they save time."""
-    return weight.dtype == torch.float32 and weight.device.type == "cpu"
+    return RootMeanSquareNorm(weight, query.variance_epsilon)
