@@ -414,8 +414,9 @@ def test_gradient_checkpointing_trains_and_samples(model_dir):
         policies.logprobs("a", batch)[0].sum().backward()
         grads.append([p.grad for p in policies.parameters("a")])
         sample(policies)
+    # What is computed again is computed by modules, which round in another order.
     for left, right in zip(*grads, strict=True):
-        torch.testing.assert_close(left, right)
+        torch.testing.assert_close(left, right, atol=1e-4, rtol=1e-4)
 
 
 def test_an_untied_model_with_its_own_settings_works_as_well(tmp_path):
