@@ -70,8 +70,8 @@ use, can differ from one run to the next.
 # Arguments
 
 `dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
-(`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
-a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
+(`pettingllms.data.coding_schemas`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
+a hub id (`org/name`), or a folder. Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
 `agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `families`: what generated problems are about, any of
 `numbers`, `words` and `arithmetic`. `split`: `train`, `val` or `test`.
