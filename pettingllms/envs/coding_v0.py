@@ -188,6 +188,7 @@ class raw_env(TeamEnv):
         "epsilon_high": 0.28,
     }
     reset_options = ("question",)
+    default_limits = LIMITS
     team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
     def __init__(
@@ -393,7 +394,9 @@ class raw_env(TeamEnv):
 
     def _limits_of(self, task: CodingTask, share: float = 1.0) -> Limits:
         # Not of the clock, which says how busy the machine is: a right test would count as wrong.
-        whole = self._limits(LIMITS, task.limits)
+        whole = self.limits
+        if task.limits:
+            whole = self._settings.limits_over(self.default_limits, task.limits)
         return replace(whole, cpu_s=share * whole.cpu_s)
 
     def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Matrix:
