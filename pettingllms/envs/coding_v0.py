@@ -104,7 +104,7 @@ from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome, without_thought
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score
 from pettingllms.envs.coding_text import (
     Attempt,
@@ -119,6 +119,7 @@ from pettingllms.envs.coding_text import (
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
+from pettingllms.envs.thinking import without_thought
 from pettingllms.sandbox import Limits, RunResult
 from pettingllms.sandbox.together import SharedRuns
 
