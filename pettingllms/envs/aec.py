@@ -1,4 +1,4 @@
-"""Any PettingZoo AEC environment: found by name or path, copied, and read the way the trainer does.
+"""Any PettingZoo AEC environment: found by name or path, copied, and read as text.
 
 Environments of this package promise more than PettingZoo asks for (`TextEnv`). The functions
 here ask for less, so that a third party's environment can be trained on unchanged: a PettingZoo

@@ -36,6 +36,7 @@ from pettingllms.types import (
 
 AnyEnv = AECEnv[Any, Any, Any]
 PlayedEnv = TextEnv | ForeignEnv
+"""What copies itself, is stepped with several replies at once, and has a text for each agent."""
 Paid = Mapping[str, float]
 """Agent -> what it was paid at one decision."""
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
