@@ -14,9 +14,9 @@ from pettingllms.envs import (
     load_env,
     next_agent,
     observe_text,
-    step_result,
 )
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
+from pettingllms.rollout.episode import step_result
 from pettingllms.types import role_of
 from tests import foreign_env, toy_env
 

@@ -302,7 +302,7 @@ def counting(sandbox, tmp_path):
         env.reset(seed=0)
         ran: list[tuple[list[str], list[str], float]] = []
 
-        env._sandbox = Counting(sandbox, ran)
+        env.sandbox = Counting(sandbox, ran)
         return env, ran
 
     return make

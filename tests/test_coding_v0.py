@@ -599,7 +599,7 @@ def test_a_sandbox_that_fails_is_an_error_and_never_a_reward(play):
     env = play()
     with open_sandbox("embedded", workers=1) as closed:
         pass
-    env._sandbox = closed
+    env.sandbox = closed
     for reply, unread in ((RIGHT, NO_TEST), (checks(("3", "3")), NO_TEST)):
         before = (env.transcript, env.infos, env.agent_selection, env.rewards)
         with pytest.raises(SandboxUnavailable):

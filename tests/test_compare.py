@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.grading.outputs import same_output, same_value
+from pettingllms.data.coding import same_output, same_value
 
 # Printed text
 

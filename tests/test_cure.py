@@ -171,7 +171,7 @@ def test_a_failing_sandbox_is_no_verdict(tmp_path: Path, sandbox: Sandbox) -> No
 
     env = made(tmp_path, sandbox)
     env.reset(seed=0)
-    env._sandbox = Failing(sandbox)
+    env.sandbox = Failing(sandbox)
     with pytest.raises(SandboxUnavailable, match="gone"):
         env.cross([code(RIGHT), code(WRONG)], [checks(("1", "1"))])
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.data import asserts, coding
-from pettingllms.data.coding import as_row, passes, prepared, run_inputs, run_tests, verified
-from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.coding import passes, prepared, run_inputs, run_tests, verified
+from pettingllms.data.coding_schemas import as_row, load_tasks
 from pettingllms.data.rows import RowError
 from pettingllms.envs import coding_v0
 from pettingllms.errors import DatasetError

@@ -8,9 +8,9 @@ from pettingllms.data import hub
 from pettingllms.data.board_files import LEVEL_FILES
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.dataset import load
+from pettingllms.data.hub import local
 from pettingllms.data.math import PROBLEMS, load_problems
 from pettingllms.data.overlap import overlap
-from pettingllms.data.rows import local
 from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.errors import DatasetError
 from tests.datasets_fixtures import FOLDER, write

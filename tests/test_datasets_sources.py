@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pettingllms.data.board_files import LEVEL_FILES
 from pettingllms.data.dataset import Kind, load, normal_text
+from pettingllms.data.hub import local, split_of_name
 from pettingllms.data.math import PROBLEMS, load_problems
-from pettingllms.data.rows import local
-from pettingllms.data.splits import checksum_split, split_of_name
+from pettingllms.data.splits import checksum_split
 from pettingllms.errors import DatasetError
 from tests.datasets_fixtures import write, write_parquet
 

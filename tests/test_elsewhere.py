@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-from pettingllms.envs.aec import load_env, next_agent, observe_text, step_result
+from pettingllms.envs.aec import load_env, observe_text
+from pettingllms.envs.base import next_agent
+from pettingllms.rollout.episode import step_result
 from pettingllms.samplers.vllm_process import free_port
 from pettingllms.types import role_of
 from tests.api_stub import stubbed

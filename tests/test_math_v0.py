@@ -533,7 +533,7 @@ def test_candidates_are_run_together_and_cannot_touch_each_other(play):
             calls.append(list(programs))
             return given.run(programs, cases, **options)
 
-    env._sandbox = Counting()
+    env.sandbox = Counting()
     spoil = "import builtins\nbuiltins.print = lambda *a: None\nimport sys\nsys.stdout.write('8')"
     twins = env.branch([code(spoil), say(9), "?", say(9), code("1/0")])
     assert calls == [[spoil, "print(9)", "1/0"]]
@@ -545,7 +545,7 @@ def test_a_sandbox_that_fails_is_an_error_and_never_a_reward(play):
     env = play()
     with open_sandbox("embedded", workers=1) as closed:
         pass
-    env._sandbox = closed
+    env.sandbox = closed
     before = (env.transcript, env.infos, env.rewards)
     with pytest.raises(SandboxUnavailable):
         env.step(say(9))

@@ -21,10 +21,9 @@ pytest.importorskip("docker", reason="the docker extra is not installed")
 from pettingllms.cli import sandbox as command
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, docker, docker_image
-from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.docker import ContainerChannel, DockerSandbox
 from pettingllms.sandbox.selfcheck import GROUPS, Behavior
-from pettingllms.sandbox.workers import WorkerConnection
 from tests import engine as engines
 from tests.behaviors import ALL
 
@@ -103,10 +102,9 @@ def test_without_namespaces_programs_have_the_containers_tmp_emptied_in_between(
     write = "open('/tmp/x', 'w').write('1'); print(open('x').read())"
     with PooledSandbox(
         lambda: WorkerConnection(
-            ContainerChannel(engine, docker_image.image_name(), command, host)
+            ContainerChannel(engine, docker_image.image_name(), command, host), "docker"
         ),
         1,
-        where="docker",
     ) as sandbox:
         rows = sandbox.run([write, "import os; print(os.listdir('/tmp'))"], [Case()])
         assert sandbox.isolation == ("docker", "landlock", "seccomp")
@@ -198,11 +196,11 @@ def test_a_killed_container_is_replaced(engine: Any, own: DockerSandbox):
 def test_a_paused_container_is_replaced(
     engine: Any, own: DockerSandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("pettingllms.sandbox.workers.GRACE_S", 0.3)
+    monkeypatch.setattr("pettingllms.sandbox.client.GRACE_S", 0.3)
     first = container(own)
     with contextlib.closing(engine()) as client:
         client.api.pause(first)
-    monkeypatch.setattr("pettingllms.sandbox.workers.START_S", 30.0)
+    monkeypatch.setattr("pettingllms.sandbox.client.START_S", 30.0)
     [[result]] = own.run(["print(1)"], [Case()], limits=Limits(wall_s=1.0))
     assert result.stdout == "1\n"
     assert eventually(lambda: first not in ours(engine))

@@ -17,10 +17,10 @@ import pytest
 
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox
-from pettingllms.sandbox import workers as workers_module
-from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox import client as client_module
+from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
+from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually, running
 
@@ -85,7 +85,7 @@ sys.stdin.read()
 """
     connection = WorkerConnection(ProcessChannel((sys.executable, "-c", worker), {}))
     with contextlib.closing(connection), pytest.raises(WorkerLost, match="lengths are wrong"):
-        list(connection.ask({"limits": {"output_kib": 1}}, [], 5.0))
+        list(connection.ask({"limits": {"output_kib": 1}, "runs": [0, 0]}, [], 5.0))
 
 
 def test_a_program_killed_from_outside_is_no_verdict(sandbox: PooledSandbox):
@@ -136,7 +136,7 @@ def test_a_worker_that_is_lost_twice_raises(sandbox: PooledSandbox):
 def test_a_worker_that_falls_silent_is_replaced(
     sandbox: PooledSandbox, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(workers_module, "GRACE_S", 1.5)
+    monkeypatch.setattr(client_module, "GRACE_S", 1.5)
     first = only_worker(sandbox)
     for pid in descendants(first.pid):
         os.kill(pid, signal.SIGSTOP)

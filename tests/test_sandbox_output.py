@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
-from pettingllms.sandbox import client as client_module
-from pettingllms.sandbox.client import RunPlan, RunProgress
+from pettingllms.sandbox import types as types_module
+from pettingllms.sandbox.types import RunPlan, RunProgress
 from tests.kernel import needs_namespaces
 
 
@@ -40,7 +40,7 @@ RESULTS = st.lists(
 @given(RESULTS, RESULTS, st.booleans(), st.randoms())
 def test_what_is_dropped_depends_on_no_order(first, second, end, rng):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(client_module, "MAX_OUTPUT_BYTES", 100)
+        patch.setattr(types_module, "MAX_OUTPUT_BYTES", 100)
         runs = [first[: len(second)], second[: len(first)]]
         in_order = play(runs, end, sorted)
         assert play(runs, end, lambda pairs: rng.sample(pairs, len(pairs))) == in_order
@@ -75,7 +75,7 @@ def play(runs: Sequence[Sequence[tuple[str, int]]], end: bool, arrange):
 def test_a_program_that_prints_without_end_does_not_touch_the_others(
     workers: int, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(client_module, "MAX_OUTPUT_BYTES", 1 << 20)
+    monkeypatch.setattr(types_module, "MAX_OUTPUT_BYTES", 1 << 20)
     programs = ["print('x' * 200_000)", "print(1)"]
     with open_sandbox("embedded", workers) as sandbox:
         loud, quiet = sandbox.run(programs, [Case()] * 6)

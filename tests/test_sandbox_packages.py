@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from pettingllms.sandbox import Case, Limits
-from pettingllms.sandbox.client import RunPlan
+from pettingllms.sandbox.client import WorkerConnection
 from pettingllms.sandbox.embedded import ENVIRONMENT, FLAGS, WORKER_MAIN
-from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
+from pettingllms.sandbox.types import RunPlan
+from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 
 PROGRAM = "import {name}; print({name}.where, {name}.part.more)"
 
@@ -59,8 +60,8 @@ def says(
     order = RunPlan.of(programs, [Case()], Limits(), end_at_limit=True)
     request = order.request([(number, 0) for number in range(len(programs))])
     with contextlib.closing(WorkerConnection(ProcessChannel(command, environment))) as link:
-        rows = list(link.ask(*request, wall_s=30.0))
-    return [(row.stdout or row.stderr).decode().strip() for row in rows]
+        results = [result for _, result in link.ask(*request, wall_s=30.0)]
+    return [(result.stdout or result.stderr).strip() for result in results]
 
 
 @pytest.mark.parametrize(

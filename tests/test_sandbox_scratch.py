@@ -29,7 +29,7 @@ from pathlib import Path
 from pettingllms.sandbox import Case
 from pettingllms.sandbox.workers import ProcessChannel
 from pettingllms.sandbox.embedded import EmbeddedSandbox
-from pettingllms.sandbox.workers import WorkerConnection
+from pettingllms.sandbox.client import WorkerConnection
 Path("/tmp/canary/deep").mkdir(parents=True)
 Path("/tmp/canary/deep/file").write_text("alive")
 """

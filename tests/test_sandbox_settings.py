@@ -157,7 +157,7 @@ def test_a_task_of_livecodebench_runs_with_its_own_limits_unless_the_user_says(
     file.write_text(json.dumps(row | {"metadata": "{}"}) + "\n")
     recorder = Recorder()
     env: Any = coding_v0.env(dataset=file, split="test", sandbox=given_keys)
-    env._sandbox = recorder
+    env.sandbox = recorder
     env.reset(seed=0)
     env.step("```python\nprint(0)\n```")
     seen = {(limits.cpu_s, limits.memory_mib) for limits in recorder.limits}
@@ -174,7 +174,7 @@ def test_a_task_of_livecodebench_runs_with_its_own_limits_unless_the_user_says(
 )
 def test_every_environment_with_programs_takes_limits_from_the_settings(name, arguments, reply):
     env: Any = make(name, sandbox={"cpu_s": 0.75, "output_kib": 7}, **arguments)
-    recorder = env._sandbox = Recorder()
+    recorder = env.sandbox = Recorder()
     env.reset(seed=0)
     env.step(reply)
     # Of the attempt to run simple programs in one process, only the CPU limit may be shorter.

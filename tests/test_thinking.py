@@ -7,8 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from pettingllms.envs import load_env
-from pettingllms.envs.base import without_thought
-from pettingllms.envs.thinking import SHOWN_CHARS, shown_thoughts, thought_in
+from pettingllms.envs.thinking import SHOWN_CHARS, shown_thoughts, thought_in, without_thought
 from tests import toy_env
 
 PROGRAM = "```python\nprint(1)\n```"

@@ -29,13 +29,13 @@ from pettingllms.cli.options import CommandParser
 from pettingllms.data import hub
 from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
-from pettingllms.data.coding import CodingTask, as_row, verified
-from pettingllms.data.coding_schemas import TASKS
+from pettingllms.data.coding import CodingTask, verified
+from pettingllms.data.coding_schemas import TASKS, as_row
 from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
 from pettingllms.data.overlap import NGRAM, overlap
 from pettingllms.data.question_schemas import QUESTIONS
-from pettingllms.data.rows import data_files, ending_of, local
+from pettingllms.data.rows import ending_of
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.envs.coding_v0 import LIMITS
@@ -267,7 +267,9 @@ def _guess(source: str) -> Kind[Any]:
         *((kind, False) for kind in KINDS.values()),
         *((kind, True) for kind in KINDS.values()),
     ):
-        fits = data_files(path, kind.endings) if path.is_dir() else ending_of(path) in kind.endings
+        fits = (
+            hub.data_files(path, kind.endings) if path.is_dir() else ending_of(path) in kind.endings
+        )
         readable = bool(fits) or not path.exists()
         try:
             if readable and is_known(kind, hub.locate(source, None, kind.endings), own=own):
@@ -276,7 +278,7 @@ def _guess(source: str) -> Kind[Any]:
             errors.append(error)
     if errors:
         raise errors[0]
-    local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
+    hub.local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
     raise DatasetError(
         f"the rows of {source} are in no schema that is known here; name one with --as: "
         f"{', '.join(_SCHEMAS)}"

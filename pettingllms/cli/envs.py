@@ -34,10 +34,10 @@ from pettingllms.envs.aec import (
     creator_of,
     load_env,
     made_with,
-    next_agent,
     observe_text,
     takes_anything,
 )
+from pettingllms.envs.base import next_agent
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
 from pettingllms.models import SHIPPED, declared_in
 

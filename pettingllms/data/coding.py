@@ -1,21 +1,12 @@
-"""Programming tasks: generated from the grammar or read from rows, with known-wrong programs.
+"""Programming tasks: generated from the grammar, judged by their tests, with known-wrong programs.
 
-A row of a JSONL file of one's own:
+`pettingllms.data.coding_schemas` reads tasks from files and published data sets.
 
-| field | type | meaning |
-|---|---|---|
-| `question` | str | the problem, as shown to both roles |
-| `tests` | list of `{"input": str, "output": str}` | hidden tests; at least one. Or a list of Python statements such as `"assert f((1, 2)) == 3"`, judged as published ones are (`pettingllms.data.asserts`) |
-| `reference` | str | a correct program: it decides whether a generated test is valid |
-| `function` | str, optional | name of the function to call; then `input` is a JSON list of arguments and `output` the JSON return value. Without it, programs read standard input and print |
-| `mutants` | list of str, optional | known-wrong programs; made from the reference where absent |
-| `setup` | str, optional | Python that runs after a program, before the calls of assertions |
-| `split` | `train`, `val` or `test`, optional | see `pettingllms.data.dataset` where absent |
-| `id` | str, optional | the task's id in logs; the line number where absent |
-| `difficulty` | str, optional | for reports by difficulty |
-| `limits` | object, optional | of every test, such as `{"cpu_s": 6}`: fields of `pettingllms.sandbox.Limits` in place of the environment's |
-
-`pettingllms.data.coding_schemas` reads such files, and published data sets, into the same record.
+Programs run in the sandbox and outputs are compared outside of it; programs never see the expected
+ones. Printed text: equal line by line after trailing blanks and trailing empty lines are dropped, else
+token by token, where a token may differ by rounding only if the *expected* one is written as a
+float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
+nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
 
 A tester is worth what its tests catch, so each task needs programs that are wrong in small ways.
 `mutants` makes them with classic mutation operators (DeMillo, Lipton, Sayward 1978,
@@ -30,6 +21,7 @@ from __future__ import annotations
 import ast
 import copy
 import json
+import math
 import random
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -41,26 +33,19 @@ from pettingllms.data import asserts, chains, grammar
 from pettingllms.data.asserts import Run, Test
 from pettingllms.data.chains import Chain
 from pettingllms.data.grammar import Composition
-from pettingllms.data.rows import (
-    Row,
-    RowError,
-    checked_text,
-    label,
-    optional_text,
-    question,
-    shown,
-    text,
-)
+from pettingllms.data.rows import whole_number
 from pettingllms.data.splits import Split
-from pettingllms.errors import ConfigError, DatasetError
-from pettingllms.grading.outputs import same_output, same_value
-from pettingllms.sandbox import Case, Limits, RunResult, Sandbox, SandboxSettings
+from pettingllms.errors import DatasetError
+from pettingllms.sandbox import Case, Limits, RunResult, Sandbox
 from pettingllms.sandbox.together import SharedRuns
 
 HIDDEN_TESTS = 6
 MUTANTS = 6
 _TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
 _AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
+TOLERANCE = 1e-6
+_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _GAP = 12  # tokens that a statement may have between an input and its output
 
 
@@ -192,6 +177,73 @@ def passes(test: Test, result: RunResult, function: str | None) -> bool:
     return same_value(test.output, result.value)
 
 
+def same_output(expected: str, actual: str) -> bool:
+    """Tell whether printed text `actual` counts as `expected`."""
+    expected_lines, actual_lines = _lines(expected), _lines(actual)
+    if expected_lines == actual_lines:
+        return True
+    if len(expected_lines) != len(actual_lines):
+        return False
+    return all(
+        _same_tokens(left.split(), right.split())
+        for left, right in zip(expected_lines, actual_lines, strict=True)
+    )
+
+
+def same_value(expected: str, actual: str | None) -> bool:
+    """Tell whether the JSON value `actual` equals the JSON value `expected`; never raises."""
+    if actual is None:
+        return False
+    try:
+        return _same_json(
+            *(json.loads(text, parse_int=whole_number) for text in (expected, actual))
+        )
+    except (ValueError, RecursionError, OverflowError):  # an integer may be too large for a float
+        return False
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_tokens(expected: list[str], actual: list[str]) -> bool:
+    return len(expected) == len(actual) and all(
+        left == right or _close_text(left, right)
+        for left, right in zip(expected, actual, strict=True)
+    )
+
+
+def _close_text(expected: str, actual: str) -> bool:
+    if len(expected) > 64 or len(actual) > 64:
+        return False
+    if not (_FLOAT.fullmatch(expected) and _NUMBER.fullmatch(actual)):
+        return False
+    return _close(float(expected), float(actual))
+
+
+def _close(expected: float, actual: float) -> bool:
+    return math.isfinite(actual) and math.isclose(
+        expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE
+    )
+
+
+def _same_json(expected: Any, actual: Any) -> bool:
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, float) and isinstance(actual, int | float):
+        return _close(expected, float(actual))
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(map(_same_json, expected, actual))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            _same_json(value, actual[key]) for key, value in expected.items()
+        )
+    return bool(type(expected) is type(actual) and expected == actual)
+
+
 def is_example(question: str, test: Test, function: str | None) -> bool:
     """Returns whether the problem statement shows this test: its input, closely followed by its output.
 
@@ -236,86 +288,6 @@ def _joined(text: str, function: str | None) -> str:
     words = {} if function is None else _AS_JSON
     tokens = (token.removesuffix(".0") for token in _TOKEN.findall(text))
     return " ".join(["", *(words.get(token, token) for token in tokens), ""])
-
-
-def task_of(row: Row, name: str) -> CodingTask:
-    """Makes the task of a row in the schema above; `name` is the default id.
-
-    Raises:
-        RowError: the row does not fit.
-    """
-    asked = question(row, "question")
-    function = text(row, "function") if row.get("function") is not None else None
-    mutants = row.get("mutants", [])
-    if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
-        raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
-    task = CodingTask(
-        id=str(row.get("id", name)),
-        question=asked,
-        tests=_tests(row, function),
-        reference=text(row, "reference"),
-        mutants=tuple(mutants),
-        function=function,
-        difficulty=label(row, "difficulty"),
-        limits=_limits(row),
-        setup=optional_text(row, "setup"),
-    )
-    check_calls(task)
-    return task
-
-
-def _tests(row: Row, function: str | None) -> tuple[Test, ...]:
-    tests = row.get("tests")
-    if not isinstance(tests, list) or not tests:
-        raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
-    if all(isinstance(test, str) for test in tests):
-        if function is None:
-            raise RowError("function", "must name the function that the assertions call")
-        return tuple(asserts.of_list(tests, function, "tests"))
-    found = []
-    for index, test in enumerate(tests):
-        if not isinstance(test, dict):
-            raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
-        given = checked_text(test.get("input"), f"tests[{index}].input")
-        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
-    return tuple(found)
-
-
-def _limits(row: Row) -> tuple[tuple[str, float], ...]:
-    given = row.get("limits")
-    if not given:
-        return ()
-    if not isinstance(given, dict):
-        raise RowError("limits", f"must be an object, got {shown(given)}")
-    try:
-        return SandboxSettings.limits_of(given)
-    except ConfigError as error:
-        raise RowError("limits", str(error)) from error
-
-
-def check_calls(task: CodingTask) -> None:
-    """Checks that tests of a function are assertions, or JSON: a list of arguments, and a value.
-
-    Raises:
-        RowError: they are not, or the name is not an identifier.
-    """
-    if task.function is None:
-        return
-    if not task.function.isidentifier():
-        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
-    if task.asserts:
-        return
-    for index, test in enumerate(task.tests):
-        for field, written in (("input", test.input), ("output", test.output)):
-            try:
-                value = json.loads(written)
-            except (ValueError, RecursionError) as error:
-                raise RowError(f"tests[{index}].{field}", f"is not JSON: {error}") from error
-            if field == "input" and not isinstance(value, list):
-                raise RowError(
-                    f"tests[{index}].input",
-                    f"must be a JSON list of arguments, got {shown(written)}",
-                )
 
 
 _OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
@@ -475,25 +447,3 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
         return f"its reference {failure}"
     wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
     return replace(task, mutants=tuple(wrong))
-
-
-def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
-    """Formats the task as a row that `task_of` reads back unchanged."""
-    row: dict[str, Any] = {
-        "id": task.id,
-        "question": task.question,
-        "tests": [
-            test.output if test.asserts else {"input": test.input, "output": test.output}
-            for test in task.tests
-        ],
-        "reference": task.reference,
-    }
-    optional = {
-        "function": task.function,
-        "mutants": list(task.mutants),
-        "difficulty": task.difficulty,
-        "split": split,
-        "limits": dict(task.limits),
-        "setup": task.setup,
-    }
-    return row | {name: value for name, value in optional.items() if value}

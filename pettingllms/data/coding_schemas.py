@@ -2,7 +2,7 @@
 
 | schema | fields | tests |
 |---|---|---|
-| `tasks` | see `pettingllms.data.coding` | standard input or a function |
+| `tasks` | see below | standard input, a function or assertions |
 | `apps` | question, input_output; solutions, starter_code, difficulty | either |
 | `code_contests` | description, public_tests, private_tests, generated_tests; solutions | standard input |
 | `livecodebench` | question_content, public_test_cases, private_test_cases, metadata | either |
@@ -19,35 +19,43 @@ passes the tests is unknown until it runs. Publishers do not mark tasks with sev
 they are judged by the one output that is given. Assertions are judged by Python
 (`pettingllms.data.asserts`).
 
-LiveCodeBench's private tests are JSON, or JSON in a pickled string in zlib in base64. Unpickling
-executes code, so nothing is unpickled: the only pickle that is accepted is one string, read opcode by
-opcode with `pickletools`, which builds no object. Sizes are bounded before anything is inflated or
-parsed. For any text the result is a list or a `RowError`.
+A row of a file of one's own, `tasks`:
+
+| field | type | meaning |
+|---|---|---|
+| `question` | str | the problem, as shown to both roles |
+| `tests` | list of `{"input": str, "output": str}` | hidden tests; at least one. Or a list of Python statements such as `"assert f((1, 2)) == 3"`, judged as published ones are |
+| `reference` | str | a correct program: it decides whether a generated test is valid |
+| `function` | str, optional | name of the function to call; then `input` is a JSON list of arguments and `output` the JSON return value. Without it, programs read standard input and print |
+| `mutants` | list of str, optional | known-wrong programs; made from the reference where absent |
+| `setup` | str, optional | Python that runs after a program, before the calls of assertions |
+| `split` | `train`, `val` or `test`, optional | see `pettingllms.data.dataset` where absent |
+| `id` | str, optional | the task's id in logs; the line number where absent |
+| `difficulty` | str, optional | for reports by difficulty |
+| `limits` | object, optional | of every test, such as `{"cpu_s": 6}`: fields of `pettingllms.sandbox.Limits` in place of the environment's |
 """
 
 from __future__ import annotations
 
-import base64
-import binascii
-import io
 import json
-import pickletools
-import zlib
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pettingllms.data import asserts, coding
+from pettingllms.data import asserts
 from pettingllms.data.asserts import Test, is_python
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.coding import MUTANTS, CodingTask
 from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
+from pettingllms.data.packed_tests import unpacked
 from pettingllms.data.rows import (
     TABLES,
     Row,
     RowError,
     UnsupportedRow,
     checked_text,
+    dumped,
+    json_object,
     label,
     optional_text,
     parsed,
@@ -56,6 +64,8 @@ from pettingllms.data.rows import (
     text,
 )
 from pettingllms.data.splits import Split
+from pettingllms.errors import ConfigError
+from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.types import MAX_INPUT_BYTES
 
 PYTHON_3 = 3
@@ -67,6 +77,86 @@ class Pair(NamedTuple):
 
     given: Any
     expected: Any
+
+
+def task_of(row: Row, name: str) -> CodingTask:
+    """Makes the task of a row in the schema above; `name` is the default id.
+
+    Raises:
+        RowError: the row does not fit.
+    """
+    asked = question(row, "question")
+    function = text(row, "function") if row.get("function") is not None else None
+    mutants = row.get("mutants", [])
+    if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
+        raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
+    task = CodingTask(
+        id=str(row.get("id", name)),
+        question=asked,
+        tests=_own_tests(row, function),
+        reference=text(row, "reference"),
+        mutants=tuple(mutants),
+        function=function,
+        difficulty=label(row, "difficulty"),
+        limits=_limits(row),
+        setup=optional_text(row, "setup"),
+    )
+    check_calls(task)
+    return task
+
+
+def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
+    tests = row.get("tests")
+    if not isinstance(tests, list) or not tests:
+        raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
+    if all(isinstance(test, str) for test in tests):
+        if function is None:
+            raise RowError("function", "must name the function that the assertions call")
+        return tuple(asserts.of_list(tests, function, "tests"))
+    found = []
+    for index, test in enumerate(tests):
+        if not isinstance(test, dict):
+            raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
+        given = checked_text(test.get("input"), f"tests[{index}].input")
+        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
+    return tuple(found)
+
+
+def _limits(row: Row) -> tuple[tuple[str, float], ...]:
+    given = row.get("limits")
+    if not given:
+        return ()
+    if not isinstance(given, dict):
+        raise RowError("limits", f"must be an object, got {shown(given)}")
+    try:
+        return SandboxSettings.limits_of(given)
+    except ConfigError as error:
+        raise RowError("limits", str(error)) from error
+
+
+def check_calls(task: CodingTask) -> None:
+    """Checks that tests of a function are assertions, or JSON: a list of arguments, and a value.
+
+    Raises:
+        RowError: they are not, or the name is not an identifier.
+    """
+    if task.function is None:
+        return
+    if not task.function.isidentifier():
+        raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
+    if task.asserts:
+        return
+    for index, test in enumerate(task.tests):
+        for field, written in (("input", test.input), ("output", test.output)):
+            try:
+                value = json.loads(written)
+            except (ValueError, RecursionError) as error:
+                raise RowError(f"tests[{index}].{field}", f"is not JSON: {error}") from error
+            if field == "input" and not isinstance(value, list):
+                raise RowError(
+                    f"tests[{index}].input",
+                    f"must be a JSON list of arguments, got {shown(written)}",
+                )
 
 
 def apps(row: Row, name: str) -> CodingTask:
@@ -319,108 +409,26 @@ def _with_starter(asked: str, starter: str) -> str:
     return f"{asked}\n\nStarter code:\n```python\n{starter}\n```" if starter.strip() else asked
 
 
-class _LongInteger(str):
-    """An integer beyond Python's limit for parsing digits, kept as text."""
-
-
-def _whole(digits: str) -> Any:
-    try:
-        return int(digits)
-    except ValueError:
-        return _LongInteger(digits)
-
-
-def json_object(value: object, field: str) -> Mapping[str, Any]:
-    """Returns an object, given as such or as JSON text; it may hold integers of any length.
-
-    Raises:
-        RowError: it is neither.
-    """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, parse_int=_whole)
-        except (ValueError, RecursionError) as error:
-            raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
-    if not isinstance(value, Mapping):
-        raise RowError(field, f"must hold an object, got {shown(value)}")
-    return value
-
-
-def dumped(value: object, field: str) -> str:
-    """Formats a value of `json_object` as JSON text.
-
-    Raises:
-        UnsupportedRow: it has an integer that programs could not read.
-    """
-    if _has_digits(value):
-        raise UnsupportedRow(field.partition("[")[0], "has an integer of more than 4300 digits")
-    return json.dumps(value)
-
-
-def _has_digits(value: object) -> bool:
-    if isinstance(value, list):
-        return any(map(_has_digits, value))
-    if isinstance(value, dict):
-        return any(map(_has_digits, value.values()))
-    return isinstance(value, _LongInteger)
-
-
-MAX_PACKED = 128 << 20
-"""Characters of base64; all tests of the largest problems are a few tens of millions."""
-MAX_INFLATED = 512 << 20
-"""Bytes after zlib."""
-_AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
-_STRINGS = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
-
-
-def unpacked(packed: str, field: str) -> list[Any]:
-    """Unpacks the list of tests in `packed`.
-
-    Raises:
-        RowError: it holds none, is too large, or the pickle is more than a string.
-    """
-    if packed.lstrip()[:1] in ("[", ""):
-        written = packed
-    else:
-        written = _pickled_text(_inflated(packed, field), field)
-    try:
-        tests = json.loads(written)
-    except (ValueError, RecursionError) as error:
-        raise RowError(field, f"does not hold JSON: {str(error)[:80]}") from error
-    if not isinstance(tests, list):
-        raise RowError(field, f"must hold a list of tests, not {type(tests).__name__}")
-    return tests
-
-
-def _inflated(packed: str, field: str) -> bytes:
-    if len(packed) > MAX_PACKED:
-        raise RowError(field, f"has {len(packed)} characters; at most {MAX_PACKED} are read")
-    try:
-        # One byte more than allowed tells a text that is too long from one that just fits.
-        inflater = zlib.decompressobj()
-        data = inflater.decompress(base64.b64decode(packed, validate=True), MAX_INFLATED + 1)
-    except (binascii.Error, ValueError, zlib.error) as error:
-        raise RowError(field, f"is neither JSON nor zlib in base64: {error}") from error
-    if len(data) > MAX_INFLATED:
-        raise RowError(field, f"inflates to more than {MAX_INFLATED} bytes")
-    if not inflater.eof:
-        raise RowError(field, "is neither JSON nor zlib in base64: it ends too early")
-    return data
-
-
-def _pickled_text(data: bytes, field: str) -> str:
-    found: str | None = None
-    try:
-        for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
-            if opcode.name in _STRINGS and found is None:
-                found = str(argument)
-            elif opcode.name == "STOP" and found is not None:
-                return found
-            elif opcode.name not in _AROUND:
-                raise RowError(field, f"is a pickle of more than a string: {opcode.name}")
-    except (ValueError, MemoryError, OverflowError) as error:
-        raise RowError(field, f"is not a pickle: {str(error)[:80]}") from error
-    raise RowError(field, "is a pickle without a string")
+def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
+    """Formats the task as a row that `task_of` reads back unchanged."""
+    row: dict[str, Any] = {
+        "id": task.id,
+        "question": task.question,
+        "tests": [
+            test.output if test.asserts else {"input": test.input, "output": test.output}
+            for test in task.tests
+        ],
+        "reference": task.reference,
+    }
+    optional = {
+        "function": task.function,
+        "mutants": list(task.mutants),
+        "difficulty": task.difficulty,
+        "split": split,
+        "limits": dict(task.limits),
+        "setup": task.setup,
+    }
+    return row | {name: value for name, value in optional.items() if value}
 
 
 def load_tasks(
@@ -441,7 +449,7 @@ def _tests(task: CodingTask) -> Hashable:
 TASKS: Kind[CodingTask] = Kind(
     name="coding",
     schemas={
-        "tasks": Schema("question, tests", {"question", "tests"}.issubset, coding.task_of),
+        "tasks": Schema("question, tests", {"question", "tests"}.issubset, task_of),
         "apps": Schema("question, input_output", {"question", "input_output"}.issubset, apps),
         "code_contests": Schema(
             "description, public_tests",

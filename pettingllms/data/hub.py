@@ -14,6 +14,7 @@ import datetime
 import logging
 import re
 import shutil
+from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -21,16 +22,8 @@ from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
-from pettingllms.data.rows import (
-    TABLES,
-    DataFile,
-    Located,
-    data_files,
-    ending_of,
-    local,
-    of_files,
-)
-from pettingllms.data.splits import Split, split_of_name
+from pettingllms.data.rows import TABLES, DataFile, Located, ending_of
+from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
 _HUB_ID = re.compile(
@@ -44,6 +37,23 @@ _OFFLINE = (
 )
 
 
+_WORDS: dict[str, Split] = {
+    "train": "train",
+    "training": "train",
+    "val": "val",
+    "valid": "val",
+    "validation": "val",
+    "dev": "val",
+    "test": "test",
+}
+_WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])")
+_NOT_ROWS = (
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dataset_dict.json",
+    "state.json",
+    "LICENSE.txt",
+)
 _OPTIONS = ("from", "to", "divide")
 
 _log = logging.getLogger(__name__)
@@ -133,6 +143,52 @@ def _exists(path: Path) -> bool:
         return False
 
 
+def local(path: Path, endings: tuple[str, ...]) -> Located:
+    """Finds a file, or all files in and below a folder that have one of the endings.
+
+    Raises:
+        DatasetError: there is no such file.
+    """
+    known = ", ".join(endings)
+    if path.is_dir():
+        found = data_files(path, endings)
+        if not found:
+            raise DatasetError(f"{path} has no files of rows; known endings: {known}, and .gz")
+        return _of_files(str(path), path, found)
+    if ending_of(path) not in endings:
+        raise DatasetError(
+            f"{path} has an unsupported ending; supported: {known}, each also with .gz, or a "
+            "folder of such files"
+        )
+    if not path.exists():
+        raise DatasetError(f"cannot read {path}: there is no such file")
+    return replace(_of_files(str(path), path.parent, [path]), alone=True)
+
+
+def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
+    """Lists the files of rows in and below a folder, sorted by name."""
+    return sorted(
+        path
+        for path in folder.rglob("*")
+        if ending_of(path) in endings and path.name not in _NOT_ROWS and path.is_file()
+    )
+
+
+def _of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
+    """Makes a data set of files below `root`; each name may state a split."""
+    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in found)
+    splits = {file.split for file in files}
+    return Located(name, files, lends_val="train" in splits and "val" not in splits)
+
+
+def split_of_name(path: Path) -> Split | None:
+    """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
+    for part in reversed(path.with_suffix("").parts):
+        if found := _WORD.search(part.lower()):
+            return _WORDS[found[1]]
+    return None
+
+
 def splits_of(entry: DataSet) -> tuple[Split, ...]:
     """Lists the splits that can be asked for; `val` is lent by `train` where there is no other."""
     if "train" in entry.files and "val" not in entry.files:
@@ -219,7 +275,7 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     if len(configurations) > 1:
         choices = " or ".join(f"{repository}:{name}" for name in configurations)
         raise DatasetError(f"{repository} has several configurations; choose {choices}")
-    return of_files(f"{repository}@{root.name}", root, found)
+    return _of_files(f"{repository}@{root.name}", root, found)
 
 
 def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) -> Path:

@@ -18,14 +18,15 @@ import gzip
 import io
 import json
 import re
+import sys
 import unicodedata
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any, cast
 
-from pettingllms.data.splits import Split, split_of_name
+from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError
 
 Row = Mapping[str, Any]
@@ -160,13 +161,51 @@ def parsed(row: Row, field: str) -> Any:
         raise RowError(field, f"is not JSON: {str(error)[:_SHOWN]}") from error
 
 
-_NOT_ROWS = (
-    "dataset_info.json",
-    "dataset_infos.json",
-    "dataset_dict.json",
-    "state.json",
-    "LICENSE.txt",
-)
+class LongInteger(str):
+    """The digits of an integer that is too long for Python to read by default."""
+
+
+def whole_number(digits: str) -> int | LongInteger:
+    """Reads an integer of JSON, which writes each in one way only: equal digits are equal numbers."""
+    return int(digits) if len(digits.lstrip("-")) <= _MOST_DIGITS else LongInteger(digits)
+
+
+def json_object(value: object, field: str) -> Mapping[str, Any]:
+    """Returns an object, given as such or as JSON text; it may hold integers of any length.
+
+    Raises:
+        RowError: it is neither.
+    """
+    if isinstance(value, str):
+        try:
+            value = json.loads(value, parse_int=whole_number)
+        except (ValueError, RecursionError) as error:
+            raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
+    if not isinstance(value, Mapping):
+        raise RowError(field, f"must hold an object, got {shown(value)}")
+    return value
+
+
+def dumped(value: object, field: str) -> str:
+    """Formats a value of `json_object` as JSON text.
+
+    Raises:
+        UnsupportedRow: it has an integer that programs could not read.
+    """
+    if _has_digits(value):
+        raise UnsupportedRow(field.partition("[")[0], "has an integer of more than 4300 digits")
+    return json.dumps(value)
+
+
+def _has_digits(value: object) -> bool:
+    if isinstance(value, list):
+        return any(map(_has_digits, value))
+    if isinstance(value, dict):
+        return any(map(_has_digits, value.values()))
+    return isinstance(value, LongInteger)
+
+
+_MOST_DIGITS = sys.int_info.default_max_str_digits
 _ROWS_AT_ONCE = 16
 _MOST_LINE = 1 << 30
 _MOST_WHOLE = 64 << 20
@@ -206,47 +245,9 @@ class Located:
     """First and last day of the rows that are meant, as `YYYY-MM-DD`."""
 
 
-def local(path: Path, endings: tuple[str, ...]) -> Located:
-    """Finds a file, or all files in and below a folder that have one of the endings.
-
-    Raises:
-        DatasetError: there is no such file.
-    """
-    known = ", ".join(endings)
-    if path.is_dir():
-        found = data_files(path, endings)
-        if not found:
-            raise DatasetError(f"{path} has no files of rows; known endings: {known}, and .gz")
-        return of_files(str(path), path, found)
-    if ending_of(path) not in endings:
-        raise DatasetError(
-            f"{path} has an unsupported ending; supported: {known}, each also with .gz, or a "
-            "folder of such files"
-        )
-    if not path.exists():
-        raise DatasetError(f"cannot read {path}: there is no such file")
-    return replace(of_files(str(path), path.parent, [path]), alone=True)
-
-
 def ending_of(path: Path) -> str:
     """Returns the ending that says how a file is written: `.jsonl` of `a.jsonl.gz`."""
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
-
-
-def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
-    """Lists the files of rows in and below a folder, sorted by name."""
-    return sorted(
-        path
-        for path in folder.rglob("*")
-        if ending_of(path) in endings and path.name not in _NOT_ROWS and path.is_file()
-    )
-
-
-def of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
-    """Makes a data set of files below `root`; each name may state a split."""
-    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in found)
-    splits = {file.split for file in files}
-    return Located(name, files, lends_val="train" in splits and "val" not in splits)
 
 
 def rows(

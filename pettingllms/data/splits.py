@@ -1,4 +1,4 @@
-"""The three splits, and the rules that assign a task, a text, or a file to one of them.
+"""The three splits, and the rules that assign a task or a text to one of them.
 
 A task is assigned by its *canonical key*: a text that it shares with every task that is the same
 problem in another guise (the steps of a story in another order, a board turned around, digits
@@ -10,15 +10,13 @@ split, so that none of those tasks has moved into test: `coding` (CRC-32 of the 
 and `sokoban` (BLAKE2b of the bare key). Every other domain has a hash of its own.
 
 Rows of a data set have the split that their publisher gave them: a field, or the name of a file
-(`split_of_name`). Where rows without a split are divided, a checksum does it (`checksum_split`).
+(`pettingllms.data.hub`). Where rows without a split are divided, a checksum does it (`checksum_split`).
 """
 
 from __future__ import annotations
 
 import hashlib
-import re
 import zlib
-from pathlib import Path
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
@@ -43,26 +41,6 @@ def _tenth(key: bytes, domain: str) -> int:
     person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
     digest = hashlib.blake2b(key, digest_size=8, person=person).digest()
     return int.from_bytes(digest, "big") % 10
-
-
-_WORDS: dict[str, Split] = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "dev": "val",
-    "test": "test",
-}
-_WORD = re.compile(rf"(?<![a-z])({'|'.join(_WORDS)})(?![a-z])")
-
-
-def split_of_name(path: Path) -> Split | None:
-    """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
-    for part in reversed(path.with_suffix("").parts):
-        if found := _WORD.search(part.lower()):
-            return _WORDS[found[1]]
-    return None
 
 
 def checksum_split(text: str) -> Split:

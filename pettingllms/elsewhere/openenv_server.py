@@ -21,15 +21,10 @@ from pydantic import Field
 
 from pettingllms import __version__
 from pettingllms.elsewhere.bounded import Bounded
-from pettingllms.envs.aec import (
-    AnyEnv,
-    clone_env,
-    load_env,
-    next_agent,
-    observe_text,
-    step_result,
-)
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
+from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, PettingLLMsError
+from pettingllms.rollout.episode import step_result
 from pettingllms.types import role_of
 
 

@@ -24,14 +24,9 @@ import httpx
 import pydantic
 import verifiers.v1 as vf
 
-from pettingllms.envs.aec import (
-    AnyEnv,
-    clone_env,
-    load_env,
-    next_agent,
-    observe_text,
-    step_result,
-)
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
+from pettingllms.envs.base import next_agent
+from pettingllms.rollout.episode import step_result
 from pettingllms.types import role_of
 
 SECONDS = 600.0

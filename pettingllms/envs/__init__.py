@@ -17,14 +17,11 @@ import pettingzoo
 
 from pettingllms.envs.aec import (
     ENVIRONMENTS,
-    StepResult,
     clone_env,
     load_env,
-    next_agent,
     observe_text,
-    step_result,
 )
-from pettingllms.envs.base import TextEnv
+from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.envs.blind import Blind, blind_baseline
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
@@ -39,7 +36,6 @@ __all__ = [
     "Outcome",
     "Record",
     "Snapshot",
-    "StepResult",
     "TextEnv",
     "blind_baseline",
     "check_env",
@@ -49,7 +45,6 @@ __all__ = [
     "next_agent",
     "observe_text",
     "role_of",
-    "step_result",
 ]
 
 

@@ -1,4 +1,4 @@
-"""Any PettingZoo AEC environment: found by name or path, copied, and read the way the trainer does.
+"""Any PettingZoo AEC environment: found by name or path, copied, and read as text.
 
 Environments of this package promise more than PettingZoo asks for (`TextEnv`). The functions
 here ask for less, so that a third party's environment can be trained on unchanged: a PettingZoo
@@ -20,12 +20,13 @@ import functools
 import inspect
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import pettingzoo
 from gymnasium.utils import EzPickle
 from pettingzoo import AECEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
+from pettingzoo.utils.wrappers.base import BaseWrapper
 
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
@@ -64,20 +65,6 @@ BRIDGES = {
     "pettingzoo": "pettingllms.envs.classic_v0:env",
 }
 """Other libraries, whose games have names of the form `textarena:TicTacToe-v0`."""
-
-
-class StepResult(NamedTuple):
-    """Rewards of a step: of the agent that took it, and of the others."""
-
-    team: float
-    local: float
-    reward: float
-    """`alpha * team + local` in environments of this package."""
-    info: dict[str, Any]
-    others: dict[str, float]
-    """Other agent -> its reward for this step, where that is not 0."""
-    cooperative: bool
-    """Whether the environment reports a team reward, so that the agents share one return."""
 
 
 def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
@@ -251,18 +238,26 @@ def deep_copied(env: AnyEnv) -> AnyEnv:
     return copy.deepcopy(env, memo)
 
 
-def branch_env(env: AnyEnv, replies: Sequence[str]) -> list[AnyEnv]:
-    """Copies `env` for each reply, and steps the copy with it.
+class ForeignEnv(BaseWrapper[Any, Any, Any]):
+    """An environment that is no `TextEnv`, with those of its methods that an episode needs."""
 
-    Raises:
-        CloneError: the environment cannot be copied.
-    """
-    if isinstance(env, TextEnv):
-        return list(env.branch(replies))
-    twins = [clone_env(env) for _ in replies]
-    for twin, reply in zip(twins, replies, strict=True):
-        twin.step(reply)
-    return twins
+    def clone(self) -> ForeignEnv:
+        """Returns a copy; see `clone_env`."""
+        return ForeignEnv(clone_env(self.env))
+
+    def branch(self, replies: Sequence[str]) -> list[ForeignEnv]:
+        """Returns a copy for each reply, which has been stepped with it."""
+        twins = [self.clone() for _ in replies]
+        for twin, reply in zip(twins, replies, strict=True):
+            twin.step(reply)
+        return twins
+
+    def text_for(self, agent: str) -> str:
+        """Returns the text of the observation of `agent`; see `observe_text`."""
+        return observe_text(self.env, agent)
+
+    def __str__(self) -> str:
+        return str(self.env)
 
 
 def _position(env: AnyEnv) -> tuple[Any, ...] | None:
@@ -287,33 +282,3 @@ def observe_text(env: AnyEnv, agent: str) -> str:
             "be a str or a dict with a str under the key 'text'"
         )
     return text
-
-
-def step_result(env: AnyEnv, agent: str) -> StepResult:
-    """Reads the rewards of the step that `agent` just took; to be called before the next step.
-
-    The parts come from `infos[agent]` where it has `team_reward` and `local_reward`, as in every
-    `TextEnv`. Elsewhere the whole reward is local.
-    """
-    # Copied: the environment may reuse its dicts in the next step.
-    reward, info = float(env.rewards[agent]), dict(env.infos[agent])
-    team = float(info.get("team_reward", 0.0))
-    local = float(info.get("local_reward", reward))
-    others = {
-        str(other): float(paid) for other, paid in env.rewards.items() if other != agent and paid
-    }
-    return StepResult(team, local, reward, info, others, cooperative="team_reward" in info)
-
-
-def next_agent(env: AnyEnv) -> str | None:
-    """Returns the agent that acts next, or None when the episode is over.
-
-    Steps finished agents out of the episode, as PettingZoo requires. That clears `env.rewards`, so
-    rewards must be read before.
-    """
-    while env.agents:
-        agent: str = env.agent_selection
-        if not (env.terminations[agent] or env.truncations[agent]):
-            return agent
-        env.step(None)
-    return None

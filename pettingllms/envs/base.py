@@ -41,7 +41,7 @@ from pettingllms.envs.records import SNAPSHOT_VERSION, Record, Snapshot
 from pettingllms.envs.records import Outcome as Outcome
 from pettingllms.envs.reward_funcs import RewardFunction, paid
 from pettingllms.envs.spaces import FreeText
-from pettingllms.envs.thinking import CLOSE, OPEN, UNCLOSED, shown_thoughts
+from pettingllms.envs.thinking import UNCLOSED, shown_thoughts, without_thought
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 
 SPLITS = ("train", "val", "test")
@@ -278,6 +278,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             observation.update(self._extras(self._state, agent))
         return observation
 
+    def text_for(self, agent: str) -> str:
+        """Returns the text of `observe(agent)`."""
+        return str(self.observe(agent)["text"])
+
     def _shown_to(self, agent: str) -> str:
         # Shown to the caller, in the transcript, and in each branch of a tree: computed once.
         if agent not in self._shown:
@@ -402,7 +406,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
                 the first difference.
         """
         if snapshot.version != SNAPSHOT_VERSION or snapshot.env != self._identity:
-            self._refuse(snapshot)
+            raise CloneError(snapshot.refusal(str(self), self._identity))
         attributes = self.__dict__
         if snapshot.fields is None:
             # Taken before the first reset: what reset sets must be gone again.
@@ -442,16 +446,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             twin._record(agent, self._shown_to(agent), reply, outcome)
         return twins
 
-    def _refuse(self, snapshot: Snapshot) -> None:
-        """Raises CloneError with the first argument in which a snapshot does not fit."""
-        theirs = dict((*snapshot.env, ("format", snapshot.version)))
-        ours = dict((*self._identity, ("format", SNAPSHOT_VERSION)))
-        name = next(name for name in {**theirs, **ours} if theirs.get(name) != ours.get(name))
-        raise CloneError(
-            f"this snapshot cannot be restored into {self}: {name} was {theirs.get(name)!r:.200} "
-            f"there and is {ours.get(name)!r:.200} here; make the environment with the same arguments"
-        )
-
     def __getattr__(self, name: str) -> Any:
         if name in _SET_BY_RESET:
             raise AttributeError(f"{name!r} does not exist yet; call reset() first")
@@ -467,10 +461,17 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 TextEnv.__signature__ = arguments.signature(TextEnv)
 
 
-def without_thought(text: str) -> str | None:
-    """Returns what `text` says after its thought; None where the thought is not closed."""
-    said = text.rpartition(CLOSE)[2]
-    return None if OPEN in said else said
+def next_agent(env: AECEnv[Any, Any, Any]) -> str | None:
+    """Returns the agent that acts next, or None when the episode is over.
+
+    Steps finished agents out, as PettingZoo requires, which clears `env.rewards`: read them before.
+    """
+    while env.agents:
+        agent: str = env.agent_selection
+        if not (env.terminations[agent] or env.truncations[agent]):
+            return agent
+        env.step(None)
+    return None
 
 
 def stream_seed(seed: int, episode: int) -> int:

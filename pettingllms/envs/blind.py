@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from pettingllms.envs.aec import AnyEnv, next_agent, short_name
+from pettingllms.envs.aec import AnyEnv, short_name
+from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.types import role_of
 

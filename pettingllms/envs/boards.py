@@ -106,7 +106,6 @@ def _turn(number: int, turn: Turn) -> str:
 
 WORST = -0.5
 """Least progress that counts: no single answer outweighs all others of its group, however far it walks away."""
-LIMITS = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
 
 Tool = Literal["moves", "python"]
 Refused = Literal["stop", "skip"]
@@ -172,6 +171,7 @@ class BoardEnv(TeamEnv):
         ConfigError: an argument that cannot be used.
     """
 
+    default_limits = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     # The embedded model plays by a long working-out, which larger steps destroy.
     embedded_training: ClassVar[Mapping[str, Any]] = {
@@ -352,7 +352,7 @@ class BoardEnv(TeamEnv):
         if not programs:
             return texts
         case = Case(stdin=self._board(state.level, state.position))
-        rows = self.sandbox.run(programs, [case], limits=self._limits(LIMITS))
+        rows = self.sandbox.run(programs, [case], limits=self.limits)
         outputs = {program: _output(row[0]) for program, row in zip(programs, rows, strict=True)}
         # A reply without a program is an answer itself.
         return [

@@ -30,8 +30,8 @@ from typing import Any
 import numpy as np
 from gymnasium.spaces import Dict
 
-from pettingllms.envs.aec import AnyEnv, clone_env, load_env, next_agent, observe_text
-from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv
+from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
+from pettingllms.envs.base import RESERVED_KEYS, SPLITS, TextEnv, next_agent
 from pettingllms.errors import ConformanceError, SandboxUnavailable
 
 logger = logging.getLogger(__name__)

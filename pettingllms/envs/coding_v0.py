@@ -70,8 +70,8 @@ use, can differ from one run to the next.
 # Arguments
 
 `dataset`: `None` for the seeded generator (`pettingllms.data.grammar`), or a JSONL file
-(`pettingllms.data.coding`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
-a hub id (`org/name`), or a folder (`pettingllms.data.coding_schemas`). Where a set has no solution of a task, as in
+(`pettingllms.data.coding_schemas`), a published set by name (`livecodebench`, `apps`, `code_contests`, `mbpp`, `humaneval`),
+a hub id (`org/name`), or a folder. Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
 `agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `families`: what generated problems are about, any of
 `numbers`, `words` and `arithmetic`. `split`: `train`, `val` or `test`.
@@ -104,7 +104,7 @@ from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
-from pettingllms.envs.base import Outcome, without_thought
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score
 from pettingllms.envs.coding_text import (
     Attempt,
@@ -119,6 +119,7 @@ from pettingllms.envs.coding_text import (
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
+from pettingllms.envs.thinking import without_thought
 from pettingllms.sandbox import Limits, RunResult
 from pettingllms.sandbox.together import SharedRuns
 
@@ -188,6 +189,7 @@ class raw_env(TeamEnv):
         "epsilon_high": 0.28,
     }
     reset_options = ("question",)
+    default_limits = LIMITS
     team_roles: ClassVar[tuple[str, ...]] = ("coder", "tester")
 
     def __init__(
@@ -393,7 +395,9 @@ class raw_env(TeamEnv):
 
     def _limits_of(self, task: CodingTask, share: float = 1.0) -> Limits:
         # Not of the clock, which says how busy the machine is: a right test would count as wrong.
-        whole = self._limits(LIMITS, task.limits)
+        whole = self.limits
+        if task.limits:
+            whole = self._settings.limits_over(self.default_limits, task.limits)
         return replace(whole, cpu_s=share * whole.cpu_s)
 
     def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Matrix:

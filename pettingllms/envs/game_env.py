@@ -23,9 +23,9 @@ from gymnasium.spaces import Dict, Discrete, Space
 from pettingzoo import AECEnv
 
 from pettingllms.envs import arguments
-from pettingllms.envs.base import stream_seed, without_thought
+from pettingllms.envs.base import stream_seed
 from pettingllms.envs.spaces import FreeText
-from pettingllms.envs.thinking import UNCLOSED
+from pettingllms.envs.thinking import UNCLOSED, without_thought
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 MAX_REPLY = 20_000

@@ -95,7 +95,6 @@ from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
 
-LIMITS = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
 TOPOLOGIES = ("mesh", "star", "chain")
 MOST_AGENTS = 7
 
@@ -158,6 +157,7 @@ class raw_env(TeamEnv):
     }
 
     reset_options = ("question",)
+    default_limits = Limits(cpu_s=5.0, wall_s=20.0, memory_mib=512)
 
     def __init__(
         self,
@@ -238,7 +238,7 @@ class raw_env(TeamEnv):
         """Runs all programs in one request, each in a process of its own: a model wrote them all."""
         if not programs:
             return {}
-        rows = self.sandbox.run(programs, [Case()], limits=self._limits(LIMITS))
+        rows = self.sandbox.run(programs, [Case()], limits=self.limits)
         return {program: row[0] for program, row in zip(programs, rows, strict=True)}
 
     def _judge(

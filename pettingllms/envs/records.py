@@ -51,3 +51,13 @@ class Snapshot(NamedTuple):
     """The environment and the arguments that it must have been made with."""
     fields: dict[str, Any] | None
     """None before the first `reset`."""
+
+    def refusal(self, name: str, identity: tuple[tuple[str, Any], ...]) -> str:
+        """Says why the environment `name` cannot continue it: the first argument in which it differs."""
+        theirs = dict((*self.env, ("format", self.version)))
+        ours = dict((*identity, ("format", SNAPSHOT_VERSION)))
+        first = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
+        return (
+            f"this snapshot cannot be restored into {name}: {first} was {theirs.get(first)!r:.200} "
+            f"there and is {ours.get(first)!r:.200} here; make the environment with the same arguments"
+        )

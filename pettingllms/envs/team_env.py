@@ -13,8 +13,9 @@ the advantages of the scores themselves. It is the shaping of Ng, Harada, Russel
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 
 from pettingllms.envs import arguments
@@ -78,6 +79,8 @@ class TeamEnv(TextEnv):
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse")
+    default_limits: ClassVar[Limits] = Limits()
+    """Of a run, where neither the user nor the data set says another."""
     interchangeable: ClassVar[frozenset[str]] = TextEnv.interchangeable | {"sandbox"}
 
     def __init__(
@@ -93,27 +96,19 @@ class TeamEnv(TextEnv):
         self.rewards_scheme = arguments.one_of("rewards", rewards, self.schemes)
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
         self._settings = SandboxSettings()
-        self._sandbox: Sandbox | None = None
         if isinstance(sandbox, SandboxSettings | Mapping | str):
             self._settings = SandboxSettings.of(sandbox)
         else:
-            self._sandbox = sandbox
+            self.sandbox = sandbox
+        self.limits = self._settings.limits_over(self.default_limits)
+        """Of a run: the user's over those of the environment."""
 
-    @property
+    @cached_property
     def sandbox(self) -> Sandbox:
         """The given sandbox, or the process's shared one of the settings."""
-        if self._sandbox is None:
-            # At the first use, not in the constructor: an environment whose programs never run
-            # needs no machine that can isolate them.
-            self._sandbox = shared_sandbox(self._settings)
-        return self._sandbox
-
-    def _limits(self, default: Limits, own: Iterable[tuple[str, float]] = ()) -> Limits:
-        """Limits of a run: the user's over those of the data set (`own`) over `default`."""
-        own = tuple(own)
-        if not (own or self._settings.limits):
-            return default
-        return self._settings.limits_over(default, own)
+        # At the first use, not in the constructor: an environment whose programs never run
+        # needs no machine that can isolate them.
+        return shared_sandbox(self._settings)
 
     def _paid(self, state: Any, agent: str, local: float, *, success: bool, **rest: Any) -> Outcome:
         """Pays a reply worth `local` by the scheme; `state` is what follows it, with its `scores` before it.

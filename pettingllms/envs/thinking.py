@@ -23,6 +23,12 @@ SHOWN_CHARS = 2000
 """Of a longer thought, half of this from its beginning and half from its end is shown."""
 
 
+def without_thought(text: str) -> str | None:
+    """Returns what `text` says after its thought; None where the thought is not closed."""
+    said = text.rpartition(CLOSE)[2]
+    return None if OPEN in said else said
+
+
 def thought_in(text: str) -> str:
     """Returns the thought before what `text` says, shortened; empty where there is none.
 

@@ -19,15 +19,8 @@ from typing import Any, NamedTuple
 
 from pettingzoo import AECEnv
 
-from pettingllms.envs.aec import (
-    StepResult,
-    branch_env,
-    clone_env,
-    next_agent,
-    observe_text,
-    step_result,
-)
-from pettingllms.envs.base import TextEnv
+from pettingllms.envs.aec import ForeignEnv
+from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import NonFiniteError
 from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, returns_of
 from pettingllms.types import (
@@ -42,17 +35,33 @@ from pettingllms.types import (
 )
 
 AnyEnv = AECEnv[Any, Any, Any]
+PlayedEnv = TextEnv | ForeignEnv
+"""What copies itself, is stepped with several replies at once, and has a text for each agent."""
 Paid = Mapping[str, float]
 """Agent -> what it was paid at one decision."""
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
 """Entries of an info that the record holds as fields of its own."""
 
 
+class StepResult(NamedTuple):
+    """Rewards of a step: of the agent that took it, and of the others."""
+
+    team: float
+    local: float
+    reward: float
+    """`alpha * team + local` in environments of this package."""
+    info: dict[str, Any]
+    others: dict[str, float]
+    """Other agent -> its reward for this step, where that is not 0."""
+    cooperative: bool
+    """Whether the environment reports a team reward, so that the agents share one return."""
+
+
 class Branch(NamedTuple):
     """A completion, and the copy of the environment that it stepped."""
 
     completion: Completion
-    env: AnyEnv
+    env: PlayedEnv
     result: StepResult
 
 
@@ -60,7 +69,9 @@ class Episode:
     """An episode in progress: its copy of the environment, and its record."""
 
     def __init__(self, template: AnyEnv, task: Task, index: int) -> None:
-        self.env, self.task, self.index = clone_env(template), task, index
+        env = template if isinstance(template, TextEnv) else ForeignEnv(template)
+        self.env: PlayedEnv = env.clone()
+        self.task, self.index = task, index
         given = {} if task.options is None else {"options": dict(task.options)}
         self.env.reset(seed=reset_seed(self.env, task.seed), **given)
         self._groups: list[Group] = []
@@ -129,7 +140,7 @@ class Episode:
 
     def prompt(self) -> str:
         """The observation of the agent to act."""
-        return observe_text(self.env, self.agent or "")
+        return self.env.text_for(self.agent or "")
 
     def look_ahead(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
         """Starts a probe from each other text among the candidates of the pending decision."""
@@ -166,7 +177,7 @@ class Episode:
         """An episode that continues from candidate `k` of the pending decision."""
         found = copy.copy(self)
         found.path = (*self.path, self.depth, k)
-        found.env = clone_env(branch.env)
+        found.env = branch.env.clone()
         found._turns = defaultdict(int, self._turns)
         found._turns[self.agent or ""] += 1
         found._groups, found._latest, found._probes, found._forks = [], {}, {}, {}
@@ -202,7 +213,7 @@ class Episode:
         env, following = self.env, self.env.agent_selection
         ended = [following] if self._cooperative else list(env.agents)
         return {
-            str(agent): observe_text(env, agent)
+            str(agent): env.text_for(agent)
             for agent in ended
             if env.truncations.get(agent, False) and not env.terminations.get(agent, False)
         }
@@ -344,8 +355,9 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
     """
     agent = episode.agent or ""
     texts = list(dict.fromkeys(completion.text for completion in completions))
-    played: dict[str, tuple[AnyEnv, StepResult]] = {}
-    for text, env in zip(texts, branch_env(episode.env, texts), strict=True):
+    played: dict[str, tuple[PlayedEnv, StepResult]] = {}
+    twins: Sequence[PlayedEnv] = episode.env.branch(texts)
+    for text, env in zip(texts, twins, strict=True):
         result = step_result(env, agent)
         for paid, reward in ((agent, result.reward), *result.others.items()):
             if not math.isfinite(reward):
@@ -356,6 +368,22 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
         notes = env.unwrapped.notes if isinstance(env.unwrapped, TextEnv) else {}
         played[text] = (env, result._replace(info=plain_info({**result.info, **notes})))
     return [Branch(completion, *played[completion.text]) for completion in completions]
+
+
+def step_result(env: AnyEnv, agent: str) -> StepResult:
+    """Reads the rewards of the step that `agent` just took; to be called before the next step.
+
+    The parts come from `infos[agent]` where it has `team_reward` and `local_reward`, as in every
+    `TextEnv`. Elsewhere the whole reward is local.
+    """
+    # Copied: the environment may reuse its dicts in the next step.
+    reward, info = float(env.rewards[agent]), dict(env.infos[agent])
+    team = float(info.get("team_reward", 0.0))
+    local = float(info.get("local_reward", reward))
+    others = {
+        str(other): float(paid) for other, paid in env.rewards.items() if other != agent and paid
+    }
+    return StepResult(team, local, reward, info, others, cooperative="team_reward" in info)
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:

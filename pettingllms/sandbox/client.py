@@ -1,309 +1,335 @@
-"""The `Sandbox` contract over a pool of workers, the same for every back end.
+"""A `Sandbox` over a pool of workers: spoken to in frames, handed out one by one, replaced.
 
-A `RunPlan` is what one call to `run` asks for, cut into requests; `RunProgress` is what has come of
-it so far.
+A `WorkerConnection` is a worker that has said hello, the `WorkerPool` gives connections to many threads,
+and a `PooledSandbox` cuts what one call asks for into requests for them.
 """
 
 from __future__ import annotations
 
-import abc
 import contextlib
-import json
 import logging
 import math
 import os
+import select
 import threading
+import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Self, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import isolation
 from pettingllms.sandbox.types import (
-    DEFAULT_LIMITS,
-    MAX_INPUT_BYTES,
-    MAX_OUTPUT_BYTES,
-    MAX_PROGRAM_BYTES,
-    RUNAWAY,
-    Case,
-    Limits,
+    STATUSES,
+    Pair,
+    PlannedSandbox,
+    RunPlan,
+    RunProgress,
     RunResult,
     Status,
 )
-from pettingllms.sandbox.workers import ResultRow, WorkerConnection, WorkerLost, WorkerPool
+from pettingllms.sandbox.worker import frames
+from pettingllms.sandbox.workers import Channel, WorkerLost
 
+START_S = 60.0
+"""Seconds that a worker may take to start on a busy machine."""
+GRACE_S = 15.0
+"""Seconds beyond the wall limits after which a worker counts as lost."""
+
+_PROTOCOL = 1
+_ATTEMPTS = 2
+_TRIES = 2
+"""Attempts of the worker at one run if something outside kills its process."""
 _REQUEST_BYTES = 64 << 20
 _REQUEST_RUNS = 512
 _LEAST_RUNS = 2
 """Runs of a request where several workers share them: less is not worth a request."""
-
-
-Pair = tuple[int, int]
-"""A program's and a case's number."""
-
-
-@dataclass(frozen=True, slots=True)
-class RunPlan:
-    """Everything that the requests of one call to `run` have in common."""
-
-    programs: tuple[bytes, ...]
-    calls: tuple[bytes, ...]
-    stdins: tuple[bytes, ...]
-    limits: Limits
-    end_at_limit: bool
-
-    @classmethod
-    def of(
-        cls,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        limits: Limits,
-        *,
-        end_at_limit: bool,
-    ) -> RunPlan:
-        """The plan for these texts, as bytes."""
-        return cls(
-            tuple(map(_encode, programs)),
-            tuple(map(_call, cases)),
-            tuple(_encode(case.stdin) for case in cases),
-            limits,
-            end_at_limit,
-        )
-
-    def request(self, pairs: Sequence[Pair]) -> tuple[dict[str, Any], list[bytes]]:
-        """Header and payload of a request for `pairs` alone."""
-        programs = sorted({program for program, _ in pairs})
-        cases = sorted({case for _, case in pairs})
-        program_at = {program: at for at, program in enumerate(programs)}
-        case_at = {case: at for at, case in enumerate(cases)}
-        sources = [self.programs[program] for program in programs]
-        calls = [self.calls[case] for case in cases]
-        stdins = [self.stdins[case] for case in cases]
-        header = {
-            "programs": [len(text) for text in sources],
-            "calls": [len(text) for text in calls],
-            "stdins": [len(text) for text in stdins],
-            "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
-            "end": self.end_at_limit,
-            "limits": asdict(self.limits),
-        }
-        return header, [*sources, *calls, *stdins]
-
-    def size(self, pair: Pair) -> int:
-        """Bytes that `pair` adds to a request at most."""
-        program, case = pair
-        return len(self.programs[program]) + len(self.calls[case]) + len(self.stdins[case])
-
-
-class RunProgress:
-    """The results of a plan so far. Several threads may add to it."""
-
-    def __init__(self, plan: RunPlan) -> None:
-        self._plan = plan
-        self._results: dict[Pair, RunResult] = {}
-        self._last: dict[int, int] = {}
-        """Program -> the case that ended its list."""
-        self._share = MAX_OUTPUT_BYTES // max(1, len(plan.programs))
-        self._sizes: dict[int, dict[int, int]] = {p: {} for p in range(len(plan.programs))}
-        """Program -> case -> bytes that it put out, also where they were dropped."""
-        self._totals = dict.fromkeys(self._sizes, 0)
-        self._lock = threading.Lock()
-        self._workers: set[WorkerConnection] = set()
-        self.given_up = False
-        """The caller no longer waits for results."""
-        for pair in self.pairs():
-            refusal = _refusal(plan, pair)
-            if refusal is not None:
-                self.add(pair, refusal)
-
-    def pairs(self) -> list[Pair]:
-        """All pairs of the plan."""
-        cases = range(len(self._plan.calls))
-        return [(program, case) for program in range(len(self._plan.programs)) for case in cases]
-
-    def add(self, pair: Pair, result: RunResult) -> None:
-        """Keep a result, and note whether it ends its program's list."""
-        with self._lock:
-            self._results[pair] = result
-            self._sizes[pair[0]][pair[1]] = result.output_bytes
-            self._totals[pair[0]] += result.output_bytes
-            self._drop_excess(pair)
-            self._note_end(pair)
-
-    def _note_end(self, pair: Pair) -> None:
-        program, case = pair
-        if self._plan.end_at_limit and self._results[pair].status in RUNAWAY:
-            self._last[program] = min(case, self._last.get(program, case))
-
-    def _drop_excess(self, changed: Pair) -> None:
-        """Drop the outputs beyond the share of a program, of whose results `changed` is new.
-
-        What exceeds the share before all earlier results are there exceeds it all the more
-        afterwards, so it is dropped at once and the outcome does not depend on who was first.
-        """
-        program, first = changed
-        sizes = self._sizes[program]
-        if self._totals[program] <= self._share:
-            return
-        total = 0
-        for case in sorted(sizes):
-            total += sizes[case]
-            if case >= first and total > self._share:
-                result = self._results[program, case]
-                said = f"dropped: the program's outputs exceed {self._share} bytes on all cases\n"
-                self._results[program, case] = replace(
-                    result,
-                    status=result.status if result.status in RUNAWAY else "output_limit",
-                    stdout_bytes=b"",
-                    stderr_bytes=said.encode(),
-                    value_bytes=None,
-                )
-                self._note_end((program, case))
-
-    @contextlib.contextmanager
-    def worked_on_by(self, worker: WorkerConnection) -> Iterator[None]:
-        """Let `give_up` end `worker` while the body runs."""
-        with self._lock:
-            self._workers.add(worker)
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._workers.discard(worker)
-
-    def give_up(self) -> None:
-        """Have the caller's remaining work not be done: its call ends, perhaps by Ctrl-C."""
-        with self._lock:
-            self.given_up = True
-            workers = list(self._workers)
-        for worker in workers:
-            worker.kill()
-
-    def left(self, pairs: Sequence[Pair]) -> list[Pair]:
-        """Those of `pairs` that are still to be run."""
-        with self._lock:
-            if self.given_up:
-                return []
-            return [
-                (program, case)
-                for program, case in pairs
-                if (program, case) not in self._results and case <= self._last.get(program, case)
-            ]
-
-    def rows(self) -> list[list[RunResult]]:
-        """Every program's results, in the order of the cases."""
-        return [self._row(program) for program in range(len(self._plan.programs))]
-
-    def _row(self, program: int) -> list[RunResult]:
-        cases = len(self._plan.calls)
-        ran = min(cases, self._last.get(program, cases) + 1)
-        row = [self._results[program, case] for case in range(ran)]
-        if ran < cases:
-            said = f"not run: {row[-1].status} on an earlier case\n"
-            skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=said.encode())
-            row += [skipped] * (cases - ran)
-        return row
-
-
-def _refusal(plan: RunPlan, pair: Pair) -> RunResult | None:
-    """The result of what is too long to be sent: an error of the program or the case."""
-    program, case = pair
-    for what, size, most in (
-        ("program", len(plan.programs[program]), MAX_PROGRAM_BYTES),
-        ("input", len(plan.stdins[case]), MAX_INPUT_BYTES),
-        ("argument list", len(plan.calls[case]), MAX_INPUT_BYTES),
-    ):
-        if size > most:
-            text = f"the {what} has {size} bytes; the sandbox takes at most {most}\n"
-            return replace(_NOTHING, stderr_bytes=text.encode())
-    return None
-
-
-def _encode(text: str) -> bytes:
-    """UTF-8; a lone surrogate, which no file could hold, travels as its own three bytes."""
-    return text.encode("utf-8", "surrogatepass")
-
-
-def _call(case: Case) -> bytes:
-    if case.function is None:
-        return b""
-    return json.dumps([case.function, case.args]).encode("ascii")
-
-
-def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
-    """`pairs` in requests for so many workers, none too large.
-
-    Later requests are smaller, so that all workers are done at about the same time.
-    """
-    request: list[Pair] = []
-    size, left = 0, len(pairs)
-    for pair in pairs:
-        more = plan.size(pair)
-        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
-        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
-            yield request
-            left -= len(request)
-            request, size = [], 0
-        request.append(pair)
-        size += more
-    if request:
-        yield request
-
-
-_NOTHING = RunResult("error", b"", b"", 1, 0.0, 0.0, 0.0, "not run")
-
-
-logger = logging.getLogger(__name__)
-
-_Result = TypeVar("_Result")
-_ATTEMPTS = 2
-_TRIES = 2
-"""Attempts of the worker at one run if something outside kills its process."""
 _ADVICE = (
     "`pettingllms-sandbox doctor` says what this machine can do, and `--sandbox docker` is the "
     "other back end"
 )
+_Result = TypeVar("_Result")
+
+logger = logging.getLogger(__name__)
 
 
-class PlannedSandbox(abc.ABC):
-    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
+class WorkerConnection:
+    """A worker that has said hello over `channel`, which it owns from now on.
 
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
-        self._do_all(plan, progress)
-        return progress.rows()
+    `where` is put before the layers of isolation that the worker reports, as in `docker`. Not
+    thread-safe: one request at a time.
 
-    @abc.abstractmethod
-    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
-        """Add the results of all pairs that are left."""
+    Raises:
+        WorkerLost: it has not; the channel is closed.
+    """
 
-    @abc.abstractmethod
+    def __init__(self, channel: Channel, where: str = "") -> None:
+        self.channel = channel
+        self.requests = 0
+        self._stream = channel.stream
+        try:
+            hello = self._read_hello(time.monotonic() + START_S)
+            if hello.get("protocol") != _PROTOCOL:
+                raise WorkerLost(f"the worker speaks protocol {hello.get('protocol')!r}")
+        except WorkerLost:
+            self.close()
+            raise
+        self.layers: tuple[str, ...] = tuple(map(str, hello.get("layers", ())))
+        self.problems: tuple[str, ...] = tuple(map(str, hello.get("problems", ())))
+        self.held_by = (*filter(None, (where,)), *self.layers) if self.layers else ("none",)
+        """What is around its programs, from the outside in."""
+        self._isolation = "+".join(self.held_by)
+
+    def ask(
+        self, header: dict[str, Any], payload: Sequence[bytes], wall_s: float
+    ) -> Generator[tuple[int, RunResult]]:
+        """Send a request and yield its results as they come, each with the number of its run.
+
+        `wall_s` is the longest that one reply may take if the worker keeps its limits.
+
+        Raises:
+            WorkerLost: also in the middle; results already yielded are good.
+        """
+        self.requests += 1
+        patience = wall_s + GRACE_S
+        deadline = time.monotonic() + patience
+        idle = self.requests > 1
+        most, runs = header["limits"]["output_kib"] << 10, len(header["runs"]) // 2
+        try:
+            self._stream.write(frames.encode(header, payload), deadline)
+            while True:
+                deadline = time.monotonic() + patience
+                reply = self._stream.read_header(deadline)
+                if "failure" in reply:
+                    raise WorkerLost(str(reply["failure"]), idle=idle)
+                idle = False
+                rows = reply.get("results")
+                if not isinstance(rows, list):
+                    raise frames.FrameError("a reply has results")
+                for row in rows:
+                    yield self._read_result(row, runs, most, deadline)
+                if reply.get("done") is True:
+                    return
+        except (frames.FrameError, OSError) as error:
+            ended = time.monotonic() < deadline
+            raise WorkerLost(f"{error}{self.channel.notes()}", idle=idle and ended) from error
+
+    def has_ended(self) -> bool:
+        """Tell whether the worker, which has no request now, is gone."""
+        poll = select.poll()
+        poll.register(self._stream.read_fd, select.POLLRDHUP)
+        return bool(poll.poll(0))
+
+    def _read_hello(self, deadline: float) -> dict[str, Any]:
+        try:
+            header = self._stream.read_header(deadline)
+        except (frames.FrameError, OSError) as error:
+            raise WorkerLost(f"{error}{self.channel.notes()}") from error
+        if "failure" in header:
+            raise WorkerLost(str(header["failure"]))
+        return header
+
+    def _read_result(
+        self, row: object, runs: int, most: int, deadline: float
+    ) -> tuple[int, RunResult]:
+        if not (isinstance(row, list) and len(row) == 9 and row[1] in STATUSES):
+            raise frames.FrameError(f"not a result: {str(row)[:80]}")
+        numbers = [row[0], *row[2:]]
+        if any(type(number) is not int for number in numbers):
+            raise frames.FrameError(f"a result holds whole numbers: {str(row)[:80]}")
+        lengths = row[6:]
+        if not all(-1 <= length <= most for length in lengths):
+            raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
+        run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]
+        if not 0 <= run < runs:
+            raise WorkerLost(f"the worker answered for run {run} of {runs}")
+        out, err, value = (bytes(self._stream.read(max(0, n), deadline)) for n in lengths)
+        return run, RunResult(
+            cast(Status, status),
+            out,
+            err,
+            exit_code,
+            cpu_us / 1e6,
+            wall_us / 1e6,
+            memory_kib / 1024,
+            self._isolation,
+            value if lengths[2] >= 0 else None,
+        )
+
+    def kill(self) -> None:
+        """Kill the worker; pending callers get `WorkerLost`. Safe from any thread."""
+        self.channel.kill()
+
     def close(self) -> None:
-        """End what runs; see `Sandbox.close`."""
+        """Kill the worker and everything it started, and take back what it held."""
+        self.channel.kill()
+        self.channel.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+class WorkerPool:
+    """At most `size` workers, each made by `launch`.
+
+    A worker is replaced after `requests` requests, if these are given. After a fork, the new process
+    forgets its parent's workers and starts its own.
+    """
+
+    def __init__(
+        self,
+        launch: Callable[[], WorkerConnection],
+        size: int,
+        *,
+        requests: float = math.inf,
+    ) -> None:
+        self.size = size
+        self.required: tuple[str, ...] = ()
+        """Layers of isolation that every worker has to report."""
+        self._requests = requests
+        self._launch = launch
+        self._reset()
+        _POOLS.add(self)
+
+    def _reset(self) -> None:
+        self._changed = threading.Condition()
+        self._idle: list[WorkerConnection] = []
+        self._all: set[WorkerConnection] = set()
+        self._starting = 0
+        self._closed = False
+
+    @property
+    def lock(self) -> threading.Condition:
+        """Guards the pool; a forked process has a new one."""
+        return self._changed
+
+    @contextlib.contextmanager
+    def worker(self) -> Iterator[WorkerConnection]:
+        """A worker for the caller alone; it is thrown away if the body raises.
+
+        Raises:
+            WorkerLost: no worker could be started.
+            SandboxUnavailable: the pool is closed.
+        """
+        connection = self._take()
+        good = False
+        try:
+            yield connection
+            good = True
+        finally:
+            self._give_back(connection, good)
+
+    def require(self, layers: tuple[str, ...]) -> None:
+        """Refuse workers that lack one of `layers`, from now on.
+
+        Raises:
+            SandboxUnavailable: one that works already lacks it.
+        """
+        self.required = layers
+        with self._changed:
+            connections = list(self._all)
+        for connection in connections:
+            isolation.require(layers, connection.layers, connection.problems)
+
+    @property
+    def waiting(self) -> int:
+        """Number of workers that could take a request at once."""
+        with self._changed:
+            return self.size - len(self._all) - self._starting + len(self._idle)
+
+    def close(self) -> None:
+        """Kill every worker; those in use are taken away from their callers."""
+        with self._changed:
+            self._closed = True
+            idle, self._idle = self._idle, []
+            busy = self._all.difference(idle)
+            self._all = busy
+            self._changed.notify_all()
+        for connection in busy:
+            connection.kill()
+        for connection in idle:
+            connection.close()
+
+    def abandon(self) -> None:
+        """Forget the workers of the process that this one was forked from."""
+        connections = self._all
+        self._reset()
+        for connection in connections:
+            connection.close()
+
+    def _take(self) -> WorkerConnection:
+        while (connection := self._take_idle()) is not None:
+            if not connection.has_ended():
+                return connection
+            # The kernel kills workers first where memory runs out, idle ones as well.
+            self._give_back(connection, good=False)
+        return self._start()
+
+    def _take_idle(self) -> WorkerConnection | None:
+        """A worker that waits, perhaps a dead one, or None where there is room for a new one."""
+        with self._changed:
+            while True:
+                if self._closed:
+                    raise SandboxUnavailable("the sandbox is closed; open another one")
+                if self._idle:
+                    return self._idle.pop()
+                if len(self._all) + self._starting < self.size:
+                    self._starting += 1
+                    return None
+                self._changed.wait()
+
+    def _start(self) -> WorkerConnection:
+        connection = None
+        try:
+            connection = self._launch()
+        finally:
+            with self._changed:
+                self._starting -= 1
+                if connection is not None:
+                    self._all.add(connection)
+                self._changed.notify()
+        try:
+            if self._closed:
+                raise SandboxUnavailable("the sandbox was closed while a worker started")
+            isolation.require(self.required, connection.layers, connection.problems)
+        except SandboxUnavailable:
+            self._give_back(connection, good=False)
+            raise
+        return connection
+
+    def _give_back(self, connection: WorkerConnection, good: bool) -> None:
+        with self._changed:
+            keep = (
+                good
+                and connection.requests < self._requests
+                and connection in self._all
+                and not self._closed
+            )
+            if keep:
+                self._idle.append(connection)
+                self._changed.notify()
+        if keep:
+            return
+        # It has its place, and perhaps a core, until it is gone: there are never more than `size`.
+        try:
+            connection.close()
+        finally:
+            with self._changed:
+                self._all.discard(connection)
+                self._changed.notify()
+
+
+def _abandon_all() -> None:
+    for pool in list(_POOLS):
+        pool.abandon()
+
+
+_POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 class PooledSandbox(PlannedSandbox):
     """A `Sandbox` whose workers are started by `launch`.
 
-    `where` is put before the layers of isolation that the workers report, as in `docker`. A worker
-    is replaced after `requests` requests.
+    A worker is replaced after `requests` requests.
     """
 
     def __init__(
@@ -311,7 +337,6 @@ class PooledSandbox(PlannedSandbox):
         launch: Callable[[], WorkerConnection],
         workers: int,
         *,
-        where: str = "",
         requests: float = math.inf,
     ) -> None:
         if workers < 1:
@@ -319,7 +344,6 @@ class PooledSandbox(PlannedSandbox):
         self._pool = WorkerPool(launch, workers, requests=requests)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        self._where = where
         # Also for callers that never close: at the latest when the interpreter ends.
         self._finalizer = weakref.finalize(self, self._pool.close)
 
@@ -400,13 +424,8 @@ class PooledSandbox(PlannedSandbox):
         attempts, free = 0, self._workers
         while attempts < _ATTEMPTS:
             try:
-                with self._pool.worker() as connection, progress.worked_on_by(connection):
-                    # Only now: another request may have ended a program's list in the meantime.
-                    todo = progress.left(pairs)
-                    for pair, result in self._ask(connection, plan, todo) if todo else ():
-                        progress.add(pair, result)
-                    if progress.left(todo):
-                        raise WorkerLost("the worker left out runs that it was asked for")
+                with self._pool.worker() as connection, progress.stopped_by(connection.kill):
+                    self._ask(connection, plan, pairs, progress)
                 return
             except WorkerLost as error:
                 if progress.given_up:
@@ -421,41 +440,47 @@ class PooledSandbox(PlannedSandbox):
             f"the sandbox failed {_ATTEMPTS} times: {trouble}; {_ADVICE}"
         ) from trouble
 
+    def _ask(
+        self,
+        connection: WorkerConnection,
+        plan: RunPlan,
+        pairs: list[Pair],
+        progress: RunProgress,
+    ) -> None:
+        """Do those of `pairs` that are left: another request may have ended a program's list."""
+        todo = progress.left(pairs)
+        if not todo:
+            return
+        answers = connection.ask(*plan.request(todo), plan.limits.wall_s * _TRIES)
+        with contextlib.closing(answers):
+            for run, result in answers:
+                progress.add(todo[run], result)
+        if progress.left(todo):
+            raise WorkerLost("the worker left out runs that it was asked for")
+
     def _look(self) -> tuple[str, ...]:
         try:
             with self._pool.worker() as connection:
-                return self._held_by(connection)
+                return connection.held_by
         except WorkerLost as error:
             raise SandboxUnavailable(f"no worker starts: {error}; {_ADVICE}") from error
 
-    def _held_by(self, connection: WorkerConnection) -> tuple[str, ...]:
-        return (
-            (*filter(None, (self._where,)), *connection.layers) if connection.layers else ("none",)
-        )
 
-    def _ask(
-        self, connection: WorkerConnection, plan: RunPlan, pairs: list[Pair]
-    ) -> Iterator[tuple[Pair, RunResult]]:
-        held_by = "+".join(self._held_by(connection))
-        header, payload = plan.request(pairs)
-        with contextlib.closing(
-            connection.ask(header, payload, plan.limits.wall_s * _TRIES)
-        ) as rows:
-            for row in rows:
-                if not 0 <= row.run < len(pairs):
-                    raise WorkerLost(f"the worker answered for run {row.run} of {len(pairs)}")
-                yield pairs[row.run], _result(row, held_by)
+def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
+    """`pairs` in requests for so many workers, none too large.
 
-
-def _result(row: ResultRow, held_by: str) -> RunResult:
-    return RunResult(
-        cast(Status, row.status),
-        row.stdout,
-        row.stderr,
-        row.exit_code,
-        row.cpu_us / 1e6,
-        row.wall_us / 1e6,
-        row.memory_kib / 1024,
-        held_by,
-        row.value,
-    )
+    Later requests are smaller, so that all workers are done at about the same time.
+    """
+    request: list[Pair] = []
+    size, left = 0, len(pairs)
+    for pair in pairs:
+        more = plan.size(pair)
+        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
+        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
+            yield request
+            left -= len(request)
+            request, size = [], 0
+        request.append(pair)
+        size += more
+    if request:
+        yield request

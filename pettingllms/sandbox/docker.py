@@ -21,14 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
-from pettingllms.sandbox.client import PooledSandbox, RunPlan, RunProgress
+from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.docker_image import image_name
 from pettingllms.sandbox.docker_streams import AttachedStream, plain_end
 from pettingllms.sandbox.embedded import usable_cores
-from pettingllms.sandbox.types import Limits
+from pettingllms.sandbox.types import Limits, RunPlan, RunProgress
 from pettingllms.sandbox.worker import seccomp
 from pettingllms.sandbox.worker.frames import Stream
-from pettingllms.sandbox.workers import WorkerConnection, WorkerLost
+from pettingllms.sandbox.workers import WorkerLost
 
 logger = logging.getLogger(__name__)
 
@@ -230,9 +230,8 @@ class DockerSandbox(PooledSandbox):
         if runtime is not None:
             host["runtime"] = runtime
         super().__init__(
-            lambda: WorkerConnection(ContainerChannel(connect, image, (options,), host)),
+            lambda: WorkerConnection(ContainerChannel(connect, image, (options,), host), "docker"),
             workers or usable_cores(),
-            where="docker",
             requests=requests,
         )
 

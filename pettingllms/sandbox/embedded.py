@@ -25,10 +25,10 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox.client import PooledSandbox
+from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.worker import __file__ as _worker_file
 from pettingllms.sandbox.worker import folders
-from pettingllms.sandbox.workers import ProcessChannel, WorkerConnection, WorkerLost
+from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 
 logger = logging.getLogger(__name__)
 

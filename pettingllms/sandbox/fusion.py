@@ -23,8 +23,16 @@ from typing import Any, NamedTuple, Self
 from urllib.parse import urlsplit
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
-from pettingllms.sandbox.client import Pair, PlannedSandbox, RunPlan, RunProgress
-from pettingllms.sandbox.types import DEFAULT_LIMITS, Limits, RunResult, Status
+from pettingllms.sandbox.types import (
+    DEFAULT_LIMITS,
+    Limits,
+    Pair,
+    PlannedSandbox,
+    RunPlan,
+    RunProgress,
+    RunResult,
+    Status,
+)
 
 WORKERS = 8
 """Requests at the same time, by default."""

@@ -1,11 +1,19 @@
-"""The sandbox's records and its contract: what to run, within which limits, what came of it."""
+"""The sandbox's contract: what to run, within which limits, and what came of it.
+
+`Sandbox.run` is the whole of it. A back end of this package carries out a `RunPlan`, which is what one
+call asks for, and adds to a `RunProgress`, which keeps the rules that hold for all results of a call.
+"""
 
 from __future__ import annotations
 
+import abc
+import contextlib
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import Literal, Protocol, Self, get_args
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any, Literal, Protocol, Self, get_args
 
 from pettingllms.errors import ConfigError
 
@@ -137,6 +145,7 @@ class RunResult:
         return {name: getattr(self, name) for name in numbers} | texts
 
 
+_NOTHING = RunResult("error", b"", b"", 1, 0.0, 0.0, 0.0, "not run")
 DEFAULT_LIMITS = Limits()
 
 
@@ -185,3 +194,227 @@ class OpenSandbox(Sandbox, Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(self, *_: object) -> None: ...
+
+
+Pair = tuple[int, int]
+"""A program's and a case's number."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """Everything that the requests of one call to `run` have in common."""
+
+    programs: tuple[bytes, ...]
+    calls: tuple[bytes, ...]
+    stdins: tuple[bytes, ...]
+    limits: Limits
+    end_at_limit: bool
+
+    @classmethod
+    def of(
+        cls,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        limits: Limits,
+        *,
+        end_at_limit: bool,
+    ) -> RunPlan:
+        """The plan for these texts, as bytes."""
+        return cls(
+            tuple(map(_encode, programs)),
+            tuple(map(_call, cases)),
+            tuple(_encode(case.stdin) for case in cases),
+            limits,
+            end_at_limit,
+        )
+
+    def request(self, pairs: Sequence[Pair]) -> tuple[dict[str, Any], list[bytes]]:
+        """Header and payload of a request for `pairs` alone."""
+        programs = sorted({program for program, _ in pairs})
+        cases = sorted({case for _, case in pairs})
+        program_at = {program: at for at, program in enumerate(programs)}
+        case_at = {case: at for at, case in enumerate(cases)}
+        sources = [self.programs[program] for program in programs]
+        calls = [self.calls[case] for case in cases]
+        stdins = [self.stdins[case] for case in cases]
+        header = {
+            "programs": [len(text) for text in sources],
+            "calls": [len(text) for text in calls],
+            "stdins": [len(text) for text in stdins],
+            "runs": [n for p, c in pairs for n in (program_at[p], case_at[c])],
+            "end": self.end_at_limit,
+            "limits": asdict(self.limits),
+        }
+        return header, [*sources, *calls, *stdins]
+
+    def size(self, pair: Pair) -> int:
+        """Bytes that `pair` adds to a request at most."""
+        program, case = pair
+        return len(self.programs[program]) + len(self.calls[case]) + len(self.stdins[case])
+
+
+class RunProgress:
+    """The results of a plan so far. Several threads may add to it."""
+
+    def __init__(self, plan: RunPlan) -> None:
+        self._plan = plan
+        self._results: dict[Pair, RunResult] = {}
+        self._last: dict[int, int] = {}
+        """Program -> the case that ended its list."""
+        self._share = MAX_OUTPUT_BYTES // max(1, len(plan.programs))
+        self._sizes: dict[int, dict[int, int]] = {p: {} for p in range(len(plan.programs))}
+        """Program -> case -> bytes that it put out, also where they were dropped."""
+        self._totals = dict.fromkeys(self._sizes, 0)
+        self._lock = threading.Lock()
+        self._stops: set[Callable[[], None]] = set()
+        self.given_up = False
+        """The caller no longer waits for results."""
+        for pair in self.pairs():
+            refusal = _refusal(plan, pair)
+            if refusal is not None:
+                self.add(pair, refusal)
+
+    def pairs(self) -> list[Pair]:
+        """All pairs of the plan."""
+        cases = range(len(self._plan.calls))
+        return [(program, case) for program in range(len(self._plan.programs)) for case in cases]
+
+    def add(self, pair: Pair, result: RunResult) -> None:
+        """Keep a result, and note whether it ends its program's list."""
+        with self._lock:
+            self._results[pair] = result
+            self._sizes[pair[0]][pair[1]] = result.output_bytes
+            self._totals[pair[0]] += result.output_bytes
+            self._drop_excess(pair)
+            self._note_end(pair)
+
+    def _note_end(self, pair: Pair) -> None:
+        program, case = pair
+        if self._plan.end_at_limit and self._results[pair].status in RUNAWAY:
+            self._last[program] = min(case, self._last.get(program, case))
+
+    def _drop_excess(self, changed: Pair) -> None:
+        """Drop the outputs beyond the share of a program, of whose results `changed` is new.
+
+        What exceeds the share before all earlier results are there exceeds it all the more
+        afterwards, so it is dropped at once and the outcome does not depend on who was first.
+        """
+        program, first = changed
+        sizes = self._sizes[program]
+        if self._totals[program] <= self._share:
+            return
+        total = 0
+        for case in sorted(sizes):
+            total += sizes[case]
+            if case >= first and total > self._share:
+                result = self._results[program, case]
+                said = f"dropped: the program's outputs exceed {self._share} bytes on all cases\n"
+                self._results[program, case] = replace(
+                    result,
+                    status=result.status if result.status in RUNAWAY else "output_limit",
+                    stdout_bytes=b"",
+                    stderr_bytes=said.encode(),
+                    value_bytes=None,
+                )
+                self._note_end((program, case))
+
+    @contextlib.contextmanager
+    def stopped_by(self, stop: Callable[[], None]) -> Iterator[None]:
+        """Let `give_up` call `stop` while the body runs."""
+        with self._lock:
+            self._stops.add(stop)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._stops.discard(stop)
+
+    def give_up(self) -> None:
+        """Have the caller's remaining work not be done: its call ends, perhaps by Ctrl-C."""
+        with self._lock:
+            self.given_up = True
+            stops = list(self._stops)
+        for stop in stops:
+            stop()
+
+    def left(self, pairs: Sequence[Pair]) -> list[Pair]:
+        """Those of `pairs` that are still to be run."""
+        with self._lock:
+            if self.given_up:
+                return []
+            return [
+                (program, case)
+                for program, case in pairs
+                if (program, case) not in self._results and case <= self._last.get(program, case)
+            ]
+
+    def rows(self) -> list[list[RunResult]]:
+        """Every program's results, in the order of the cases."""
+        return [self._row(program) for program in range(len(self._plan.programs))]
+
+    def _row(self, program: int) -> list[RunResult]:
+        cases = len(self._plan.calls)
+        ran = min(cases, self._last.get(program, cases) + 1)
+        row = [self._results[program, case] for case in range(ran)]
+        if ran < cases:
+            said = f"not run: {row[-1].status} on an earlier case\n"
+            skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=said.encode())
+            row += [skipped] * (cases - ran)
+        return row
+
+
+def _refusal(plan: RunPlan, pair: Pair) -> RunResult | None:
+    """The result of what is too long to be sent: an error of the program or the case."""
+    program, case = pair
+    for what, size, most in (
+        ("program", len(plan.programs[program]), MAX_PROGRAM_BYTES),
+        ("input", len(plan.stdins[case]), MAX_INPUT_BYTES),
+        ("argument list", len(plan.calls[case]), MAX_INPUT_BYTES),
+    ):
+        if size > most:
+            text = f"the {what} has {size} bytes; the sandbox takes at most {most}\n"
+            return replace(_NOTHING, stderr_bytes=text.encode())
+    return None
+
+
+def _encode(text: str) -> bytes:
+    """UTF-8; a lone surrogate, which no file could hold, travels as its own three bytes."""
+    return text.encode("utf-8", "surrogatepass")
+
+
+def _call(case: Case) -> bytes:
+    if case.function is None:
+        return b""
+    return json.dumps([case.function, case.args]).encode("ascii")
+
+
+class PlannedSandbox(abc.ABC):
+    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
+
+    def run(
+        self,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        end_at_limit: bool = True,
+    ) -> list[list[RunResult]]:
+        """Run every program on every case; see `Sandbox.run`."""
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
+        progress = RunProgress(plan)
+        self._do_all(plan, progress)
+        return progress.rows()
+
+    @abc.abstractmethod
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        """Add the results of all pairs that are left."""
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End what runs; see `Sandbox.close`."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
