@@ -291,6 +291,7 @@ class _Session:
         """Everything from the present state of the folder to the end."""
         config, trainer = self.config, self.trainer
         step = checkpoints.resume(self.folder, trainer)
+        self._note_left()
         self.display.say(_opening(config, self.policies, self.folder.path, step))
         self.trackers = open_trackers(trackers, self.folder.path, dataclasses.asdict(config), step)
         before: list[Evaluation] = []
@@ -336,6 +337,7 @@ class _Session:
             place = checkpoints.save(self.folder, self.trainer)
         except WorkersLost as error:
             raise WorkersLost(f"{error}\n{self._last_checkpoint()}") from error
+        self._note_left()
         self._call("on_save", place)
 
     def _call(self, hook: str, *arguments: Any) -> None:
@@ -369,9 +371,9 @@ class _Session:
         self._log(row)
         try:
             trainer.publish()
-        except SamplerUnavailable as error:
-            # The step is complete; only the engine lacks its weights.
-            raise SamplerUnavailable(f"{error}\n{self._saved(None)}") from error
+        except (SamplerUnavailable, WorkersLost) as error:
+            # The step is complete; only the engine or the workers lack its weights.
+            raise type(error)(f"{error}\n{self._saved(None)}") from error
         self.display.step(trainer.step, self._last_step(), row)
         self._call("on_step", row)
 
@@ -394,6 +396,13 @@ class _Session:
     def _last_checkpoint(self) -> str:
         places = checkpoints.saved(self.folder.path)
         return f"the last checkpoint is in {places[0]}" if places else "no step has been saved yet"
+
+    def _note_left(self) -> None:
+        """Has the last checkpoint named also where Ray ends this process."""
+        if self.config.workers:
+            from pettingllms.distributed.apart import left
+
+            left(self._last_checkpoint())
 
     def _log(self, row: Mapping[str, Any]) -> None:
         self.folder.append(METRICS, [row])

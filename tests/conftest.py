@@ -13,6 +13,9 @@ from typing import Any
 # more threads only wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
+# Ray gives its workers the lowest priority but four: beside anything else that computes, they do not start
+# for minutes.
+os.environ.setdefault("RAY_worker_niceness", "0")
 
 import hypothesis
 import pytest

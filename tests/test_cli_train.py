@@ -17,7 +17,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM
 
 import pettingllms
-from pettingllms.cli import guard
+from pettingllms.cli import guard, train
 from pettingllms.cli.train import StopAsked, main, parse, parser
 from pettingllms.errors import ConfigError
 from tests.tiny_lm import save_tiny
@@ -297,10 +297,14 @@ def test_the_estimate_of_an_adapter_is_what_peft_makes(model: Path) -> None:
         assert shape_of(config).adapter == made
 
 
-def test_a_second_interrupt_stops_at_once() -> None:
+def test_a_second_interrupt_stops_at_once_unless_it_is_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     asked = StopAsked()
     assert not asked()
     asked.ask(signal.SIGINT, None)
     assert asked()
+    asked.ask(signal.SIGINT, None)
+    monkeypatch.setattr(train, "SAME_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
         asked.ask(signal.SIGINT, None)

@@ -50,7 +50,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     143: terminated.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words)))
+    return guarded(lambda: _run(parse(words), own=argv is None))
 
 
 def parse(argv: Sequence[str]) -> EvalCommand:
@@ -117,7 +117,16 @@ def _shown(given: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _run(command: EvalCommand) -> int:
+def _run(command: EvalCommand, *, own: bool) -> int:
+    """Does what the command says, in this process, or where `own` says that it is ours, in a child."""
+    if own and command.options.over.get("workers") and not command.dry_run:
+        from pettingllms.distributed.apart import apart
+
+        return apart(lambda: guarded(lambda: _act(command)))
+    return _act(command)
+
+
+def _act(command: EvalCommand) -> int:
     from pettingllms.cli.display import without_bars
 
     without_bars()

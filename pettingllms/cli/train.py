@@ -7,6 +7,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import FrameType
@@ -42,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     0: done. 2: an error. 130 or 143: stopped by Ctrl-C or SIGTERM, and saved.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    return guarded(lambda: _run(parse(words)))
+    return guarded(lambda: _run(parse(words), own=argv is None))
 
 
 def parser() -> OptionParser:
@@ -90,16 +91,28 @@ def parse(argv: Sequence[str]) -> TrainCommand:
     return TrainCommand(None, Path(found.resume), dry_run=None)
 
 
-def _run(command: TrainCommand) -> int:
-    # Here and not above, so that --help and a misspelt option do not wait for torch.
-    from pettingllms.cli.display import best_display, without_bars
-    from pettingllms.session import train
+def _run(command: TrainCommand, *, own: bool) -> int:
+    """Does what the command says, in this process, or where `own` says that it is ours, in a child."""
+    from pettingllms.runs import read_config
 
     if command.dry_run and command.config is not None:
         from pettingllms.cli.estimate import dry_run
 
         print(dry_run(command.config, command.dry_run))
         return 0
+    config = command.config if command.resume is None else read_config(command.resume)
+    if own and config is not None and config.workers:
+        from pettingllms.distributed.apart import apart
+
+        return apart(lambda: guarded(lambda: _train(command)))
+    return _train(command)
+
+
+def _train(command: TrainCommand) -> int:
+    # Here and not above, so that --help and a misspelt option do not wait for torch.
+    from pettingllms.cli.display import best_display, without_bars
+    from pettingllms.session import train
+
     without_bars()
     with best_display() as display, stop_signals() as stop:
         summary = train(command.config, resume=command.resume, display=display, stop=stop)
@@ -127,12 +140,17 @@ def stop_signals() -> Iterator[StopAsked]:
             signal.signal(number, handler)
 
 
+SAME_SECONDS = 0.5
+"""In which a batch system's signal may come to this process from it, and from the one before it."""
+
+
 class StopAsked:
     """Whether a signal asked for a stop; callable, as `train` wants it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         """The first that came."""
+        self._since = 0.0
 
     def __call__(self) -> bool:
         """Whether to stop."""
@@ -142,8 +160,10 @@ class StopAsked:
         """A signal handler."""
         del frame
         if self.signal is not None:
-            raise KeyboardInterrupt
-        self.signal = number
+            if time.monotonic() - self._since > SAME_SECONDS:
+                raise KeyboardInterrupt
+            return
+        self.signal, self._since = number, time.monotonic()
         # Not print: the signal may have come in the middle of one.
         os.write(2, b"\nstopping after this step; once more stops at once\n")
 

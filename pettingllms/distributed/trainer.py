@@ -27,6 +27,7 @@ from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_a
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
+from pettingllms.distributed.heart import blamed
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.engine import Decided
@@ -182,6 +183,7 @@ class RayATGRPO(ATGRPO):
             playing.add(self.fleet.submit("play", step, shard, casting, weights, part=part))
 
     # ------------------------------------------------------------------------- 3. update
+    @blamed()
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """As in one process; where it raises, learners forget what they have done in the step."""
         marks = {name: learner.mark() for name, learner in self.learners.items()}
@@ -227,6 +229,7 @@ class RayATGRPO(ATGRPO):
         for parameter, tensor in zip(own, tensors.values(), strict=True):
             parameter.copy_(tensor)
 
+    @blamed()
     def publish(self) -> None:
         """Hands the trained weights to the sampler here, and to the workers with their next job."""
         super().publish()
@@ -234,6 +237,7 @@ class RayATGRPO(ATGRPO):
         self._former.weights = before if self.config.max_staleness else self._weights
 
     # ------------------------------------------------------------------------------- state
+    @blamed()
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Fetches the learners' states, from which a lost learner is made again from now on."""
         found = _results([learner.ask("state") for learner in self.learners.values()])

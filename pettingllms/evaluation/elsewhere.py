@@ -23,6 +23,7 @@ from pettingllms.assembly import make_env
 from pettingllms.distributed.cluster import connected, sent
 from pettingllms.distributed.engines import Asking, Engines
 from pettingllms.distributed.fleet import Fleet
+from pettingllms.distributed.heart import blamed
 from pettingllms.distributed.pools import WORKERS, Share, placed, pools_of, starting_at_once
 from pettingllms.evaluation.chunks import Chunk
 from pettingllms.evaluation.playing import Playing
@@ -146,6 +147,8 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
                 jobs = [fleet.submit("play", lineup, chunk) for chunk in missing]
                 for job in jobs:
                     on_batch([])
-                    yield job.result()
+                    with blamed():
+                        done = job.result()
+                    yield done
 
             yield play
