@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -186,7 +187,9 @@ def test_a_cluster_that_dies_in_a_run_ends_it_in_a_line_and_the_run_goes_on_to_t
     with command("train", *options, *words, folder=tmp_path) as process:
         until(lambda: list(folder.glob("checkpoints/step-*")), process)
         os.kill(process_of(cluster.head_node, part), signal.SIGKILL)
+        began = time.monotonic()
         output, _ = process.communicate(timeout=150)
+    assert time.monotonic() - began < 60
     assert process.returncode == 2, output
     assert f"the Ray cluster is lost: {reason}\nthe last checkpoint is in {folder}" in output
     assert "Traceback" not in output
