@@ -84,6 +84,7 @@ class LoadReport:
     def __str__(self) -> str:
         """The counts, then the most frequent reasons, each with the first row that has it."""
         reasons = Counter(refusal.reason for refusal in self.refusals)
+        # Backwards, so that the first row with a reason is the one that stays.
         first = {refusal.reason: refusal for refusal in reversed(self.refusals)}
         lines = [
             f"  {count} x {reason}, first at {first[reason].file}:{first[reason].row}"
@@ -433,6 +434,7 @@ class _Reading(Generic[Record]):
     def _read(self) -> Iterator[_Item[Record]]:
         located = self.located
         for file in located.files:
+            # Training rows are read for `val` as well where a tenth of them is lent to it.
             lends = located.lends_val and file.split == "train"
             if self.split is not None and file.split not in (None, self.split) and not lends:
                 continue

@@ -119,6 +119,7 @@ class Search:
         others = self.candidates(cell)
         if not others:
             return True
+        # The limit is for each question, not for the whole puzzle.
         self.guesses = 0
         self._flip(cell, bit)
         found = False
@@ -147,11 +148,13 @@ class Search:
             found.append(tuple(self.values))
             return len(found) >= most
         at, options = self._narrowest()
+        # A cell with one number left is no guess.
         if options & (options - 1):
             self.guesses += 1
             if self.guesses > self._limit:
                 return True
         cell = empty[at]
+        # The last one takes its place, so that nothing moves up; it is put back in the same way.
         empty[at] = empty[-1]
         empty.pop()
         enough = False

@@ -73,6 +73,7 @@ def read_peers(path: str | Path, split: str, agents: Sequence[str]) -> tuple[Rec
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"peers {path} cannot be read: {error}") from error
     found = [_task(path, number, line) for number, line in enumerate(lines, 1)]
+    # Of all splits: one file is of one team.
     for task in found:
         if set(task.peers) != set(agents):
             raise ConfigError(

@@ -108,12 +108,14 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
     inside = inside.translate(_SAME_BRACKETS)
     try:
         if "=" in inside:
+            # With blanks around its sign, `b3 = 4` would be three words.
             close = "=".join(part.strip() for part in inside.split("="))
             return tuple(map(_fill, _words(close)))
         # Inner brackets hold fills or rows; without any, the words are one fill, rows or a grid.
         groups = [_words(group) for group in _INNER.findall(inside)]
         if not groups:
             return _flat(_words(inside), size)
+        # Only what stands outside of the inner brackets is left, and there should be nothing.
         for word in _words(_INNER.sub(" ", inside)):
             raise _Unreadable(f"{word[:40]!r} is not a list of numbers")
         return _nested(groups, size)
@@ -126,6 +128,7 @@ def _words(text: str) -> list[str]:
 
 
 def _nested(groups: list[list[str]], size: int) -> Answer:
+    # No grid has rows of three numbers, so that three are always a fill.
     if all(len(group) == 3 for group in groups):
         return tuple(_triple(group) for group in groups)
     rows = [_row(group, size) for group in groups]
@@ -391,6 +394,7 @@ def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
     try:
         return sudoku.load(dataset, split)
     except UnknownNameError:
+        # A text of a puzzle's length is meant as one, not as the name of a file.
         if len(text) not in sudoku.SIZES:
             raise
         return (sudoku.parse(text),)  # raises, and says what is wrong with it

@@ -116,6 +116,7 @@ def read_number(text: str) -> Number | None:
     percent = value.endswith("%")
     value = value.removesuffix("%").strip()
     negative = False
+    # Signs and brackets may take turns, as in -(-(5)).
     for _ in range(3):
         sign = _SIGN.match(value)
         assert sign is not None  # it matches the empty text
@@ -158,6 +159,7 @@ def _decimal(digits: str) -> Fraction:
 
 def _power(base: Fraction, exponent: int) -> Fraction:
     # Tested before, because the result itself might not fit into any memory.
+    # A digit has less than four bits.
     if abs(exponent) * max(base.numerator, base.denominator).bit_length() > 4 * MAX_DIGITS:
         raise OverflowError
     if base == 0 and exponent <= 0:
@@ -193,6 +195,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return value, "degree"
     glued = not found[0][-1].isspace() and value[-1] != "%"
     short = rest.rstrip(".^{}23 ")
+    # A single letter right beside a number may be a variable: `5m` is a product as well.
     known = short in _SHORT_UNITS and not (glued and len(short) == 1)
     # A word is a unit, letters beside a number are a product: `5 apples` but not `5xyz`.
     words = re.findall("[a-z]+", rest.lower())

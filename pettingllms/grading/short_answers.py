@@ -38,6 +38,7 @@ def f1(answer: str, accepted: Iterable[str]) -> float:
 
 
 def _f1(left: list[str], right: list[str]) -> float:
+    # As SQuAD has it: where nothing counts, only another empty answer is the same.
     if not left or not right:
         return float(left == right)
     shared = (Counter(left) & Counter(right)).total()

@@ -85,6 +85,7 @@ def expressions(gold: Any, answer: Any, places: int) -> bool:
     wanted, given = links(gold), links(answer)
     if wanted and given:
         return len(wanted) == len(given) and (
+            # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
             all(map(relations, wanted, given)) or all(map(relations, wanted, given[::-1]))
         )
     if given and not isinstance(gold, sympy.Set):
@@ -126,8 +127,10 @@ def relations(gold: Any, answer: Any) -> bool:
     if kind is not other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
         return False
     if kind in (sympy.Eq, sympy.Ne):
+        # An equation with 0 holds where the numerator is 0, in forms with a fraction and without.
         wanted, given = (sympy.fraction(sympy.together(side))[0] for side in (wanted, given))
     factor = sympy.simplify(wanted / given)
+    # A negative factor would turn an inequality around.
     return bool(factor.is_number and factor.is_finite) and bool(
         factor.is_nonzero if kind in (sympy.Eq, sympy.Ne) else factor.is_positive
     )
@@ -163,6 +166,7 @@ def probe(gold: Any, answer: Any, places: int | None) -> bool | None:
         one, other = (complex(side.subs(point).evalf(30)) for side in (gold, answer))
     except (TypeError, ValueError, OverflowError):
         return None
+    # Only NaN differs from itself.
     if one != one or other != other:
         return None
     allowed = largest = max(abs(one), abs(other))

@@ -91,6 +91,7 @@ def host_base(client: Any, *, packages: Sequence[str] = ()) -> str:
         _host_tar(packages),
         repository=HOST_BASE.split(":")[0],
         tag=HOST_BASE.split(":")[1],
+        # CMD is JSON, whose texts have double quotes.
         changes=[change.replace("'", '"') for change in changes],
     )
     return HOST_BASE

@@ -58,6 +58,7 @@ def cure(layer: str) -> str:
     if layer in _CURES:
         return _CURES[layer]
     for path, bad, setting in _SWITCHES:
+        # A switch may be absent: two of them come with some kernels only.
         with contextlib.suppress(OSError):
             if Path(path).read_text().strip() == bad:
                 return f"sysctl -w {setting}"

@@ -166,6 +166,7 @@ def _kind(backend: str) -> str:
     if backend.startswith(FUSION):
         from pettingllms.sandbox.fusion import ServiceAddress
 
+        # Refused here, and not when the first program runs.
         ServiceAddress.of(backend.removeprefix(FUSION))
         return FUSION
     if ":" in backend or backend in SANDBOXES:

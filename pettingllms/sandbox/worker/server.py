@@ -129,6 +129,7 @@ class Replies:
         fds = finished.run.descriptors[1:]
         outputs = [os.pread(fd, self._bounds.output_bytes, start) for fd in fds]
         numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
+        # A run without a value has two outputs: the place of the third length is then -1.
         row = [finished.number, result.status, result.exit_code, *numbers, *map(len, outputs), -1]
         self._rows.append(row[:9])
         self._outputs += outputs

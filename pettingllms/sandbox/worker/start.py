@@ -81,6 +81,7 @@ def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
         return None
     gc.collect()
     kernel.trim_heap()
+    # A collection in a forked process then leaves these objects, and so shared memory, alone.
     gc.freeze()
     gc.disable()
     forks = supervisor.start_fork_server(_READY[0])
@@ -101,6 +102,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     kernel.share_one_heap()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = _take_stream()
+    # A request takes a descriptor for each of its inputs.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked signals wait in the kernel's memory, which no other limit of a program covers.
@@ -161,6 +163,7 @@ def _take_stream() -> frames.Stream:
 
 
 def _preload(options: Options) -> None:
+    # The interpreter starts with `-S`, which leaves these names out.
     importlib.import_module("_sitebuiltins")
     quitter = sys.modules["_sitebuiltins"]
     for name in ("exit", "quit"):
@@ -274,6 +277,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     program_filter = None
     if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
         layers.append(isolation.SECCOMP)
+        # Programs are pid 1 of their namespaces; without these, each gets one that names its pid.
         program_filter = seccomp.program_filter(1)
         kernel.make_deadly((signal.SIGSYS,))
     safe = isolation.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
@@ -366,6 +370,7 @@ def _continue_in_child() -> None:
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
+        # The parent may have ended before the kernel knew of the request.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)
