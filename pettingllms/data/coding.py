@@ -273,8 +273,8 @@ def is_example(question: str, test: Test, function: str | None) -> bool:
     text = _joined(question, function)
     start = text.find(first)
     while start >= 0:
-        # Neighbors share the blank between them: the next token may begin with the last one of
-        # this.
+        # Tokens share the blank between them, so that the next part may begin with this one's
+        # last.
         if _followed(text, start + len(first) - 1, others):
             return True
         start = text.find(first, start + 1)

@@ -211,6 +211,7 @@ def code_contests(row: Row, name: str) -> CodingTask:
         asked,
         [_test(pair, None, f"tests[{n}]") for n, pair in enumerate(pairs)],
         next(filter(is_python, right), ""),
+        # No more of them, because each runs on the tests of every reply of a tester.
         mutants=tuple(dict.fromkeys(filter(is_python, wrong)))[:MUTANTS],
         difficulty=label(row, "difficulty"),
     )
@@ -260,7 +261,7 @@ def mbpp(row: Row, name: str) -> CodingTask:
     function = asserts.tested_function(code, texts, "test_list")
     setup = "\n".join([*_texts(row, "test_imports"), optional_text(row, "test_setup_code")])
     setup = setup.replace("\r\n", "\n").strip()
-    # Only to refuse the row here, and not each program that is run with it later.
+    # Parsed only to refuse the row here, before any program runs with it.
     asserts.parse(setup, "test_setup_code")
     asked = f"{asked}\n\nSignature: `{asserts.signature(code, function)}`"
     tests = asserts.of_list(texts, function, "test_list")

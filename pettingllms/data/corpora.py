@@ -171,7 +171,7 @@ def _opened(
     cache: Path | None,
 ) -> Index:
     folder = (cache or CACHE).expanduser()
-    # With what the stored scores follow from: an index of another form is another folder.
+    # With all that stored scores depend on: another format or weighting gets another folder.
     digest = hashlib.blake2b(f"{VERSION} {K1} {B} {facts}".encode(), digest_size=12).hexdigest()
     target = folder / digest
     try:

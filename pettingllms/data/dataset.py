@@ -327,6 +327,7 @@ class _Reader(Generic[Record]):
         schema = self.kind.schemas[self.name]
         record = schema.read(row, name)
         said = said_split(row) if self.name == self.kind.own else None
+        # Rows may be large, and are kept only where the publisher's split is read off them.
         fields = row if schema.split_of else None
         return _Item(record, said, self.file, number, fields, record.id != name)
 
@@ -447,6 +448,7 @@ class _Reading(Generic[Record]):
                     self._refuse(bad, file, number)
                     continue
                 finally:
+                    # Of rows that are refused as well: the file's first row has told the schema.
                     self.schemas.add(reader.name or "")
                 if item is None:
                     self.outside += 1

@@ -295,6 +295,7 @@ class Composition:
         return other.split in ("train", self.split)
 
 
+# It takes a run on each of forty probes.
 @cache
 def _split(composition: Composition) -> Split:
     return split_of_computation(composition.family, composition.run)

@@ -216,7 +216,7 @@ def _raced(
             keep = sums + rest >= _kth(sums, k)
             numbers, sums = numbers[keep], sums[keep]
         passages, scores = _entries(postings, word)
-        # Behind the last passage there is nothing to compare with; the comparison then fails.
+        # A number beyond the last passage is compared with that one, and differs.
         place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
         same = passages[place] == numbers
         sums = sums + np.where(same, count * scores[place].astype(np.float64), 0.0)

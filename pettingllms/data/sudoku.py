@@ -220,6 +220,7 @@ def generate(
         while by_solution and split_of(solution, solution) != split:
             solution = _filled(rng, size)
         dug = _dug(rng, solution, rng.randint(lo, hi), difficulty)
+        # Digging ends before its target where no other number can be spared.
         suits = len(dug) - dug.count(0) <= hi and (difficulty is None or difficulty == grade(dug))
         if suits and (by_solution or split_of(dug, solution) == split):
             return puzzle(dug, solution, grade(dug))

@@ -232,6 +232,7 @@ class _Notes:
         for cell, value in enumerate(clues):
             if value:
                 self._place(cell, 1 << (value - 1))
+        # Anew, because later clues have filled some of those that were noted above.
         self._ready = [cell for cell, mask in enumerate(self.marks) if mask.bit_count() == 1]
 
     def _place(self, cell: int, bit: int) -> None:
@@ -273,6 +274,7 @@ class _Notes:
                 twice |= once & marks[cell]
                 once |= marks[cell]
             for bit in bits(once & ~twice):
+                # A number that was placed a moment ago may stand in this one's cell.
                 cell = next((cell for cell in unit if marks[cell] & bit), -1)
                 if cell >= 0:
                     self._place(cell, bit)

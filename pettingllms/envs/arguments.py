@@ -137,6 +137,7 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
     The docstrings of a class's bases count, too.
     """
     texts: dict[str, str] = {}
+    # Bases first, so that what a subclass says of an argument counts.
     for base in reversed(getattr(kind, "__mro__", (kind,))):
         texts |= documented(vars(base).get("__doc__") or "")
     return [
@@ -158,6 +159,7 @@ def documented(docstring: str) -> dict[str, str]:
     )
     if section is None:
         return {}
+    # An entry is indented by four blanks, and what continues it by more.
     entries = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.M)[1:]
     pairs = (entry.split(":", 1) for entry in entries)
     return {name: " ".join(text.split()) for name, text in pairs}
@@ -187,6 +189,7 @@ def some_of(name: str, values: Sequence[str], allowed: Sequence[str]) -> tuple[s
             f"{name} must be a list of one or more of {', '.join(allowed)}, got {values!r}"
         )
     chosen = {one_of(f"each of {name}", value, allowed) for value in values}
+    # Not in the order of the set, which differs between processes.
     return tuple(value for value in allowed if value in chosen)
 
 

@@ -122,6 +122,7 @@ class raw_env(GameEnv):
         with private(self._generators) as swap:
             self._prepare()
             self._step(action)
+            # Agents that are out have to be stepped with None before the next one acts.
             while not self._over and self._is_out(self._game.agent_selection):
                 self._step(None)
         self._generators = swap.state
@@ -247,7 +248,7 @@ def _chosen(text: str | None, actions: Mapping[str, int]) -> tuple[int | None, s
     The whole reply may be the action, by name or number; else the last one in brackets counts.
     """
     plain = {name.casefold(): number for name, number in actions.items()}
-    # An action whose name is a number goes before the one that has this number.
+    # An action whose name is a number takes precedence over the one that has this number.
     plain |= {str(number): number for number in actions.values() if str(number) not in plain}
     said = (text or "").strip()
     found = re.findall(r"\[([^\[\]]*)\]", said)

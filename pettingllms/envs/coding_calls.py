@@ -136,6 +136,7 @@ def shown(
         left: trials that the debugger may still make.
     """
     if role == "debugger":
+        # A prompt may be asked for at any time, also before there is a call.
         now = calls.made[-1] if calls.made else Call("", "")
         lines = [now.asked, now.program.rstrip(), *_trials(now.trials)]
         if compact:

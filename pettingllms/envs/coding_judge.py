@@ -74,7 +74,7 @@ def judged(
     for group in groups.values():
         if not all(passes(test, results[test.input], function) for test in group):
             # Each different output is a guess of its own: several for one input cost as much as
-            # for several.
+            # one each for several.
             wrong += len({_key(test.output, function) for test in group})
         elif not any(is_example(question, test, function) for test in group):
             right += 1

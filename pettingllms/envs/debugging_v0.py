@@ -109,7 +109,7 @@ class raw_env(coding_v0.raw_env):
         return f"{state.calls.due}_0"
 
     def _hears(self, agent: str) -> Collection[str]:
-        # A thought would carry the problem to the debugger, or past its report to the coder.
+        # Thoughts would carry the problem to the debugger, and more than its report to the coder.
         del agent
         return ()
 

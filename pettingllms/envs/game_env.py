@@ -175,7 +175,7 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
     def _settle(self, agent: str) -> None:
         """Pays what is due after a step of `agent`, and selects who is next."""
         outcome, agents = self._outcome(), self.agents
-        # What PettingZoo's `last` returns is what an agent earned since its own step before.
+        # PettingZoo's `last` returns what an agent has earned since its own step before this one.
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(agents, 0.0)
         if outcome is not None:

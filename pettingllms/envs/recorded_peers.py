@@ -43,6 +43,7 @@ class RecordedTask(NamedTuple):
 
     def drawn(self, draw: int) -> dict[str, str]:
         """One reply of each peer; the same for the same `draw`."""
+        # By task and draw, so that the order in which tasks come makes no difference.
         rng = random.Random(f"{self.split} {self.seed} {draw} peers")
         return {agent: rng.choice(peer.replies) for agent, peer in self.peers.items()}
 

@@ -223,6 +223,7 @@ def _shown(searches: Sequence[Lookup]) -> list[str]:
 
 def _cut(passage: Passage) -> str:
     # A passage may be one line of a megabyte.
+    # Words may be long: no passage takes more than an eighth of the room.
     text = " ".join(passage.text[: 20 * SHOWN_WORDS].split()[:SHOWN_WORDS])[: SHOWN_CHARS // 8]
     title = " ".join(passage.title.split())[:100]
     return f"({title}) {text}" if title else text

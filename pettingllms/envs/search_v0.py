@@ -285,6 +285,7 @@ class raw_env(TeamEnv):
         if role == "worker":
             empty = self._reported(state, "")
             return replace(empty, local=empty.local - UNREADABLE, parse_error=why)
+        # A search that cannot be read is used up like any other.
         wasted = role == "searcher"
         after = replace(state, used=state.used + wasted, turns=state.turns + 1)
         after = replace(after, due=self._opener(after, role))

@@ -251,6 +251,7 @@ class raw_env(BoardEnv):
             return f"[{', '.join(answer)}]"
         steps, words = deltas(level.room.width), ["["]
         for move in answer:
+            # A part that is refused leads nowhere.
             position = moved(level.room, position, steps[move]) or position
             words += (move, self._name(level, position.player))
         return " ".join([*words, "]"])

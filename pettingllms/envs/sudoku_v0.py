@@ -105,6 +105,7 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
     inside = last_list(text)
     if isinstance(inside, ParseError):
         return ParseError(f"{inside.why.partition(', such as')[0]}; {_FORMS}")
+    # Python and JSON write lists with other brackets and with quotes.
     inside = inside.translate(_SAME_BRACKETS)
     try:
         if "=" in inside:
@@ -418,6 +419,7 @@ def _answer_result(
 def _contradiction(level: Puzzle, whole: Whole) -> str:
     """Names the clue that a grid changes; empty where it changes none."""
     for cell, (value, clue) in enumerate(zip(whole.values, level.clues, strict=True)):
+        # An empty cell of an answer takes no clue away.
         if value and clue and value != clue:
             row, column = divmod(cell, level.size)
             return f"the grid changes the clue {clue} in row {row + 1}, column {column + 1}"
@@ -451,6 +453,7 @@ def _refusal(level: Puzzle, values: list[int], fill: Fill) -> str:
 def _score(level: Puzzle, position: Grid) -> tuple[int, int]:
     """Numbers written that are those of the solution, and that are not."""
     clues = len(position) - level.blanks
+    # Clues are right in every position, and no progress.
     right = sum(map(int.__eq__, position, level.solution)) - clues
     return right, len(position) - clues - position.count(0) - right
 

@@ -143,6 +143,7 @@ def _fraction(text: str) -> Fraction | None:
             return _power(_decimal(found[1]), int(found[2]))
         if found := _RATIO.fullmatch(text):
             whole, up, down = found.groups()[:3] if found[2] else found.groups()[3:]
+            # In a mixed number both parts of the fraction are whole.
             if whole and not (up.isdecimal() and down.isdecimal()):
                 return None
             return _decimal(whole or "0") + _decimal(up) / _decimal(down)
@@ -238,6 +239,7 @@ def split_list(text: str) -> Items | None:
     elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and _encloses(inner):
         inner, brackets = inner[1:-1], inner[0] + inner[-1]
     items = _items(inner)
+    # Brackets around one value only group it.
     if items is None or (len(items) < 2 and brackets in ("", "()")):
         return None
     if any(not item for item in items) and len(items) > 1:
@@ -266,6 +268,7 @@ def _encloses(text: str) -> bool:
 
 def _items(text: str) -> tuple[str, ...] | None:
     r"""Cuts `text` outside of brackets at commas, `and` and `or`, or at semicolons; `\pm` is two."""
+    # With two of them it would be open which values belong together.
     if text.count(r"\pm") == 1 and "," not in text:
         return (text.replace(r"\pm", "+").strip(), text.replace(r"\pm", "-").strip())
     text = _AND.sub(", ", text)

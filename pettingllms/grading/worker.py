@@ -96,6 +96,7 @@ def expressions(gold: Any, answer: Any, places: int) -> bool:
         return all(isinstance(link, sympy.Eq) for link in given) and all(
             values(gold, member, places) for member in members
         )
+    # A reference such as `x = 5` may be answered by 5 alone.
     if wanted and isinstance(wanted[0], sympy.Eq) and wanted[0].lhs.is_Symbol:
         return values(wanted[-1].rhs, answer, places)
     return values(gold, answer, places)

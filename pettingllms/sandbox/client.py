@@ -96,6 +96,7 @@ class WorkerConnection:
         deadline = time.monotonic() + patience
         # A worker that has just started was not idle before its first request.
         idle = self.requests > 1
+        # A run is two numbers in a flat list.
         most, runs = header["limits"]["output_kib"] << 10, len(header["runs"]) // 2
         try:
             self._stream.write(frames.encode(header, payload), deadline)

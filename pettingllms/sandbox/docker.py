@@ -303,8 +303,8 @@ def _require_runtime(client: Any, runtime: str | None) -> None:
 def remove_orphans(client: Any) -> int:
     """Remove the containers whose process has been killed, and no others; returns how many."""
     removed = 0
+    # Containers may go while they are listed.
     for container in client.containers.list(
-        # Containers may go while they are listed.
         all=True, filters={"label": OWNER_LABEL}, ignore_removed=True
     ):
         if is_orphan(container.labels.get(OWNER_LABEL, "")):
@@ -372,7 +372,7 @@ def _start(pid: int) -> str:
     except OSError:
         # Without a /proc, as on macOS, nothing is known.
         return "gone" if Path("/proc/self/stat").exists() else _UNKNOWN
-    # Behind the name, which may hold blanks and brackets; field 22 of proc(5).
+    # After the name, which may hold blanks and brackets; field 22 of proc(5).
     return stat.rsplit(")", 1)[1].split()[19]
 
 

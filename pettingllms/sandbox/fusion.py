@@ -45,6 +45,7 @@ _BACKOFF_S = 0.5
 _HEAD_BYTES = 1 << 16
 _BYTES_PER_BYTE = 6
 """JSON may write a byte of output as six, such as `\\u0000`."""
+# Timed out, too early, too many requests: another try may succeed.
 _BUSY = (408, 425, 429)
 
 _CALL = """\
@@ -197,6 +198,7 @@ class FusionSandbox(PlannedSandbox):
                 return _read(self._post(body, limits), mark, limits)
             except _ServiceTrouble as error:
                 trouble = error
+        # A service that is out of order may send too much as well, whatever the program did.
         if isinstance(trouble, _TooLarge) and self._answers():
             return _limited(
                 "output_limit", "", "the program printed too much\n", 1, 0, None, limits

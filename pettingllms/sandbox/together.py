@@ -215,6 +215,7 @@ class SharedRuns:
             now = left[:at_once]
             asked = {"programs": now, "cases": given, "function": functions.copy().pop()}
             whole, lines = gatherer_of(self._sandbox, _DRIVER)(self._sandbox, asked, within)
+            # There are fewer lines where the process ended early.
             for program, line in zip(now, lines, strict=False):
                 for case, run in zip(cases, _rows(line), strict=False):
                     self._known[program, case] = _result(run, whole, self._limits, case)

@@ -230,6 +230,7 @@ class RunPlan:
 
     def request(self, pairs: Sequence[Pair]) -> tuple[dict[str, Any], list[bytes]]:
         """Header and payload of a request for `pairs` alone."""
+        # Each text is sent once, however many runs need it.
         programs = sorted({program for program, _ in pairs})
         cases = sorted({case for _, case in pairs})
         program_at = {program: at for at, program in enumerate(programs)}

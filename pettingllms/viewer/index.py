@@ -299,6 +299,7 @@ class _Columns:
             self.labels[place],
             self.tasks[place],
             self.episodes[place],
+            # The reverse of `_SUCCESS`.
             (False, True, None)[self.successes[place]],
         )
 

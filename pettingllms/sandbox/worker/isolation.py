@@ -245,6 +245,7 @@ class Isolation(NamedTuple):
 
     def seal(self, limits: tuple[ResourceLimit, ...], bounds: Bounds) -> None:
         """Give up the rest: what is left is what a program may do."""
+        # Before the filter, under which no process can be made.
         if NAMESPACES not in self.layers:
             _watch_deleted_files(limits[0][1][0], bounds.tmp_bytes)
         for limit in limits:

@@ -136,6 +136,7 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         space.update(_CALL_NAMES)
     sys.modules[module.__name__] = module
     outcome = _guard(functools.partial(_play, code, space, call, value_fd))
+    # An executor ends its threads in a hook that `threading` calls.
     threads = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
     endings: list[Callable[[], object]] = [_END_THREADS] if threads else []
     # As the interpreter ends: output is flushed before globals go, which replaced streams may use.

@@ -311,6 +311,7 @@ def _search(intervals: Sequence[_Interval]) -> list[Instruction]:
     middle = len(intervals) // 2
     below, above = _search(intervals[:middle]), _search(intervals[middle:])
     first = intervals[middle][0]
+    # The distance of a conditional jump has one byte.
     if len(below) <= _FARTHEST:
         return [(_JUMP_GE, len(below), 0, first), *below, *above]
     return [(_JUMP_GE, 0, 1, first), (_JUMP_ALWAYS, 0, 0, len(below)), *below, *above]

@@ -165,6 +165,7 @@ def perform(pool: supervisor.ProcessPool, request: RunRequest) -> Iterator[Finis
             ended = request.end and result.status in _RUNAWAY
             todo = [entry for entry in todo[1:] if not (ended and entry[1][0] == program)]
             yield FinishedRun(number, run, result, not todo)
+        # All but the input, which other runs read as well.
         _close(run.descriptors[1:])
     _close(codes.values())
 

@@ -189,6 +189,7 @@ def _set_the_stage() -> program.Streams:
     os.environ.update(program.ENVIRONMENT)
     sys.argv[:] = [program.FILE_NAME]
     sys.orig_argv[:] = [sys.executable, program.FILE_NAME]
+    # Programs find in `sys.modules` what plain Python has there, and nothing of ours.
     own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
     _KEPT.extend(sys.modules.pop(name) for name in own)
     program.rehearse()
@@ -244,6 +245,7 @@ def _fix_random_numbers() -> None:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
+        # NumPy takes the entropy of a generator without a seed from here.
         generator: Any = sys.modules["numpy.random.bit_generator"]
         generator.randbits = lambda bits: random.Random().getrandbits(bits)
 

@@ -150,6 +150,7 @@ class ProcessPool:
         self.isolation.clean()
         marks = end.marks()
         end.close()
+        # One that was killed before it was set up gets another try: see `stray`.
         if not marks.startswith(SET_UP) and ended.exit_code != -signal.SIGKILL:
             said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
             raise JobFailed(f"a process could not be set up: {said or ended}")
