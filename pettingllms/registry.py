@@ -41,6 +41,7 @@ class Registry:
         self.kind = kind
         self.own = dict(paths)
         """This package's, without those of installed ones."""
+        # Of all kinds, `sandbox` alone ends in x.
         self._group = f"pettingllms.{kind}{'es' if kind.endswith('x') else 's'}"
 
     def paths(self) -> dict[str, str]:
@@ -58,6 +59,7 @@ class Registry:
         Raises:
             UnknownNameError: nothing has this name; the text suggests what does.
         """
+        # Entry points come last: to find them, all installed packages are looked through.
         if ":" in name or name in self.own:
             return self.own.get(name, name)
         paths = self.paths()

@@ -173,6 +173,8 @@ class Group:
         if not self.candidates:
             raise GroupError(f"group {self.key} has no candidates; sample at least one")
         for index, candidate in enumerate(self.candidates):
+            # An advantage compares candidates, which means something for one and the same prompt
+            # only.
             if candidate.completion.prompt_ids != self.prompt_ids:
                 raise GroupError(
                     f"candidate {index} of group {self.key} answered another prompt "

@@ -153,6 +153,8 @@ def draw(
     while True:
         start = rng.randint(1, largest)
         steps = _steps(rng, start, rng.randint(*depth), largest)
+        # The split follows from all the numbers, so that a story is drawn whole and then kept or
+        # not.
         if steps is None or story_split(start, steps) != split:
             continue
         # Small answers are by far the most frequent ones. Thinned out in proportion, no constant
@@ -199,6 +201,8 @@ def story_split(start: int, steps: tuple[Step, ...]) -> Split:
 
 def _may_have_primed(start: int, steps: tuple[Step, ...]) -> bool:
     """Returns whether a computation was of the training split that the base model was primed on."""
+    # The rule of that earlier split, CRC-32 of the text: the shipped weights do not change with
+    # ours.
     return zlib.crc32(computation(start, steps).encode()) % 10 >= 3
 
 

@@ -147,6 +147,7 @@ def helpers(prompt: str, function: str) -> str:
         if isinstance(node, ast.Import | ast.ImportFrom):
             kept.append(node)
         elif isinstance(node, ast.FunctionDef | ast.ClassDef) and node.name != function:
+            # A program that brings this definition along keeps its own.
             absent = ast.parse(f"{node.name!r} not in globals()", mode="eval").body
             kept.append(ast.If(absent, [node], []))
     return "\n".join(ast.unparse(ast.fix_missing_locations(node)) for node in kept)

@@ -107,6 +107,7 @@ class Chain:
         for place, (stage, part) in enumerate(self.links):
             if self.arithmetic:
                 alone = place == 0 and stage != COMBINE
+                # No code of a change has another x than the value in it: `abs(x)`, `x + 1`.
                 yield f"x = {part.code.replace('x', 'a') if alone else part.code}"
             elif stage == KEEP:
                 yield f"a = [x for x in a if {part.code}]"
@@ -122,6 +123,7 @@ class Chain:
         it = "it" if self.arithmetic else "each"
         said = [rng.choice(link.part.phrases).format(it=it) for link in self.links]
         if self.arithmetic:
+            # A chain that begins with a change begins with the first number as it is.
             sentence = _arithmetic(
                 rng, [*(() if self.links[0].stage == COMBINE else "a"), *said], out
             )
@@ -205,6 +207,8 @@ def problem(
     """Draws what a task computes: a chain of the split, or of three steps a composition of the grammar."""
     count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
     name = pick(rng, families)
+    # Compositions of three steps are all known, with their splits; other chains are drawn until
+    # one fits.
     if count != 3:
         return draw(rng, name, count, split)
     return rng.choice([c for c in grammar.COMPOSITIONS[split] if c.family.name == name])

@@ -137,6 +137,7 @@ def run_inputs(
     """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
     if not task.asserts or task.function is None:
         return run(list(programs), cases(task, inputs))
+    # Agents write JSON; a published call shows which of its lists have to be tuples or sets.
     like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]
     calls = asserts.calls_of(inputs, task.function, task.setup, like)
     return run([asserts.beside(program) for program in programs], calls)
@@ -195,6 +196,8 @@ def same_value(expected: str, actual: str | None) -> bool:
     if actual is None:
         return False
     try:
+        # Python refuses to read integers of more than 4300 digits; of those the digits are
+        # compared.
         return _same_json(
             *(json.loads(text, parse_int=whole_number) for text in (expected, actual))
         )
@@ -225,12 +228,14 @@ def _close_text(expected: str, actual: str) -> bool:
 
 
 def _close(expected: float, actual: float) -> bool:
+    # `1e999` reads as infinity, which would be close to itself.
     return math.isfinite(actual) and math.isclose(
         expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE
     )
 
 
 def _same_json(expected: Any, actual: Any) -> bool:
+    # Before the numbers, because `True` is 1 in Python.
     if isinstance(expected, bool) or isinstance(actual, bool):
         return expected is actual
     if isinstance(expected, float) and isinstance(actual, int | float):
@@ -268,6 +273,8 @@ def is_example(question: str, test: Test, function: str | None) -> bool:
     text = _joined(question, function)
     start = text.find(first)
     while start >= 0:
+        # Tokens share the blank between them, so that the next part may begin with this one's
+        # last.
         if _followed(text, start + len(first) - 1, others):
             return True
         start = text.find(first, start + 1)
@@ -286,6 +293,7 @@ def _followed(text: str, end: int, others: list[str]) -> bool:
 def _joined(text: str, function: str | None) -> str:
     """Tokens with a blank before, between and after them."""
     words = {} if function is None else _AS_JSON
+    # A statement may show 2 where the test has 2.0.
     tokens = (token.removesuffix(".0") for token in _TOKEN.findall(text))
     return " ".join(["", *(words.get(token, token) for token in tokens), ""])
 
@@ -330,6 +338,7 @@ def known_wrong(task: CodingTask, run: Run, count: int) -> tuple[str, ...]:
         candidates = list(islice(changed, CANDIDATES))
     except (SyntaxError, ValueError, RecursionError) as error:
         raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
+    # The reference in the same request, so that its verdict costs no round of its own.
     reference, *results = run_tests(task, [task.reference, *candidates], run)
     if failure := _failure(task, reference):
         raise DatasetError(
@@ -368,10 +377,12 @@ def mutants(program: str) -> Iterator[str]:
     Raises:
         SyntaxError: `program` is not Python.
     """
+    # As `unparse` writes it: a change that only changes the spelling is no mutant.
     tree, seen = ast.parse(program), {ast.unparse(ast.parse(program))}
     for place, node in enumerate(ast.walk(tree)):
         for change in _changes(node):
             twin = copy.deepcopy(tree)
+            # A copy is walked in the same order, so that the same place is the same node.
             change(next(n for i, n in enumerate(ast.walk(twin)) if i == place))
             text = ast.unparse(ast.fix_missing_locations(twin))
             if text not in seen:
@@ -385,6 +396,7 @@ def _changes(node: ast.AST) -> list[Callable[[ast.AST], None]]:
         return [_swap_operator]
     if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATORS:
         return [_swap_comparison]
+    # `True` is an `int`, too, and has no neighbors.
     if isinstance(node, ast.Constant) and type(node.value) is int:
         return [_add(1), _add(-1)]
     if isinstance(node, ast.Name) and node.id in _NAMES:

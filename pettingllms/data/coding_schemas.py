@@ -184,6 +184,7 @@ def apps(row: Row, name: str) -> CodingTask:
         label(row, "problem_id", "id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
         [_test(pair, function, f"input_output[{n}]") for n, pair in enumerate(pairs)],
+        # APPS has solutions in Python 2 as well, which do not parse here.
         next(filter(is_python, solutions), ""),
         function=function or None,
         difficulty=label(row, "difficulty"),
@@ -210,6 +211,7 @@ def code_contests(row: Row, name: str) -> CodingTask:
         asked,
         [_test(pair, None, f"tests[{n}]") for n, pair in enumerate(pairs)],
         next(filter(is_python, right), ""),
+        # No more of them, because each runs on the tests of every reply of a tester.
         mutants=tuple(dict.fromkeys(filter(is_python, wrong)))[:MUTANTS],
         difficulty=label(row, "difficulty"),
     )
@@ -251,6 +253,7 @@ def livecodebench(row: Row, name: str) -> CodingTask:
 def mbpp(row: Row, name: str) -> CodingTask:
     """Reads a row of MBPP, full or sanitized; the signature of its code is part of the question."""
     asked = question(row, "text", "prompt")
+    # MBPP was published with line ends of Windows.
     code = text(row, "code").replace("\r\n", "\n")
     texts = [*_texts(row, "test_list"), *_texts(row, "challenge_test_list")]
     if not texts:
@@ -258,6 +261,7 @@ def mbpp(row: Row, name: str) -> CodingTask:
     function = asserts.tested_function(code, texts, "test_list")
     setup = "\n".join([*_texts(row, "test_imports"), optional_text(row, "test_setup_code")])
     setup = setup.replace("\r\n", "\n").strip()
+    # Parsed only to refuse the row here, before any program runs with it.
     asserts.parse(setup, "test_setup_code")
     asked = f"{asked}\n\nSignature: `{asserts.signature(code, function)}`"
     tests = asserts.of_list(texts, function, "test_list")
@@ -345,6 +349,7 @@ def _arguments(given: object) -> object:
     """Joins arguments to a JSON list; LiveCodeBench writes one per line."""
     if not isinstance(given, str):
         return given
+    # `chr(10)`, because before Python 3.12 an f-string may have no backslash in its braces.
     return f"[{', '.join(line for line in given.split(chr(10)) if line.strip())}]"
 
 

@@ -171,9 +171,11 @@ def _opened(
     cache: Path | None,
 ) -> Index:
     folder = (cache or CACHE).expanduser()
+    # With all that stored scores depend on: another format or weighting gets another folder.
     digest = hashlib.blake2b(f"{VERSION} {K1} {B} {facts}".encode(), digest_size=12).hexdigest()
     target = folder / digest
     try:
+        # Without the lock first: a folder of this name is complete, because renaming comes last.
         if not target.exists():
             folder.mkdir(parents=True, exist_ok=True)
             with _locked(folder / f"{digest}.lock"):
@@ -202,10 +204,12 @@ def _build(target: Path, passages: Sequence[Passage], report: CorpusReport) -> N
     words, postings = indexed(_counted(passages, report.source))
     if not words:
         raise DatasetError(f"{report.source} has no passage with a word in it")
+    # In the same folder as the target, since a rename works within one file system.
     beside = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         for field, array in postings._asdict().items():
             np.save(beside / f"{field}.npy", array)
+        # Sorted, so that a word is found by bisection, without reading the words into memory.
         keys = np.fromiter(map(_key, words), np.uint64, len(words))
         order = np.argsort(keys)
         np.save(beside / "keys.npy", keys[order])
@@ -260,6 +264,7 @@ def open_index(folder: Path) -> Index:
     keys, numbers = mapped("keys"), mapped("numbers")
 
     def number_of(word: str) -> int | None:
+        # As their type: with a Python integer, NumPy would compare keys of 64 bits as floats.
         key = np.uint64(_key(word))
         at = int(np.searchsorted(keys, key))
         return int(numbers[at]) if at < len(keys) and keys[at] == key else None

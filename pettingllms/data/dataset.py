@@ -84,6 +84,7 @@ class LoadReport:
     def __str__(self) -> str:
         """The counts, then the most frequent reasons, each with the first row that has it."""
         reasons = Counter(refusal.reason for refusal in self.refusals)
+        # Backwards, so that the first row with a reason is the one that stays.
         first = {refusal.reason: refusal for refusal in reversed(self.refusals)}
         lines = [
             f"  {count} x {reason}, first at {first[reason].file}:{first[reason].row}"
@@ -326,6 +327,7 @@ class _Reader(Generic[Record]):
         schema = self.kind.schemas[self.name]
         record = schema.read(row, name)
         said = said_split(row) if self.name == self.kind.own else None
+        # Rows may be large, and are kept only where the publisher's split is read off them.
         fields = row if schema.split_of else None
         return _Item(record, said, self.file, number, fields, record.id != name)
 
@@ -433,6 +435,7 @@ class _Reading(Generic[Record]):
     def _read(self) -> Iterator[_Item[Record]]:
         located = self.located
         for file in located.files:
+            # Training rows are read for `val` as well where a tenth of them is lent to it.
             lends = located.lends_val and file.split == "train"
             if self.split is not None and file.split not in (None, self.split) and not lends:
                 continue
@@ -445,6 +448,7 @@ class _Reading(Generic[Record]):
                     self._refuse(bad, file, number)
                     continue
                 finally:
+                    # Of rows that are refused as well: the file's first row has told the schema.
                     self.schemas.add(reader.name or "")
                 if item is None:
                     self.outside += 1

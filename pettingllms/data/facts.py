@@ -64,7 +64,10 @@ def world(split: Split) -> World:
     objects: dict[tuple[str, str], str] = {}
     for relation in relations:
         ring = rng.sample(entities, len(entities))
+        # The first entity's object is the last one, which closes the ring.
         objects |= {(one, relation): ring[n - 1] for n, one in enumerate(ring)}
+    # Of passages with equal scores the lower number comes first, and must not tell which one is
+    # meant.
     shuffled = rng.sample(sorted(objects), len(objects))
     return World(entities, relations, {pair: objects[pair] for pair in shuffled})
 

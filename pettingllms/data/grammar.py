@@ -211,6 +211,7 @@ def random_values(rng: random.Random, family: Family, length: int) -> list[Any]:
     return [rng.randint(-9, 9) for _ in range(length)]
 
 
+# Not to be changed: every problem's split follows from them, also that of tasks used for priming.
 _PROBES = {
     family.name: [random_values(random.Random(f"probe {n}"), family, 3 + n % 4) for n in range(40)]
     for family in FAMILIES
@@ -294,6 +295,7 @@ class Composition:
         return other.split in ("train", self.split)
 
 
+# It takes a run on each of forty probes.
 @cache
 def _split(composition: Composition) -> Split:
     return split_of_computation(composition.family, composition.run)

@@ -72,9 +72,11 @@ def locate(
         DatasetError: no such file, no such split, a bad option, or the files cannot be had.
         UnknownNameError: neither a name, nor an id, nor a path.
     """
+    # A file may have a question mark in its own name.
     if isinstance(source, Path) or "?" not in source or _exists(Path(source)):
         return _located(source, split, endings, kind)
     bare, _, query = source.partition("?")
+    # An option without a value, as in `?divide`, has the empty text.
     options = dict(part.partition("=")[::2] for part in query.split("&") if part)
     for name in options:
         if name not in _OPTIONS:
@@ -125,6 +127,7 @@ def _located(
             _log.warning("%s is the published data set; ./%s is the file or folder", text, text)
         return _named(text, split)
     path, found = Path(source).expanduser(), _HUB_ID.fullmatch(text)
+    # `my.jsonl` is a file even where there is none, so that the error is about the file.
     is_file = ending_of(path) in endings and not (found and found["part"])
     if _exists(path) or is_file or isinstance(source, Path):
         return local(path, endings)
@@ -167,6 +170,7 @@ def local(path: Path, endings: tuple[str, ...]) -> Located:
 
 def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     """Lists the files of rows in and below a folder, sorted by name."""
+    # Sorted, because the order of rows must not depend on the file system.
     return sorted(
         path
         for path in folder.rglob("*")
@@ -183,6 +187,7 @@ def _of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
 
 def split_of_name(path: Path) -> Split | None:
     """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
+    # From the file upwards: its own name goes before its folders'.
     for part in reversed(path.with_suffix("").parts):
         if found := _WORD.search(part.lower()):
             return _WORDS[found[1]]
@@ -272,6 +277,7 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     configurations = sorted(
         name for name in folders - {"data", "default"} if split_of_name(Path(name)) is None
     )
+    # Configurations are data sets of their own, whose rows must not be mixed.
     if len(configurations) > 1:
         choices = " or ".join(f"{repository}:{name}" for name in configurations)
         raise DatasetError(f"{repository} has several configurations; choose {choices}")
@@ -287,6 +293,7 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"{name} is on the Hugging Face hub, and huggingface_hub is not installed: "
             "pip install 'pettingllms[train]'"
         ) from error
+    # Where nothing answers, the hub's client would wait without end; its cache needs no answer.
     alone = not reach.hub_answers()
     try:
         return Path(
@@ -340,6 +347,7 @@ def unpack(archive: Path | IO[bytes], entry: DataSet, out: Path) -> list[Path]:
 
     written = []
     with zipfile.ZipFile(archive) as members:
+        # Before anything is written: a small archive may unpack to any size.
         if sum(member.file_size for member in members.infolist()) > _MOST_UNPACKED:
             raise DatasetError(f"the archive of {entry.repository} is larger than it can be")
         for split in entry.files:

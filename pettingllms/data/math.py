@@ -139,6 +139,7 @@ def _aime24(row: Row, name: str) -> MathProblem:
 
 def _problem_answer(row: Row, name: str) -> MathProblem:
     level = label(row, "difficulty", "level")
+    # MATH-500 writes 3 where MATH has `Level 3`.
     if isinstance(row.get("level"), int):
         level = f"Level {level}"
     return MathProblem(
@@ -211,6 +212,8 @@ def _answers(problem: MathProblem) -> Hashable:
 PROBLEMS: Kind[MathProblem] = Kind(
     name="math",
     schemas={
+        # The first that fits is taken: from the most particular to `problems`, which fits many
+        # rows.
         "dapo_math": Schema(
             "prompt, reward_model", _has("prompt", "reward_model").issubset, _dapo_math
         ),
@@ -275,6 +278,7 @@ class ReasoningGym:
         """
         for attempt in range(_TRIES):
             digest = hashlib.blake2b(f"{split}/{seed}/{attempt}".encode(), digest_size=8).digest()
+            # Thirty bits: every number is within the size that the generator was made with.
             found: dict[str, Any] = self.tasks[int.from_bytes(digest, "big") >> 34]
             if question_split(found["question"]) == split:
                 return found

@@ -21,6 +21,7 @@ GPT-3 (arXiv 2005.14165, appendix C) and most reports since use. Of a shorter qu
 COMMON = 10
 """An n-gram in more training questions than this is a phrase that a generator or a publisher puts
 around questions, and no sign of overlap; GPT-3's number, too."""
+# Removed, so that 1,000 and 1000 are the same word.
 _THOUSANDS = re.compile(r"(?<=\d),(?=\d{3}(?!\d))")
 _WORD = re.compile(r"\d+(?:\.\d+)?|[^\W\d_]+|[-+*/^=<>%|]")
 
@@ -92,10 +93,13 @@ def _word_twins(
         words = words_of(kind.text(record))
         found = {gram for gram in _ngrams(words) if gram in grams}
         for gram in found:
+            # One more than counts is enough to know a phrase as common.
             if len(places[gram]) <= COMMON:
                 places[gram].append(place)
     twins: dict[int, tuple[Record, int]] = {}
     for gram, at in places.items():
+        # A shorter one is a whole question: that is no phrase around others, however often it
+        # occurs.
         if len(at) <= COMMON or len(gram) < NGRAM:
             for number in grams[gram]:
                 twins.setdefault(number, (train[at[0]], len(gram)))

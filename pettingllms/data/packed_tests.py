@@ -21,6 +21,7 @@ MAX_PACKED = 128 << 20
 """Characters of base64; all tests of the largest problems are a few tens of millions."""
 MAX_INFLATED = 512 << 20
 """Bytes after zlib."""
+# What a pickled string has around it: none of it builds an object or calls anything.
 _AROUND = {"PROTO", "FRAME", "MEMOIZE", "PUT", "BINPUT", "LONG_BINPUT"}
 _STRINGS = {"UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"}
 
@@ -31,6 +32,7 @@ def unpacked(packed: str, field: str) -> list[Any]:
     Raises:
         RowError: it holds none, is too large, or the pickle is more than a string.
     """
+    # No base64 begins with a bracket.
     if packed.lstrip()[:1] in ("[", ""):
         written = packed
     else:
@@ -64,6 +66,7 @@ def _pickled_text(data: bytes, field: str) -> str:
     found: str | None = None
     try:
         for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
+            # A second string is refused below: a pickle of one string has no other.
             if opcode.name in _STRINGS and found is None:
                 found = str(argument)
             elif opcode.name == "STOP" and found is not None:

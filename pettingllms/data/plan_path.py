@@ -104,6 +104,7 @@ def generate(
     least, most = moves or (1, len(cells))
     for _ in range(TRIES):
         rng.shuffle(cells)
+        # Of one shuffle, so that walls, goal and start never fall on one cell.
         wall, goal, start = frozenset(cells[:count]), cells[count], cells[count + 1]
         if split_of(height, width, wall, goal) != split:
             continue

@@ -201,6 +201,8 @@ def _answers(found: Question) -> Hashable:
 QUESTIONS: Kind[Question] = Kind(
     name="search",
     schemas={
+        # The first that fits is taken: from the most particular to `questions`, which fits many
+        # rows.
         "hotpot_qa": Schema(
             "question, answer, supporting_facts, context",
             _has("question", "answer", "supporting_facts", "context"),
@@ -220,6 +222,7 @@ QUESTIONS: Kind[Question] = Kind(
         ),
         "nq_open": Schema(
             "question, answer (list)",
+            # Exactly these fields: with more of them it is a row of a user's own.
             lambda row: row.keys() == {"question", "answer"} and isinstance(row["answer"], list),
             _nq_open,
         ),

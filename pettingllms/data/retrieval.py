@@ -119,6 +119,7 @@ def indexed(texts: Iterable[str]) -> tuple[dict[str, int], Postings]:
     start = np.asarray(scores["indptr"], np.int64)
     score = np.asarray(scores["data"], np.float32)
     passage = np.asarray(scores["indices"], np.int32)
+    # Every word has an entry, without which `reduceat` would give it its neighbor's score.
     return words, Postings(passage, score, start, np.maximum.reduceat(score, start[:-1]))
 
 
@@ -143,6 +144,7 @@ def best(
     try:
         return _best(postings, terms, k, sums, met)
     finally:
+        # Only what was touched, because a query meets few of the passages.
         for passages in met:
             sums[passages] = 0.0
 
@@ -159,6 +161,7 @@ def _best(
         passages, scores = _entries(postings, word)
         if len(passages) > len(sums) * _LONG:
             return _sorted(*_all_summed(postings, terms, len(sums)), k)
+        # All scores are positive, so that a zero marks a passage that was not met before.
         met.append(passages[sums[passages] == 0.0])
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
@@ -213,6 +216,7 @@ def _raced(
             keep = sums + rest >= _kth(sums, k)
             numbers, sums = numbers[keep], sums[keep]
         passages, scores = _entries(postings, word)
+        # A number beyond the last passage is compared with that one, and differs.
         place = np.minimum(np.searchsorted(passages, numbers), len(passages) - 1)
         same = passages[place] == numbers
         sums = sums + np.where(same, count * scores[place].astype(np.float64), 0.0)
@@ -221,6 +225,7 @@ def _raced(
 
 def _sorted(numbers: NDArray[Any], sums: NDArray[np.float64], k: int) -> list[Hit]:
     if len(sums) > k:
+        # Ties with the last place stay in until the sort, which decides by number.
         keep = sums >= _kth(sums, k)
         numbers, sums = numbers[keep], sums[keep]
     order = np.lexsort((numbers, -sums))[:k]

@@ -206,6 +206,7 @@ def _has_digits(value: object) -> bool:
 
 
 _MOST_DIGITS = sys.int_info.default_max_str_digits
+# A row may hold all tests of a problem, which are tens of megabytes in some sets.
 _ROWS_AT_ONCE = 16
 _MOST_LINE = 1 << 30
 _MOST_WHOLE = 64 << 20
@@ -478,6 +479,7 @@ def boards(text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     board's first line.
     """
     name, board = "", list[str]()
+    # The empty line at the end closes the last board.
     for number, line in enumerate([*text.splitlines(), ""], start=1):
         if line.strip() and not line.startswith(";"):
             board.append(line.rstrip())

@@ -93,6 +93,8 @@ def moved(room: Room, position: Position, delta: int) -> Position | None:
 def reach(seed: int, free: int, width: int) -> int:
     """Returns the cells of `free` that can be walked to from those in `seed`, which is part of it."""
     while True:
+        # Shifts would carry over to the next row, but the outermost cells are never floor of a
+        # level.
         grown = (seed | seed << 1 | seed >> 1 | seed << width | seed >> width) & free
         if grown == seed:
             return seed
@@ -275,6 +277,7 @@ def _rooms(rng: random.Random, split: Split, settings: Settings) -> Iterator[Roo
             order = rng.sample(inside, rng.randint(fewest, most) + boxes)
             goals = sum(1 << cell for cell in order[:boxes])
             free = whole & ~sum(1 << cell for cell in order[boxes:])
+            # Floor is what hangs together with one goal; the others then have to lie on it.
             floor = reach(goals & -goals, free, size)
             room = Room(size, size, floor, goals)
             if goals & ~floor == 0 and split_of(room) == split:
@@ -312,6 +315,7 @@ def pull_layers(
 def _pulls(boxes: int, region: int, width: int) -> Iterator[tuple[int, int]]:
     """Boxes and player (as a set) before each push that could have led to a state."""
     for step in (1, width):
+        # A box is pulled to the cell beside it, and who pulls ends on the cell beyond.
         movable = boxes & region << step & region << 2 * step
         while movable:
             box = movable & -movable

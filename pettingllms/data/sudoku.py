@@ -96,6 +96,7 @@ def _solution_key(solution: Grid) -> str:
     high, wide = BOXES[size]
     rows = [solution[start : start + size] for start in range(0, len(solution), size)]
     columns = [solution[start::size] for start in range(size)]
+    # Sorted, because transposing a grid exchanges its rows and columns.
     return repr(sorted((_permutations(rows, high), _permutations(columns, wide))))
 
 
@@ -116,6 +117,7 @@ def _cycles(permutation: dict[int, int]) -> tuple[int, ...]:
         while number in permutation:
             number, length = permutation.pop(number), length + 1
         lengths.append(length)
+    # A new name for each digit changes the cycles' members, and not their lengths.
     return tuple(sorted(lengths))
 
 
@@ -138,11 +140,13 @@ def _clues_key(clues: Grid) -> str:
         for color, place, value in zip(colors, box, clues, strict=True):
             boxes[place].append(color)
             numbers[value].append(color)
+        # Empty cells have no number in common.
         numbers[0] = []
         inside, same = _ranks([sorted(group) for group in boxes]), _ranks(map(sorted, numbers))
         cells = []
         for cell, value in enumerate(clues):
             cross = (lines[cell // size], lines[size + cell % size])
+            # Only a grid with square boxes may be transposed, which exchanges row and column.
             if high == wide and cross[0] > cross[1]:
                 cross = cross[1], cross[0]
             cells.append((colors[cell], cross, inside[box[cell]], same[value]))
@@ -212,9 +216,11 @@ def generate(
     spent = 0.0
     while spent < TRIES:
         solution = _filled(rng, size)
+        # Known from the solution alone, so that no grid of another split is dug in vain.
         while by_solution and split_of(solution, solution) != split:
             solution = _filled(rng, size)
         dug = _dug(rng, solution, rng.randint(lo, hi), difficulty)
+        # Digging ends before its target where no other number can be spared.
         suits = len(dug) - dug.count(0) <= hi and (difficulty is None or difficulty == grade(dug))
         if suits and (by_solution or split_of(dug, solution) == split):
             return puzzle(dug, solution, grade(dug))
@@ -252,6 +258,7 @@ def _filled(rng: random.Random, size: int) -> Grid:
 
 @functools.cache
 def _small_grids() -> tuple[Grid, ...]:
+    # All grids of 4x4, of which there are 288.
     return tuple(Search((0,) * 16).solutions(288))
 
 
@@ -264,6 +271,7 @@ def _shuffled(rng: random.Random, size: int) -> Grid:
     columns = [
         b * wide + c for b in rng.sample(range(high), high) for c in rng.sample(range(wide), wide)
     ]
+    # Rows of a band are shifted by the width of a box, bands by one: no unit has a number twice.
     return tuple(numbers[(r % high * wide + r // high + c) % size] for r in rows for c in columns)
 
 

@@ -119,6 +119,7 @@ class Search:
         others = self.candidates(cell)
         if not others:
             return True
+        # The limit is for each question, not for the whole puzzle.
         self.guesses = 0
         self._flip(cell, bit)
         found = False
@@ -147,11 +148,13 @@ class Search:
             found.append(tuple(self.values))
             return len(found) >= most
         at, options = self._narrowest()
+        # A cell with one number left is no guess.
         if options & (options - 1):
             self.guesses += 1
             if self.guesses > self._limit:
                 return True
         cell = empty[at]
+        # The last one takes its place, so that nothing moves up; it is put back in the same way.
         empty[at] = empty[-1]
         empty.pop()
         enough = False
@@ -229,6 +232,7 @@ class _Notes:
         for cell, value in enumerate(clues):
             if value:
                 self._place(cell, 1 << (value - 1))
+        # Anew, because later clues have filled some of those that were noted above.
         self._ready = [cell for cell, mask in enumerate(self.marks) if mask.bit_count() == 1]
 
     def _place(self, cell: int, bit: int) -> None:
@@ -270,6 +274,7 @@ class _Notes:
                 twice |= once & marks[cell]
                 once |= marks[cell]
             for bit in bits(once & ~twice):
+                # A number that was placed a moment ago may stand in this one's cell.
                 cell = next((cell for cell in unit if marks[cell] & bit), -1)
                 if cell >= 0:
                     self._place(cell, bit)

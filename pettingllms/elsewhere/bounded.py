@@ -47,6 +47,7 @@ class Bounded:
             nonlocal closed
             if message["type"] == "websocket.close":
                 closed = True
+                # An application that is canceled closes by itself, and would give no reason.
                 message = ended if limit.expired() else message
             await send(message)
 

@@ -124,6 +124,7 @@ def made_with(
         raise
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         # Without arguments of the user's it is a mistake in the environment: keep its traceback.
+        # An error about an argument, such as one that is missing, is the user's all the same.
         if not given and "argument" not in str(error):
             raise
         shown = ", ".join(f"{key}={value!r}" for key, value in given.items())
@@ -140,11 +141,13 @@ def creator_of(name: str) -> Any:
         UnknownNameError: nothing has this name; the text suggests what does.
         ConfigError: the path leads to something that cannot be called.
     """
+    # A JSON object has a colon, too, and would be taken for a path.
     if name.startswith("{"):
         raise ConfigError(
             f"env is the name of an environment, got {name}; its arguments belong to env_args, as "
             "in --env-args.size 8"
         )
+    # Before paths, because such a name has the form of one.
     bridge, _, game = name.partition(":")
     if bridge in BRIDGES:
         return functools.partial(_resolve(BRIDGES[bridge]), game)
@@ -174,6 +177,7 @@ def _registered(name: str) -> Any:
         return pettingzoo.spec("aec", name if "/" in name else NAMESPACE + name).entry_point
     except PettingZooRegistryError:
         ours = [env_id.removeprefix(NAMESPACE) for env_id in pettingzoo.aec_registry]
+        # A name without a namespace is compared with ours alone, which have lost theirs above.
         known = [env_id for env_id in ours if ("/" in env_id) == ("/" in name)]
         known += [env_id.rpartition("-v")[0] for env_id in known] + [*ENVIRONMENTS.paths()]
         raise UnknownNameError(
@@ -231,8 +235,11 @@ def deep_copied(env: AnyEnv) -> AnyEnv:
     memo: dict[int, Any] = {}
     # Wrappers are copied as usual; `memo` gives them the copy of the environment inside.
     inner = env.unwrapped
+    # A class that says itself how it is copied is left to do so.
     own = hasattr(inner, "__deepcopy__") or type(inner).__getstate__ is not EzPickle.__getstate__
     if isinstance(inner, EzPickle) and not own:
+        # Known to `memo` before its attributes are copied: where they refer to it, they get the
+        # copy.
         memo[id(inner)] = twin = object.__new__(type(inner))
         twin.__dict__.update(copy.deepcopy(vars(inner), memo))
     return copy.deepcopy(env, memo)

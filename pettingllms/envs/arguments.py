@@ -73,10 +73,14 @@ def signature(kind: type) -> Signature:
             if inherited:
                 # `**kwargs` passes it on by name only.
                 parameter = parameter.replace(kind=Parameter.KEYWORD_ONLY)
+            # The subclass comes first, so that its default counts where it names an argument
+            # again.
             found.setdefault(name, parameter)
         # Without `**kwargs` nothing reaches the bases.
         if not any(p.kind is Parameter.VAR_KEYWORD for p in own):
             break
+    # `Signature` wants the kinds in their order; within a kind the sort keeps what was found
+    # first.
     return Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
 
 
@@ -92,6 +96,7 @@ def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> No
     for argument in given:
         if argument not in known:
             hint = did_you_mean(argument, known)
+            # A hint that is no question lists the known names itself.
             listed = f" It takes {', '.join(known)}" if hint.endswith("?") else ""
             raise ConfigError(f"{name} has no argument {argument!r}; {hint}{listed}")
 
@@ -115,6 +120,7 @@ def comparable(value: Any) -> Any:
         return os.fspath(value)
     if isinstance(value, Mapping):
         pairs = [(comparable(key), comparable(entry)) for key, entry in value.items()]
+        # By `repr`, because keys of different types cannot be compared.
         return tuple(sorted(pairs, key=repr))
     if isinstance(value, list | tuple):
         return tuple(comparable(entry) for entry in value)
@@ -131,6 +137,7 @@ def described(kind: Callable[..., Any]) -> list[Argument]:
     The docstrings of a class's bases count, too.
     """
     texts: dict[str, str] = {}
+    # Bases first, so that what a subclass says of an argument counts.
     for base in reversed(getattr(kind, "__mro__", (kind,))):
         texts |= documented(vars(base).get("__doc__") or "")
     return [
@@ -152,6 +159,7 @@ def documented(docstring: str) -> dict[str, str]:
     )
     if section is None:
         return {}
+    # An entry is indented by four blanks, and what continues it by more.
     entries = re.split(r"^ {4}(?=\w+:)", section[1], flags=re.M)[1:]
     pairs = (entry.split(":", 1) for entry in entries)
     return {name: " ".join(text.split()) for name, text in pairs}
@@ -175,11 +183,13 @@ def some_of(name: str, values: Sequence[str], allowed: Sequence[str]) -> tuple[s
     Raises:
         ConfigError: it is not a list, is empty, or has a value that is not among `allowed`.
     """
+    # A string is a sequence as well, of letters.
     if isinstance(values, str) or not isinstance(values, Sequence) or not values:
         raise ConfigError(
             f"{name} must be a list of one or more of {', '.join(allowed)}, got {values!r}"
         )
     chosen = {one_of(f"each of {name}", value, allowed) for value in values}
+    # Not in the order of the set, which differs between processes.
     return tuple(value for value in allowed if value in chosen)
 
 
@@ -214,6 +224,7 @@ def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> i
         ConfigError: both are given and differ, or the number is smaller than 1.
     """
     # PettingZoo's `max_cycles_test` passes `max_cycles`.
+    # `index` takes NumPy's integers and refuses 4.0.
     given = [operator.index(turns) for turns in (max_turns, max_cycles) if turns is not None]
     if len(set(given)) > 1:
         raise ConfigError(

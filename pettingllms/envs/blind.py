@@ -19,6 +19,7 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.types import role_of
 
 _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
+# A Latin square: over the four turns of an episode each number is tried first once in every cell.
 _ORDERS = ("1234", "4321", "2413", "3142")
 
 _SEARCH = "<search>first friend</search><answer>owl7</answer><verify>{word}</verify>"
@@ -57,6 +58,7 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
             "[RDRLDDRDRDUURURDRLRLDRDRDLLRURULLLULRUDL]",
             "[LLLLUULDDDUUDRUULURDLURDLLDLLLURUDDRLRUU]",
         ),
+        # More than 200 are not read (`parsing.MAX_MOVES`).
         _walks(4, 200),
     ),
     "sokoban": (
@@ -152,6 +154,7 @@ def _measured(env: AnyEnv, answers: tuple[str, ...], seeds: range) -> Blind:
             acts[agent] += 1
             # The last one counts: a team may lose what it had solved.
             success = bool(env.infos.get(agent, {}).get("success", False))
+            # Of all agents: environments that are no `TextEnv` also pay those who did not act.
             for other, reward in env.rewards.items():
                 earned[role_of(other)] += float(reward)
         solved += success

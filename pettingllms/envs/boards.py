@@ -348,6 +348,7 @@ class BoardEnv(TeamEnv):
         if self.tool == "moves":
             return texts
         parsed = [parse_program(text) for text in texts]
+        # Candidates for one decision often agree; each different program runs once.
         programs = list(dict.fromkeys(each for each in parsed if isinstance(each, str)))
         if not programs:
             return texts
@@ -385,6 +386,7 @@ class BoardEnv(TeamEnv):
 
 def _output(result: RunResult) -> str | ParseError:
     if result.status != "ok":
+        # The last line of a traceback names the exception.
         last = result.stderr.strip().splitlines()[-1:] or [""]
         return ParseError(f"the program failed: {result.status} {last[0]}".strip()[:200])
     return result.stdout

@@ -35,7 +35,9 @@ def show_observation(game: Any, agent: str) -> str:
         observation = observation.get("observation", observation)
     values = np.asarray(observation)
     if values.ndim == 3 and values.shape[2] == 2:
+        # As integers: the difference of Boolean or unsigned planes is not -1.
         return board(values[:, :, 0] - values[:, :, 1].astype(int))
+    # Of planes of zeros and ones, the places of the ones are the shorter text.
     if values.size > 1 and np.isin(values, (0, 1)).all():
         ones = [",".join(map(str, place)) for place in np.argwhere(values)]
         return f"Observation of shape {values.shape}, ones at: {' '.join(ones) or 'none'}"

@@ -122,6 +122,7 @@ class raw_env(GameEnv):
         with private(self._generators) as swap:
             self._prepare()
             self._step(action)
+            # Agents that are out have to be stepped with None before the next one acts.
             while not self._over and self._is_out(self._game.agent_selection):
                 self._step(None)
         self._generators = swap.state
@@ -145,6 +146,7 @@ class raw_env(GameEnv):
         if mask is None:
             mask = self._game.infos[agent].get("action_mask")
         space: Any = self._game.action_space(agent)
+        # Environments without illegal actions, such as rps, have no mask.
         legal = range(space.n) if mask is None else [int(n) for n in np.flatnonzero(mask)]
         return {self._texts.name(self._game, agent, number): number for number in legal}
 
@@ -209,6 +211,7 @@ def _made(name: str, given: Mapping[str, Any]) -> AECEnv[Any, Any, Any]:
             creator: Any = entry_point
             if isinstance(entry_point, str):
                 creator = resolve(entry_point, "game")
+            # Without PettingZoo's wrappers: `_play` has the rule for illegal actions itself.
             game: AECEnv[Any, Any, Any] = creator(**given).unwrapped
     except ModuleNotFoundError as error:
         raise ConfigError(f"{name} needs the package {error.name!r}: {INSTALL}") from error
@@ -245,6 +248,7 @@ def _chosen(text: str | None, actions: Mapping[str, int]) -> tuple[int | None, s
     The whole reply may be the action, by name or number; else the last one in brackets counts.
     """
     plain = {name.casefold(): number for name, number in actions.items()}
+    # An action whose name is a number takes precedence over the one that has this number.
     plain |= {str(number): number for number in actions.values() if str(number) not in plain}
     said = (text or "").strip()
     found = re.findall(r"\[([^\[\]]*)\]", said)

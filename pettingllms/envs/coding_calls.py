@@ -72,6 +72,7 @@ class Calls(NamedTuple):
 def parse_question(text: str) -> str | None:
     """The last ```debug block of a coder's reply, cut to `MAX_SAID_CHARS`; None for a final program."""
     asked = [block.body.strip() for block in blocks(text) if block.tag == "debug"]
+    # The last block counts, as of programs: those before it are drafts.
     return asked[-1][:MAX_SAID_CHARS] if asked and asked[-1] else None
 
 
@@ -92,6 +93,7 @@ def parse_debugger(
 
 
 def _is_list(text: str) -> bool:
+    # `json` recurses, so that brackets alone can exceed Python's limit.
     try:
         return isinstance(json.loads(text), list)
     except (ValueError, RecursionError):
@@ -134,6 +136,7 @@ def shown(
         left: trials that the debugger may still make.
     """
     if role == "debugger":
+        # A prompt may be asked for at any time, also before there is a call.
         now = calls.made[-1] if calls.made else Call("", "")
         lines = [now.asked, now.program.rstrip(), *_trials(now.trials)]
         if compact:

@@ -73,6 +73,8 @@ def judged(
     right = wrong = 0
     for group in groups.values():
         if not all(passes(test, results[test.input], function) for test in group):
+            # Each different output is a guess of its own: several for one input cost as much as
+            # one each for several.
             wrong += len({_key(test.output, function) for test in group})
         elif not any(is_example(question, test, function) for test in group):
             right += 1

@@ -44,6 +44,7 @@ def blocks(text: str) -> list[Block]:
     tag, body = None, list[str]()
     for line in text.split("\n"):
         if tag is None:
+            # The plain search first, since most lines have no fence.
             opening = _OPENING.fullmatch(line) if "```" in line else None
             if opening:
                 tag, body = opening[1].lower(), []
@@ -80,7 +81,9 @@ def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseErro
             pending = None
     if not tests:
         return ParseError("no ```input block followed by an ```output block")
+    # Cut before it is measured, so that tests which are not read cannot make a reply too large.
     read = tests[:MAX_TESTS]
+    # A model can write lone surrogates, which UTF-8 alone cannot encode.
     size = sum(
         len(text.encode("utf-8", "surrogatepass"))
         for test in read
@@ -122,6 +125,7 @@ class Attempt(NamedTuple):
 def shown_result(result: RunResult, function: str | None) -> str:
     """What a run gave, in a line: its output, or how it failed."""
     if result.status != "ok":
+        # The last line of a traceback names the exception.
         last = result.stderr.strip().splitlines()[-1:] or [""]
         return f"{result.status} {last[0]}".strip()[:SHOWN_CHARS]
     return (result.stdout if function is None else result.value or "").strip()[:SHOWN_CHARS]
@@ -213,6 +217,7 @@ def full_prompt(
             f"The input is a JSON list of the arguments of {calls}, "
             "the output is its return value as JSON."
         )
+        # JSON has neither; `asserts.calls_of` makes them of lists again.
         if task.asserts:
             form += " Write tuples and sets as lists."
         rules = _TESTER.format(form=form, most=MAX_TESTS, input="[<arguments>]", output="<value>")

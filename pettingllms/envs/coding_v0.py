@@ -207,6 +207,7 @@ class raw_env(TeamEnv):
         self.steps = steps[0], steps[1]
         self._team = agents == "team"
         if self._team and "tester" in self.team_roles:
+            # The reward transform `cure` reads here whose programs meet whose tests.
             self.metadata = {**self.metadata, "cross_runs": self.team_roles}
         super().__init__(roles=self.team_roles if self._team else ("coder",), **kwargs)
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
@@ -294,6 +295,7 @@ class raw_env(TeamEnv):
         verdicts = [
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         ]
+        # A question of a user's own has no tests.
         share = sum(verdicts) / max(1, len(tests))
         # Not what a test asks, nor what the program printed: that could hold a hidden test.
         statuses = [result.status for result in results]
@@ -318,6 +320,8 @@ class raw_env(TeamEnv):
         """
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
+        # Inputs of assertions become calls beside the program (`coding.run_inputs`): other runs
+        # than these.
         if not task.asserts:
             wanted = [task.reference, *task.mutants, state.program]
             runs.share([p for p in wanted if p], coding.cases(task, inputs))

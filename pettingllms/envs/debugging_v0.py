@@ -109,6 +109,7 @@ class raw_env(coding_v0.raw_env):
         return f"{state.calls.due}_0"
 
     def _hears(self, agent: str) -> Collection[str]:
+        # Thoughts would carry the problem to the debugger, and more than its report to the coder.
         del agent
         return ()
 
@@ -119,6 +120,7 @@ class raw_env(coding_v0.raw_env):
             state.calls,
             function=state.task.function,
             compact=self.prompt == "compact",
+            # One of the debugger's replies has to be the report.
             left=self.max_turns - 1 - state.calls.acted,
         )
 
@@ -131,6 +133,7 @@ class raw_env(coding_v0.raw_env):
     def _called(self, state: DebuggingState, text: str, coded: Outcome) -> Outcome:
         """A program that has been scored is final, unless its author calls the debugger."""
         question, calls = parse_question(text), state.calls
+        # Without a program there is nothing to examine, whatever the reply asks.
         if coded.parse_error is not None:
             return coded
         if question is None or not calls.possible(self.max_turns):
@@ -171,6 +174,7 @@ class raw_env(coding_v0.raw_env):
         programs = [program, *filter(None, [task.reference])]
         (mine, *_), *others = coding.run_inputs(task, programs, [text], run)
         wrong = False
+        # Where the reference fails as well, nobody knows what is right.
         if others and others[0][0].status == "ok":
             right = others[0][0]
             output = right.stdout if task.function is None else right.value

@@ -41,9 +41,11 @@ def _import(file: Path) -> None:
     spec = importlib.util.spec_from_file_location(file.stem, file)
     assert spec is not None
     assert spec.loader is not None
+    # There before it runs, as by an import: dataclasses and pickles look for their module.
     module = sys.modules[file.stem] = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
     except BaseException:
+        # A second try must not find half a module.
         del sys.modules[file.stem]
         raise

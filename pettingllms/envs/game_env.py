@@ -30,6 +30,7 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
 MAX_REPLY = 20_000
 """Characters of a reply that a game is given; a longer one cannot be read."""
+# All of them are changed in place during an episode, so that a copy needs its own.
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards", "_acts")
 
 
@@ -174,11 +175,13 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
     def _settle(self, agent: str) -> None:
         """Pays what is due after a step of `agent`, and selects who is next."""
         outcome, agents = self._outcome(), self.agents
+        # PettingZoo's `last` returns what an agent has earned since its own step before this one.
         self._cumulative_rewards[agent] = 0.0
         self.rewards = dict.fromkeys(agents, 0.0)
         if outcome is not None:
             self.rewards = {name: float(paid) for name, paid in zip(agents, outcome, strict=True)}
             self.terminations = dict.fromkeys(agents, True)
+            # Finished agents are stepped out in their order.
             self.agent_selection = agents[0]
         else:
             self.agent_selection = self.possible_agents[self._to_move()]
@@ -208,6 +211,7 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
         twin = object.__new__(type(self))
         memo[id(self)] = twin
         twin.__dict__.update(self.__dict__)
+        # Before the first reset there is no game to copy.
         if hasattr(self, "infos"):
             for name in _CONTAINERS:
                 setattr(twin, name, getattr(self, name).copy())

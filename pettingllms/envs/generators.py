@@ -29,6 +29,7 @@ def seeded(seed: int, *, numpy: bool = True) -> Generators:
     """The states that `seed` puts the generators into; only Python's where not `numpy`."""
     return Generators(
         random.Random(seed).getstate(),
+        # `RandomState` takes seeds of 32 bits.
         np.random.RandomState(seed % (1 << 32)).get_state() if numpy else None,
     )
 
@@ -51,6 +52,7 @@ def private(state: Generators) -> Iterator[Swap]:
     their new states. What a game prints is dropped. One block at a time: other threads wait.
     """
     nowhere = io.StringIO()
+    # Standard output, too, is one for all threads, so that it is redirected under the lock.
     with _LOCK, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         outside = _taken(state)
         swap = Swap(state)

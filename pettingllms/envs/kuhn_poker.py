@@ -43,6 +43,7 @@ def _kuhn_poker() -> type:
                         seat: LOST if seat not in forfeits else -LOST for seat in (0, 1)
                     }
                 else:
+                    # Both began with as many, and one has what the other lost.
                     chips = state.game_state["player_chips"]
                     state.rewards = {seat: (chips[seat] - chips[1 - seat]) / 2 for seat in (0, 1)}
             return done, info

@@ -83,6 +83,7 @@ def printed_answer(result: RunResult) -> str | None:
 
     Standard error is not looked at, so that no traceback or warning can become an answer.
     """
+    # What a program printed before it failed is no answer.
     if result.status != "ok":
         return None
     # Earlier lines are the program's working-out.

@@ -180,6 +180,7 @@ class raw_env(TeamEnv):
             roles: tuple[str, ...] = (SOLVER,)
         else:
             roles = roles_of_team(reasoners=reasoners, tools=tools, judge=judge)
+        # Recorded peers answered apart, and only in a star does nobody but the judge see others.
         if peers is not None and not (judge and topology == "star"):
             raise ConfigError("peers are for a judge; give judge=True and topology='star', too")
         acting = roles if peers is None else roles[-1:]
@@ -199,6 +200,7 @@ class raw_env(TeamEnv):
             return MathState(MathProblem(str(options["question"]), (), id="question"))
         if self._peers is None:
             return MathState(self._problem(seed))
+        # Seeds go through all tasks before one of them comes again, with other replies.
         draw, place = divmod(seed, len(self._peers))
         return self._told(self._peers[place], draw)
 

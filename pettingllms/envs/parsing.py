@@ -85,6 +85,7 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
 def cell_name(row: int, column: int) -> str:
     """Names a cell: the row as a letter from a, the column as a number from 1; (1, 2) is b3."""
     letters = ""
+    # As columns of spreadsheets are named: aa comes after z.
     row += 1
     while row:
         row, rest = divmod(row - 1, 26)

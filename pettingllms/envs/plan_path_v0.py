@@ -181,6 +181,8 @@ class raw_env(BoardEnv):
         solved = cell == level.goal
         note = f"{walked} moves made, {refused} refused"
         if refused and self.refused == "stop":
+            # Everything before the refused part was applied, so that its count is the part's
+            # place.
             note += f" (number {walked + 1}, {answer[walked]})"
         note += f"; the agent is at {_name(level, cell)}"
         info = {"distance": level.distances[cell], "optimum": level.optimum}
@@ -204,6 +206,7 @@ class raw_env(BoardEnv):
         return f"[ {''.join(words)}]"
 
     def _board(self, level: Grid, position: int) -> str:
+        # In this order, since the last one wins: an agent at the goal hides it.
         marks = {level.goal: "G", position: "@", **dict.fromkeys(level.walls, "#")}
         rows = (
             "".join(marks.get(row * level.width + column, ".") for column in range(level.width))

@@ -51,6 +51,7 @@ def role_prompts(env: AnyEnv) -> Mapping[str, RolePrompt]:
     found: dict[str, RolePrompt] = {}
     for agent in asked.possible_agents:
         before, mark, after = observe_text(asked, agent).partition(_MARK)
+        # A question that is shown twice has no one place where another could be put.
         if not mark or _MARK in after:
             return {}
         found.setdefault(role_of(agent), RolePrompt(before, after))

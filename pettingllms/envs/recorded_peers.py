@@ -43,6 +43,7 @@ class RecordedTask(NamedTuple):
 
     def drawn(self, draw: int) -> dict[str, str]:
         """One reply of each peer; the same for the same `draw`."""
+        # By task and draw, so that the order in which tasks come makes no difference.
         rng = random.Random(f"{self.split} {self.seed} {draw} peers")
         return {agent: rng.choice(peer.replies) for agent, peer in self.peers.items()}
 
@@ -73,6 +74,7 @@ def read_peers(path: str | Path, split: str, agents: Sequence[str]) -> tuple[Rec
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"peers {path} cannot be read: {error}") from error
     found = [_task(path, number, line) for number, line in enumerate(lines, 1)]
+    # Of all splits: one file is of one team.
     for task in found:
         if set(task.peers) != set(agents):
             raise ConfigError(

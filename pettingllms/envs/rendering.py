@@ -82,6 +82,7 @@ def draw(
 
 
 def _tile(pen: ImageDraw, tile: Tile, x: int, y: int, side: int) -> None:
+    # A forty-eighth of a tile is one pixel in the picture at the usual size.
     pen.rectangle((x, y, x + side - 1, y + side - 1), tile.ground, LINE, side // 48)
     for mark in tile.marks:
         inset = round(side * (1 - _SHARES[mark.shape]) / 2)

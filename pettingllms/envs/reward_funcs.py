@@ -50,6 +50,7 @@ def reward_functions(given: str | RewardFunction | Sequence[Any] | None) -> list
 
 def name_of(function: RewardFunction) -> str:
     """Returns the path of a function, as settings hold it."""
+    # An instance with `__call__` has no name of its own.
     named: Any = function if hasattr(function, "__qualname__") else type(function)
     return f"{named.__module__}:{named.__qualname__}"
 
@@ -75,6 +76,8 @@ def paid(
             completions=list(replies),
             agent=[agent] * count,
             role=[agent.rpartition("_")[0]] * count,
+            # The environment's infos, copied: no function sees what another one paid, or changes
+            # them.
             info=[dict(outcome.info) for outcome in outcomes],
         )
         for place, value in enumerate(_checked(values, count, label)):

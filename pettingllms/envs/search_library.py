@@ -92,6 +92,7 @@ def _own() -> Callable[[Question], Index]:
 def _within(question: Question, index: Index) -> Question:
     """A question without the names of passages where the corpus lacks one of them: nobody could find all."""
     for key in question.gold:
+        # An index has no table of titles, so that a passage is found by the words of its title.
         if all(passage.key != key for passage in index.find(key, _KNOWN_BY_TITLE)):
             return replace(question, gold=())
     return question

@@ -88,6 +88,7 @@ def _tagged(role: str, text: str) -> SearchReply | ParseError:
     low = text.translate(_ASCII_LOWER)
     ends = {tag: low.rfind(f"</{tag}>") for tag in tags}
     tag = max(tags, key=lambda each: ends[each])
+    # The last opening tag before the last closing one, then up to the first that closes it.
     start = low.rfind(f"<{tag}>", 0, max(ends[tag], 0))
     if start < 0:
         return ParseError(f"no {' or '.join(f'<{each}>...</{each}>' for each in tags)}")
@@ -97,6 +98,7 @@ def _tagged(role: str, text: str) -> SearchReply | ParseError:
 
 def _checked(reply: SearchReply) -> SearchReply | ParseError:
     if reply.kind == "verify":
+        # No more of it than the two words have, since a reply may be a megabyte long.
         said = reply.said[:8].lower()
         if said not in ("yes", "no"):
             return ParseError(f"{reply.said[:40]!r} is neither yes nor no")
@@ -201,6 +203,7 @@ def _left(count: int) -> str:
 def _shown(searches: Sequence[Lookup]) -> list[str]:
     """Queries with the passages that they found, as many of the latest as have room."""
     blocks: list[str] = []
+    # Counted down from all of them: a passage keeps its number when older ones are left out.
     number = sum(len(search.found) for search in searches)
     room = SHOWN_CHARS
     for search in reversed(searches):
@@ -220,6 +223,7 @@ def _shown(searches: Sequence[Lookup]) -> list[str]:
 
 def _cut(passage: Passage) -> str:
     # A passage may be one line of a megabyte.
+    # Words may be long: no passage takes more than an eighth of the room.
     text = " ".join(passage.text[: 20 * SHOWN_WORDS].split()[:SHOWN_WORDS])[: SHOWN_CHARS // 8]
     title = " ".join(passage.title.split())[:100]
     return f"({title}) {text}" if title else text

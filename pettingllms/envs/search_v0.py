@@ -189,6 +189,7 @@ class raw_env(TeamEnv):
         super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
         self.topology = topology
         if topology == "nested":
+            # Methods for calls find the caller here (`pettingllms.trainers.calls`).
             self.metadata = {**self.metadata, "caller": "planner_0"}
         if not 1 <= top <= MOST_TOP:
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")
@@ -234,6 +235,7 @@ class raw_env(TeamEnv):
         return () if self.topology == "nested" else super()._hears(agent)
 
     def _may_call(self, state: SearchState) -> bool:
+        # A search and a report of the worker, and then an answer of the planner.
         return state.acted + 2 <= self.max_turns and state.turns + 1 < self.max_turns
 
     def _may_pass(self, state: SearchState) -> bool:
@@ -255,6 +257,8 @@ class raw_env(TeamEnv):
                 return self._unreadable(state, role, "no search is left; an answer is due")
             return self._routed(state, role, reply.said)
         if reply.kind == "search":
+            # The worker has as many replies as there are turns, and its last one has to be a
+            # report.
             if max(state.used, state.acted) >= self.budget:
                 due = "a report" if role == "worker" else "an answer"
                 return self._unreadable(state, role, f"no search is left; {due} is due")
@@ -281,6 +285,7 @@ class raw_env(TeamEnv):
         if role == "worker":
             empty = self._reported(state, "")
             return replace(empty, local=empty.local - UNREADABLE, parse_error=why)
+        # A search that cannot be read is used up like any other.
         wasted = role == "searcher"
         after = replace(state, used=state.used + wasted, turns=state.turns + 1)
         after = replace(after, due=self._opener(after, role))
@@ -298,6 +303,7 @@ class raw_env(TeamEnv):
     def _routed(self, state: SearchState, role: str, word: str) -> Outcome:
         """What the word `yes` or `no` of a verifier leads to, or the `no` of an answerer."""
         enough = state.recall == 1.0
+        # Of a question of a user's own nobody knows when enough has been found.
         wrong = bool(state.question.answers) and enough != (word == "yes")
         local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
         last = state.turns >= self.max_turns - 1
@@ -327,6 +333,7 @@ class raw_env(TeamEnv):
         *earlier, now = state.calls
         calls = (*earlier, now._replace(result=result))
         after = replace(state, due="planner", calls=calls, acted=state.acted + 1)
+        # What was found before the call is not its merit.
         expert = state.recall - _recall(state.question, state.searches[: now.start])
         return self._outcome(after, info={"expert": expert})
 
@@ -389,6 +396,7 @@ def _anchor(state: SearchState) -> str:
     keys = sorted(passage.key for search in state.searches for passage in search.found)
     told = [f"{call.task}\1{call.result}" for call in state.calls]
     text = "\0".join([state.due, state.question.text, *keys, *told])
+    # Tasks and results are a model's, and may hold lone surrogates.
     return hashlib.blake2b(text.encode(errors="replace"), digest_size=8).hexdigest()
 
 

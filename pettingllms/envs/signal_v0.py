@@ -291,6 +291,7 @@ class raw_env(TeamEnv):
 
 
 def _within(name: str, value: int, least: int, most: int) -> int:
+    # `True` is an integer, too.
     if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
         raise ConfigError(f"{name} must be a whole number from {least} to {most}, got {value!r}")
     return value

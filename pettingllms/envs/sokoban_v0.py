@@ -108,6 +108,7 @@ RULES = (
 _COLORS = {"wall": 2, "goal": 31, "box": 33, "box on goal": 32, "player": 34, "player on goal": 36}
 _BOX, _DISC = Mark("square", rendering.BOX), Mark("disc", rendering.PLAYER)
 _GOAL, _DONE = Mark("ring", rendering.GOAL), Mark("ring", rendering.DONE)
+# In the order of `NAMES`.
 _MARKS = ((), (), (_GOAL,), (_BOX,), (_BOX, _DONE), (_DISC,), (_DISC, _GOAL))
 
 
@@ -250,6 +251,7 @@ class raw_env(BoardEnv):
             return f"[{', '.join(answer)}]"
         steps, words = deltas(level.room.width), ["["]
         for move in answer:
+            # A part that is refused leads nowhere.
             position = moved(level.room, position, steps[move]) or position
             words += (move, self._name(level, position.player))
         return " ".join([*words, "]"])
@@ -266,6 +268,8 @@ class raw_env(BoardEnv):
 
     def _coordinates(self, level: Level, position: Position) -> str:
         room = level.room
+        # The outermost cells are wall in every level; naming them would cost tokens and say
+        # nothing.
         inside = range(room.width + 1, room.width * (room.height - 1) - 1)
         walls = [
             cell

@@ -48,6 +48,7 @@ class FreeText(Text):
             raise ConfigError(f"max_length must be at least 1 character, got {max_length}")
         self.min_length = 0
         self.max_length = int(max_length)
+        # Not `Text.__init__`, which makes tables of characters for each instance.
         Space.__init__(self, dtype=str, seed=seed)
 
     def contains(self, x: Any) -> bool:

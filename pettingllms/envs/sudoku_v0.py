@@ -105,15 +105,18 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
     inside = last_list(text)
     if isinstance(inside, ParseError):
         return ParseError(f"{inside.why.partition(', such as')[0]}; {_FORMS}")
+    # Python and JSON write lists with other brackets and with quotes.
     inside = inside.translate(_SAME_BRACKETS)
     try:
         if "=" in inside:
+            # With blanks around its sign, `b3 = 4` would be three words.
             close = "=".join(part.strip() for part in inside.split("="))
             return tuple(map(_fill, _words(close)))
         # Inner brackets hold fills or rows; without any, the words are one fill, rows or a grid.
         groups = [_words(group) for group in _INNER.findall(inside)]
         if not groups:
             return _flat(_words(inside), size)
+        # Only what stands outside of the inner brackets is left, and there should be nothing.
         for word in _words(_INNER.sub(" ", inside)):
             raise _Unreadable(f"{word[:40]!r} is not a list of numbers")
         return _nested(groups, size)
@@ -126,6 +129,7 @@ def _words(text: str) -> list[str]:
 
 
 def _nested(groups: list[list[str]], size: int) -> Answer:
+    # No grid has rows of three numbers, so that three are always a fill.
     if all(len(group) == 3 for group in groups):
         return tuple(_triple(group) for group in groups)
     rows = [_row(group, size) for group in groups]
@@ -391,6 +395,7 @@ def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
     try:
         return sudoku.load(dataset, split)
     except UnknownNameError:
+        # A text of a puzzle's length is meant as one, not as the name of a file.
         if len(text) not in sudoku.SIZES:
             raise
         return (sudoku.parse(text),)  # raises, and says what is wrong with it
@@ -414,6 +419,7 @@ def _answer_result(
 def _contradiction(level: Puzzle, whole: Whole) -> str:
     """Names the clue that a grid changes; empty where it changes none."""
     for cell, (value, clue) in enumerate(zip(whole.values, level.clues, strict=True)):
+        # An empty cell of an answer takes no clue away.
         if value and clue and value != clue:
             row, column = divmod(cell, level.size)
             return f"the grid changes the clue {clue} in row {row + 1}, column {column + 1}"
@@ -447,6 +453,7 @@ def _refusal(level: Puzzle, values: list[int], fill: Fill) -> str:
 def _score(level: Puzzle, position: Grid) -> tuple[int, int]:
     """Numbers written that are those of the solution, and that are not."""
     clues = len(position) - level.blanks
+    # Clues are right in every position, and no progress.
     right = sum(map(int.__eq__, position, level.solution)) - clues
     return right, len(position) - clues - position.count(0) - right
 

@@ -81,6 +81,8 @@ class TeamEnv(TextEnv):
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse")
     default_limits: ClassVar[Limits] = Limits()
     """Of a run, where neither the user nor the data set says another."""
+    # Where programs run does not change what they do: an episode may continue with another
+    # sandbox.
     interchangeable: ClassVar[frozenset[str]] = TextEnv.interchangeable | {"sandbox"}
 
     def __init__(
@@ -95,10 +97,12 @@ class TeamEnv(TextEnv):
         super().__init__(roles=roles, **kwargs)
         self.rewards_scheme = arguments.one_of("rewards", rewards, self.schemes)
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
+        # An open sandbox brings no limits, so that those of the environment remain.
         self._settings = SandboxSettings()
         if isinstance(sandbox, SandboxSettings | Mapping | str):
             self._settings = SandboxSettings.of(sandbox)
         else:
+            # Takes the place of the cached property.
             self.sandbox = sandbox
         self.limits = self._settings.limits_over(self.default_limits)
         """Of a run: the user's over those of the environment."""

@@ -50,6 +50,7 @@ Message = tuple[int, str, Any]
 
 LOSS = -1.0
 """Reward of a player that a game gives up on."""
+# A reply as it was written, and after it the game's own account of it.
 _SAID_AGAIN = ("PLAYER_ACTION", "GAME_ACTION_DESCRIPTION")
 _TRIED = (2, 1, 3, 4, 5, 6)
 """Numbers of players that are tried where none is given."""
@@ -165,6 +166,7 @@ class raw_env(GameEnv):
             done, _ = self._game.step(action=move)
             state = self._game.state
             if not done and not 0 <= state.current_player_id < self.num_players:
+                # `_play` takes it as if the game had raised it.
                 raise IndexError(f"player {state.current_player_id} of {self.num_players} is next")
         self._generators = swap.state
         self._moves.append(move)
@@ -333,6 +335,7 @@ def _players(name: str, fresh: Any, given: int | None) -> int:
     for count in _TRIED if given is None else (given,):
         try:
             with private(seeded(0)):
+                # A reset that fails may leave the copy changed.
                 game = copy.deepcopy(fresh)
                 game.reset(num_players=count, seed=0)
                 game.state.observations  # noqa: B018 - of all that a game has, what is used here

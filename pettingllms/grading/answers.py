@@ -83,6 +83,7 @@ class _Comparison:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
         gold, answer = gold.strip(), answer.strip()
         if gold == answer:
+            # Two empty texts are no answer.
             return Grade(bool(gold))
         self.pairs += 1
         if self.pairs > MAX_PAIRS:

@@ -116,6 +116,7 @@ def read_number(text: str) -> Number | None:
     percent = value.endswith("%")
     value = value.removesuffix("%").strip()
     negative = False
+    # Signs and brackets may take turns, as in -(-(5)).
     for _ in range(3):
         sign = _SIGN.match(value)
         assert sign is not None  # it matches the empty text
@@ -142,6 +143,7 @@ def _fraction(text: str) -> Fraction | None:
             return _power(_decimal(found[1]), int(found[2]))
         if found := _RATIO.fullmatch(text):
             whole, up, down = found.groups()[:3] if found[2] else found.groups()[3:]
+            # In a mixed number both parts of the fraction are whole.
             if whole and not (up.isdecimal() and down.isdecimal()):
                 return None
             return _decimal(whole or "0") + _decimal(up) / _decimal(down)
@@ -158,6 +160,7 @@ def _decimal(digits: str) -> Fraction:
 
 def _power(base: Fraction, exponent: int) -> Fraction:
     # Tested before, because the result itself might not fit into any memory.
+    # A digit has less than four bits.
     if abs(exponent) * max(base.numerator, base.denominator).bit_length() > 4 * MAX_DIGITS:
         raise OverflowError
     if base == 0 and exponent <= 0:
@@ -193,6 +196,7 @@ def split_unit(text: str) -> tuple[str, str]:
         return value, "degree"
     glued = not found[0][-1].isspace() and value[-1] != "%"
     short = rest.rstrip(".^{}23 ")
+    # A single letter right beside a number may be a variable: `5m` is a product as well.
     known = short in _SHORT_UNITS and not (glued and len(short) == 1)
     # A word is a unit, letters beside a number are a product: `5 apples` but not `5xyz`.
     words = re.findall("[a-z]+", rest.lower())
@@ -235,6 +239,7 @@ def split_list(text: str) -> Items | None:
     elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and _encloses(inner):
         inner, brackets = inner[1:-1], inner[0] + inner[-1]
     items = _items(inner)
+    # Brackets around one value only group it.
     if items is None or (len(items) < 2 and brackets in ("", "()")):
         return None
     if any(not item for item in items) and len(items) > 1:
@@ -263,6 +268,7 @@ def _encloses(text: str) -> bool:
 
 def _items(text: str) -> tuple[str, ...] | None:
     r"""Cuts `text` outside of brackets at commas, `and` and `or`, or at semicolons; `\pm` is two."""
+    # With two of them it would be open which values belong together.
     if text.count(r"\pm") == 1 and "," not in text:
         return (text.replace(r"\pm", "+").strip(), text.replace(r"\pm", "-").strip())
     text = _AND.sub(", ", text)

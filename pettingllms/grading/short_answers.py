@@ -38,6 +38,7 @@ def f1(answer: str, accepted: Iterable[str]) -> float:
 
 
 def _f1(left: list[str], right: list[str]) -> float:
+    # As SQuAD has it: where nothing counts, only another empty answer is the same.
     if not left or not right:
         return float(left == right)
     shared = (Counter(left) & Counter(right)).total()
@@ -48,4 +49,5 @@ def contains(text: str, accepted: Iterable[str]) -> bool:
     """Whether a text has one of the accepted answers as a part, in whole or broken words."""
     said = normal(text)
     wanted = [normal(other) for other in accepted]
+    # An answer in which nothing counts would be a part of every text.
     return any(each in said for each in wanted if each)

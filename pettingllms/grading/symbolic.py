@@ -60,6 +60,8 @@ class _Process:
     def __init__(self) -> None:
         worker = str(Path(__file__).with_name("worker.py"))
         self.popen = subprocess.Popen(
+            # With `-P` the folder of the script, whose modules have common names, is not
+            # searched.
             [sys.executable, "-P", worker, str(CPU_S), str(MEMORY_BYTES)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -93,6 +95,7 @@ class _Process:
         line, end = b"", time.monotonic() + within_s
         with selectors.DefaultSelector() as selector:
             selector.register(self.answers, selectors.EVENT_READ)
+            # Nothing follows the end of a line, because one question is asked at a time.
             while not line.endswith(b"\n"):
                 if not selector.select(max(0.0, end - time.monotonic())):
                     raise Lost

@@ -85,6 +85,7 @@ def expressions(gold: Any, answer: Any, places: int) -> bool:
     wanted, given = links(gold), links(answer)
     if wanted and given:
         return len(wanted) == len(given) and (
+            # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
             all(map(relations, wanted, given)) or all(map(relations, wanted, given[::-1]))
         )
     if given and not isinstance(gold, sympy.Set):
@@ -95,6 +96,7 @@ def expressions(gold: Any, answer: Any, places: int) -> bool:
         return all(isinstance(link, sympy.Eq) for link in given) and all(
             values(gold, member, places) for member in members
         )
+    # A reference such as `x = 5` may be answered by 5 alone.
     if wanted and isinstance(wanted[0], sympy.Eq) and wanted[0].lhs.is_Symbol:
         return values(wanted[-1].rhs, answer, places)
     return values(gold, answer, places)
@@ -126,8 +128,10 @@ def relations(gold: Any, answer: Any) -> bool:
     if kind is not other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
         return False
     if kind in (sympy.Eq, sympy.Ne):
+        # An equation with 0 holds where the numerator is 0, in forms with a fraction and without.
         wanted, given = (sympy.fraction(sympy.together(side))[0] for side in (wanted, given))
     factor = sympy.simplify(wanted / given)
+    # A negative factor would turn an inequality around.
     return bool(factor.is_number and factor.is_finite) and bool(
         factor.is_nonzero if kind in (sympy.Eq, sympy.Ne) else factor.is_positive
     )
@@ -163,6 +167,7 @@ def probe(gold: Any, answer: Any, places: int | None) -> bool | None:
         one, other = (complex(side.subs(point).evalf(30)) for side in (gold, answer))
     except (TypeError, ValueError, OverflowError):
         return None
+    # Only NaN differs from itself.
     if one != one or other != other:
         return None
     allowed = largest = max(abs(one), abs(other))

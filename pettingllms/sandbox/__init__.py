@@ -99,6 +99,7 @@ def open_sandbox(
 
 def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
     backend = settings.backend
+    # Each is imported when it is opened, so that none has to work where another one is used.
     if backend == "embedded":
         from pettingllms.sandbox.embedded import EmbeddedSandbox
 

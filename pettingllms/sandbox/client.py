@@ -94,7 +94,9 @@ class WorkerConnection:
         self.requests += 1
         patience = wall_s + GRACE_S
         deadline = time.monotonic() + patience
+        # A worker that has just started was not idle before its first request.
         idle = self.requests > 1
+        # A run is two numbers in a flat list.
         most, runs = header["limits"]["output_kib"] << 10, len(header["runs"]) // 2
         try:
             self._stream.write(frames.encode(header, payload), deadline)
@@ -112,6 +114,7 @@ class WorkerConnection:
                 if reply.get("done") is True:
                     return
         except (frames.FrameError, OSError) as error:
+            # One that fell silent was at work, and did not end while it waited.
             ended = time.monotonic() < deadline
             raise WorkerLost(f"{error}{self.channel.notes()}", idle=idle and ended) from error
 
@@ -243,6 +246,7 @@ class WorkerPool:
             busy = self._all.difference(idle)
             self._all = busy
             self._changed.notify_all()
+        # Workers in use are only killed: whoever uses one sees that, and closes it.
         for connection in busy:
             connection.kill()
         for connection in idle:
@@ -250,6 +254,7 @@ class WorkerPool:
 
     def abandon(self) -> None:
         """Forget the workers of the process that this one was forked from."""
+        # Without the lock, which a thread of the parent may have held at the fork.
         connections = self._all
         self._reset()
         for connection in connections:

@@ -106,6 +106,7 @@ class ContainerChannel:
         except SandboxUnavailable as error:
             raise WorkerLost(str(error)) from error
         except Exception as error:
+            # The container may have been made before something failed.
             self.kill()
             if _is_trouble(error):
                 raise WorkerLost(f"the engine started no container: {error}") from error
@@ -141,6 +142,7 @@ class ContainerChannel:
         """Have the engine kill the container, which it then removes."""
         if self._id is None or os.getpid() != self._owner:
             return
+        # Forgotten first, since several threads may call this, and once is enough.
         identity, self._id = self._id, None
         try:
             with contextlib.closing(self._connect()) as client:
@@ -156,6 +158,7 @@ class ContainerChannel:
     def close(self) -> None:
         """Close the socket."""
         if self._socket is not None:
+            # A shutdown would reach the process that this one was forked from, too.
             if os.getpid() == self._owner:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_RDWR)
@@ -262,6 +265,7 @@ def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
         "read_only": True,
         "tmpfs": {"/tmp": f"size={_TMP_MIB}m,mode=1777,nosuid,nodev,noexec"},
         "mem_limit": memory_mib * _MIB,
+        # As much as the memory alone: no swap.
         "memswap_limit": memory_mib * _MIB,
         "pids_limit": _PROCESSES,
         "nano_cpus": round(cpus * 1e9),
@@ -299,6 +303,7 @@ def _require_runtime(client: Any, runtime: str | None) -> None:
 def remove_orphans(client: Any) -> int:
     """Remove the containers whose process has been killed, and no others; returns how many."""
     removed = 0
+    # Containers may go while they are listed.
     for container in client.containers.list(
         all=True, filters={"label": OWNER_LABEL}, ignore_removed=True
     ):
@@ -338,7 +343,9 @@ def is_orphan(owner: str) -> bool:
     if machine != here[0]:
         return False
     if boot != here[1]:
+        # After another boot the process is gone for certain, if both boots are known.
         return _UNKNOWN not in (boot, here[1])
+    # The number of a process in another namespace says nothing here.
     if namespace != here[2]:
         return False
     return owner != owner_mark(int(pid))
@@ -365,9 +372,11 @@ def _start(pid: int) -> str:
     except OSError:
         # Without a /proc, as on macOS, nothing is known.
         return "gone" if Path("/proc/self/stat").exists() else _UNKNOWN
+    # After the name, which may hold blanks and brackets; field 22 of proc(5).
     return stat.rsplit(")", 1)[1].split()[19]
 
 
+# What the worker isolates programs with; their own filter refuses all of it.
 _WORKER_ONLY = (
     "capset",
     "landlock_add_rule",
@@ -405,6 +414,7 @@ def worker_profile() -> dict[str, Any]:
     machines = [{"architecture": name, "subArchitectures": []} for name in _MACHINES.values()]
     rules = [
         {"names": allowed, "action": _ALLOW},
+        # As if it were missing: the C library then uses `clone`, whose flags a filter can see.
         {"names": ["clone3"], "action": _ERRNO, "errnoRet": _ENOSYS},
     ]
     return {"defaultAction": _ERRNO, "archMap": machines, "syscalls": rules}

@@ -91,6 +91,7 @@ def host_base(client: Any, *, packages: Sequence[str] = ()) -> str:
         _host_tar(packages),
         repository=HOST_BASE.split(":")[0],
         tag=HOST_BASE.split(":")[1],
+        # CMD is JSON, whose texts have double quotes.
         changes=[change.replace("'", '"') for change in changes],
     )
     return HOST_BASE
@@ -107,6 +108,7 @@ def _context() -> bytes:
 
 
 def _entry(name: str, data: bytes) -> tuple[tarfile.TarInfo, io.BytesIO]:
+    # Without a time, so that the same files give the same bytes.
     info = tarfile.TarInfo(name)
     info.size = len(data)
     info.mode = 0o644
@@ -119,6 +121,7 @@ def _host_tar(packages: Sequence[str]) -> bytes:
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for link in _LINKS:
+            # Of a merged /usr these folders are links, and must not become copies.
             if link.is_symlink():
                 tar.add(link, str(link).lstrip("/"))
         for path in (interpreter, *_loaders(), *_with_names(map(Path, described["libraries"]))):

@@ -89,6 +89,7 @@ def _move(secure: ssl.SSLSocket, plain: socket.socket, closed: Callable[[], obje
         stack.enter_context(secure)
         stack.enter_context(plain)
         ended = False
+        # What came before the end is still delivered.
         while not ended or down:
             _wait(secure, plain, up, down, ended)
             if len(up) < _HELD and _read(plain, up):

@@ -92,6 +92,7 @@ class _Cores:
     def take(self) -> tuple[int | None, Callable[[], None]]:
         """A core, and what gives it back, once."""
         try:
+            # A list, so that only the first of several calls gives the core back.
             taken = [self._free.pop(0)]
         except IndexError:
             return None, lambda: None

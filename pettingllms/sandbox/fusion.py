@@ -45,6 +45,7 @@ _BACKOFF_S = 0.5
 _HEAD_BYTES = 1 << 16
 _BYTES_PER_BYTE = 6
 """JSON may write a byte of output as six, such as `\\u0000`."""
+# Timed out, too early, too many requests: another try may succeed.
 _BUSY = (408, 425, 429)
 
 _CALL = """\
@@ -152,12 +153,14 @@ class FusionSandbox(PlannedSandbox):
             if progress.left([pair]):
                 progress.add(pair, self._result(plan, pair))
 
+        # A pool needs a thread, also where nothing is to be done.
         with ThreadPoolExecutor(min(self._workers, len(todo)) or 1, "fusion") as threads:
             futures = [threads.submit(do, pair) for pair in todo]
             try:
                 for future in futures:
                     future.result()
             finally:
+                # Only drops what has not begun; leaving the block waits for the rest.
                 threads.shutdown(wait=False, cancel_futures=True)
 
     def close(self) -> None:
@@ -187,6 +190,7 @@ class FusionSandbox(PlannedSandbox):
         trouble = _ServiceTrouble("no attempt")
         for attempt in range(_ATTEMPTS):
             if attempt:
+                # A pause that `close` ends.
                 self._closed.wait(self._backoff_s * 2 ** (attempt - 1))
             if self._closed.is_set():
                 raise SandboxUnavailable("the sandbox is closed; open another one")
@@ -194,6 +198,7 @@ class FusionSandbox(PlannedSandbox):
                 return _read(self._post(body, limits), mark, limits)
             except _ServiceTrouble as error:
                 trouble = error
+        # A service that is out of order may send too much as well, whatever the program did.
         if isinstance(trouble, _TooLarge) and self._answers():
             return _limited(
                 "output_limit", "", "the program printed too much\n", 1, 0, None, limits
@@ -223,6 +228,7 @@ class FusionSandbox(PlannedSandbox):
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         connection = kind(host, port, timeout=timeout)
         text, header = json.dumps(body).encode(), {"Content-Type": "application/json"}
+        # Both outputs at their limit, written as JSON at its longest.
         most = _HEAD_BYTES + 2 * _BYTES_PER_BYTE * limits.output_kib * 1024
         try:
             with contextlib.closing(connection):
@@ -281,6 +287,7 @@ def _read(reply: Any, mark: str | None, limits: Limits) -> RunResult:
     if how != "Finished" or type(code) is not int or (code == 0) != (said == "Success"):
         raise _ServiceTrouble(f"it says {said!r} of a run that is {how!r} with exit code {code!r}")
     if code:
+        # The service has no status for it; Python's last line says it.
         last = stderr.rstrip().rpartition("\n")[2]
         status: Status = "memory_limit" if last.startswith("MemoryError") else "error"
         return _limited(status, stdout, stderr, code, seconds, None, limits)

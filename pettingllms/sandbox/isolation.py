@@ -58,6 +58,7 @@ def cure(layer: str) -> str:
     if layer in _CURES:
         return _CURES[layer]
     for path, bad, setting in _SWITCHES:
+        # A switch may be absent: two of them come with some kernels only.
         with contextlib.suppress(OSError):
             if Path(path).read_text().strip() == bad:
                 return f"sysctl -w {setting}"
@@ -86,6 +87,7 @@ def require(wanted: Sequence[str], layers: Sequence[str], problems: Sequence[str
     missing = [layer for layer in wanted if layer not in layers]
     if not missing:
         return
+    # A problem begins with the layer that it is about.
     why = {problem.partition(": ")[0]: problem for problem in problems}
     said = "; ".join(f"{why.get(layer, layer)} ({cure(layer)})" for layer in missing)
     raise SandboxUnavailable(

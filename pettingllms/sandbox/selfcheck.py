@@ -188,6 +188,7 @@ ISOLATION = (
     attack("no internet socket", "socket.socket(socket.AF_INET)"),
     attack("no unix socket", "socket.socket(socket.AF_UNIX)"),
     attack("no name resolution", "socket.getaddrinfo('example.org', 80)"),
+    # Here and below the numbers of calls are those of x86_64.
     attack("no connection by raw calls", "call(41, 2, 1, 0)"),
     attack(
         "no buffer of a socket is larger than usual",

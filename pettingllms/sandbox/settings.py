@@ -31,6 +31,7 @@ FUSION = "fusion:"
 """Prefix of the back end `fusion:URL`."""
 LIMITS = tuple(field.name for field in fields(Limits))
 
+# Names become parts of pip's command line and of an image's name.
 _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NOT_EVERYWHERE = {
     "workers": ("embedded", "docker", FUSION),
@@ -166,6 +167,7 @@ def _kind(backend: str) -> str:
     if backend.startswith(FUSION):
         from pettingllms.sandbox.fusion import ServiceAddress
 
+        # Refused here, and not when the first program runs.
         ServiceAddress.of(backend.removeprefix(FUSION))
         return FUSION
     if ":" in backend or backend in SANDBOXES:
@@ -214,5 +216,6 @@ def _replaced(limits: Limits, changes: Mapping[str, float]) -> Limits:
     """`limits` with `changes`; more CPU time without a wall limit of its own scales the latter."""
     more = changes.get("cpu_s", 0.0) / limits.cpu_s
     if more > 1 and "wall_s" not in changes:
+        # No more than `Limits` takes.
         changes = {**changes, "wall_s": min(limits.wall_s * more, 86_400)}
     return dataclasses.replace(limits, **changes)  # type: ignore[arg-type]

@@ -158,6 +158,7 @@ class SharedRuns:
         self, sandbox: Sandbox, limits: Limits = DEFAULT_LIMITS, *, end_at_limit: bool = True
     ) -> None:
         self._sandbox, self._limits, self._end_at_limit = sandbox, limits, end_at_limit
+        # None where a run was tried in company and its result is in doubt.
         self._known: dict[tuple[str, Case], RunResult | None] = {}
 
     def __call__(self, programs: Sequence[str], cases: Sequence[Case]) -> list[list[RunResult]]:
@@ -208,11 +209,13 @@ class SharedRuns:
         within = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
         # Not tried twice, whatever comes of it.
         self._known |= dict.fromkeys((program, case) for program in left for case in cases)
+        # As many as fit whatever they are: a simple program has at most `_PROGRAM_CHARS`.
         at_once = min(MOST_RUNS // len(cases), (MOST_CHARS - size) // _PROGRAM_CHARS)
         while left and at_once > 0:
             now = left[:at_once]
             asked = {"programs": now, "cases": given, "function": functions.copy().pop()}
             whole, lines = gatherer_of(self._sandbox, _DRIVER)(self._sandbox, asked, within)
+            # There are fewer lines where the process ended early.
             for program, line in zip(now, lines, strict=False):
                 for case, run in zip(cases, _rows(line), strict=False):
                     self._known[program, case] = _result(run, whole, self._limits, case)
@@ -271,6 +274,7 @@ def _result(
         return None
     out, err = stdout.encode(), stderr.encode()
     returned = None if case.function is None else (value or "").encode()
+    # At the limit it is open whether a process of its own would have ended there.
     if max(len(out), len(err), len(returned or b"")) >= limits.output_kib << 10:
         return None
     return RunResult(
@@ -279,6 +283,7 @@ def _result(
         stderr_bytes=err,
         exit_code=1 if err else 0,
         cpu_s=cpu_s,
+        # Not measured: a simple program can wait for nothing, so that it takes what it computes.
         wall_s=cpu_s,
         memory_mib=whole.memory_mib,
         isolation=whole.isolation,
@@ -386,10 +391,12 @@ class Gatherer:
     def _run(self, sandbox: Sandbox, batch: Sequence[_Request]) -> None:
         asked = json.dumps({"jobs": [each.job for each in batch]})
         [[whole]] = sandbox.run([self._driver], [Case(asked)], limits=batch[0].limits)
+        # A line without an end was cut off when the process ended.
         lines = [line for line in whole.stdout.splitlines(True) if line.endswith("\n")]
         for each in batch:
             count = len(each.job["programs"])
             mine, lines = lines[:count], lines[count:]
+            # By itself a request has what there is, also where the process ended early.
             if len(mine) == count or len(batch) == 1:
                 each.shared = ProcessOutput(whole, mine)
 

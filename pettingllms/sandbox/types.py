@@ -230,6 +230,7 @@ class RunPlan:
 
     def request(self, pairs: Sequence[Pair]) -> tuple[dict[str, Any], list[bytes]]:
         """Header and payload of a request for `pairs` alone."""
+        # Each text is sent once, however many runs need it.
         programs = sorted({program for program, _ in pairs})
         cases = sorted({case for _, case in pairs})
         program_at = {program: at for at, program in enumerate(programs)}
@@ -291,6 +292,7 @@ class RunProgress:
     def _note_end(self, pair: Pair) -> None:
         program, case = pair
         if self._plan.end_at_limit and self._results[pair].status in RUNAWAY:
+            # Results come in any order, and the earliest case counts.
             self._last[program] = min(case, self._last.get(program, case))
 
     def _drop_excess(self, changed: Pair) -> None:
@@ -306,6 +308,7 @@ class RunProgress:
         total = 0
         for case in sorted(sizes):
             total += sizes[case]
+            # Earlier results were within the share, or have lost their output already.
             if case >= first and total > self._share:
                 result = self._results[program, case]
                 said = f"dropped: the program's outputs exceed {self._share} bytes on all cases\n"

@@ -76,6 +76,7 @@ class _Starter(threading.Thread):
                 future.set_result(work())
             except Exception as error:  # noqa: BLE001 - it is raised again by who ordered it
                 future.set_exception(error)
+            # Otherwise the last order would live until the next one comes.
             del work, future
 
     def do(self, work: Callable[[], _Result]) -> _Result:
@@ -90,6 +91,7 @@ def _starter() -> _Starter:
     return _Starter()
 
 
+# The thread does not exist in a forked process.
 os.register_at_fork(after_in_child=_starter.cache_clear)
 
 
@@ -161,6 +163,7 @@ class ProcessChannel:
 
     def notes(self) -> str:
         """See `Channel.notes`."""
+        # Its pipes close a moment before it can be reaped.
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)
         self._notes.seek(0)

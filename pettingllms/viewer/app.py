@@ -131,6 +131,7 @@ def _text(request: Request, name: str) -> str:
 
 def _number(request: Request, name: str) -> int:
     given = _text(request, name) or "0"
+    # Every number of that length fits into 64 bits.
     if not (given.isascii() and given.isdecimal() and len(given) < 19):
         raise ConfigError(f"{name} must be a number, got {given[:40]!r}")
     return int(given)
@@ -144,6 +145,7 @@ def _loopback_only(app: _App) -> _App:
     ) -> None:
         if scope["type"] == "http":
             host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
+            # An IPv6 address has colons of its own, inside its brackets.
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name not in HOSTS:
                 refusal = Response("ask for this page at 127.0.0.1\n", 421, HEADERS, "text/plain")

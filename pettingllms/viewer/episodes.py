@@ -28,6 +28,7 @@ def parsed(text: bytes) -> EpisodeRow:
         row: EpisodeRow = json.loads(text)
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this version reads {FORMAT}")
+        # Reads all that the table needs, so that a line that lacks something is refused here.
         facts(row)
     except KeyError as error:
         raise ValueError(f"no {error.args[0]!r}") from error

@@ -49,6 +49,7 @@ def exported(
     ]
     _check_steps(steps, {label for _, label in wanted})
     blocks, places = dict[str, str](), dict[str, dict[str, str]]()
+    # After `complete`, so that labels and outcomes are those of whole files.
     answers = {source.name: _answers(library, source) for source in sources}
     for number, (source, label) in enumerate(wanted):
         on_progress(number, len(wanted))

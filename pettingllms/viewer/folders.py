@@ -127,6 +127,7 @@ class Source:
             return {}
         with file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+            # Without the last one, which is empty or still being written.
             lines = file.read().split(b"\n")[:-1]
         for line in reversed(lines):
             with contextlib.suppress(ValueError, RecursionError):

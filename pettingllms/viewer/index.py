@@ -184,6 +184,7 @@ class EpisodeIndex:
     def _add(
         self, start: int, end: int, label: str, task: str, episode: int, success: bool | None
     ) -> None:
+        # One text in memory for all episodes of a step.
         label, verdict = sys.intern(label), _SUCCESS[success]
         self._columns.append(self.lines, start, end, label, task, episode, verdict)
         # Last, because other threads look up while this one indexes.
@@ -298,6 +299,7 @@ class _Columns:
             self.labels[place],
             self.tasks[place],
             self.episodes[place],
+            # The reverse of `_SUCCESS`.
             (False, True, None)[self.successes[place]],
         )
 
@@ -330,6 +332,7 @@ def _lines(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, byt
             if line >= position:
                 head = chunk[at : min(found, at + HEAD)]
             elif len(head) < HEAD:
+                # The line began in an earlier chunk.
                 head += chunk[: min(found, HEAD - len(head))]
             yield line, position + found + 1, head
             line, at = position + found + 1, found + 1
@@ -344,6 +347,7 @@ def _about(file: BinaryIO, start: int, end: int, head: bytes) -> tuple[str, str,
     """Label, task, episode and success of a line."""
     place = head.find(_DECISIONS)
     if place >= 0 and head.startswith(b"{"):
+        # What stands before the decisions, as an object by itself.
         row = json.loads(head[:place].rstrip(b", ") + b"}")
     else:  # not written by this package, or with a very long id
         row = json.loads(os.pread(file.fileno(), end - start, start))

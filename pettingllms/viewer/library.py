@@ -76,6 +76,7 @@ class Library:
             restarted = start > file.seek(0, os.SEEK_END)
             file.seek(0 if restarted else start)
             data = file.read(PART)
+        # The last row may still be on its way.
         complete = data[: data.rfind(b"\n") + 1]
         rows, broken = [], []
         for number, line in enumerate(complete.split(b"\n")[:-1], 1):
@@ -175,6 +176,7 @@ class Library:
         broken: list[list[Any]] = []
         read, last = 0, after
         for entry in index.entries(label, after):
+            # At least one line, however long it is.
             if read and read + entry.end - entry.start > PART:
                 return {"rows": found, "next": last, "broken": broken}
             read, last = read + entry.end - entry.start, entry.line
@@ -194,6 +196,7 @@ class Library:
             if index is None:
                 index = EpisodeIndex(lambda: source.open(TRAJECTORIES), self._cached(source))
                 self._indices[source.path] = index
+            # A thread that builds holds the index's lock; an answer must not wait for it.
             if self._is_building(source) and not whole:
                 return index
         if whole:

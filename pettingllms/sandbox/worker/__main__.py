@@ -24,6 +24,7 @@ def _adopt_folder() -> None:
         module = types.ModuleType(name)
         module.__path__ = path
         sys.modules[name] = module
+    # Otherwise each module here could be imported a second time, under its bare name.
     sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry) != FOLDER]
 
 

@@ -33,8 +33,10 @@ def empty(top: int) -> None:
     Raises:
         OSError: something cannot be removed.
     """
+    # A name that no program can have taken.
     token, numbers = os.urandom(8).hex(), itertools.count()
     device = os.fstat(top).st_dev
+    # Folders that were moved up are found in the next round.
     while names := os.listdir(top):
         for name in names:
             if not _is_folder(name, top):
@@ -64,6 +66,7 @@ def exceeds(top: int, most_bytes: int, most_entries: int) -> bool:
     Folders that cannot be opened count as one entry.
     """
     held = entries = 0
+    # A copy, because each folder that waits is closed when it is done.
     waiting = [os.dup(top)]
     try:
         while waiting:

@@ -42,6 +42,7 @@ def header_size(prefix: bytes) -> int:
     magic, size = PREFIX.unpack(prefix)
     if magic != MAGIC:
         raise FrameError(f"a frame starts with {MAGIC!r}, got {magic!r}")
+    # Before it is read: four bytes that are no length could ask for gigabytes.
     if size > MAX_HEADER_BYTES:
         raise FrameError(f"a header has at most {MAX_HEADER_BYTES} bytes, got {size}")
     return int(size)
@@ -84,6 +85,7 @@ class Stream:
         filled = 0
         while filled < len(view):
             try:
+                # Into the buffer itself, because a payload may have many megabytes.
                 count = os.readv(self.read_fd, [view[filled : filled + _CHUNK]])
             except BlockingIOError:
                 _wait(self.read_fd, select.POLLIN, deadline)

@@ -33,6 +33,7 @@ TRUNCATE = 1 << 14
 _EXECUTE = 1 << 0
 _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
 _IOCTL_DEV = 1 << 15
+# Each version of the interface knows more rights, and refuses those of later ones.
 _FILES_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, TRUNCATE), (5, _IOCTL_DEV))
 _NETWORK = 0b11
 _SCOPES = 0b11
@@ -89,9 +90,11 @@ def fence(readable: Sequence[str], devices: Iterable[str], scratch: str) -> Fenc
     size = ctypes.c_size_t(24 if abi >= 6 else 16 if abi >= 4 else 8)
     make = ctypes.c_long(_CREATE), ctypes.byref(attributes), size, ctypes.c_uint32(0)
     ruleset = kernel.check(kernel.libc.syscall(*make), "landlock_create_ruleset")
+    # No executables, devices or sockets, also where files may be made.
     everything = files & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _IOCTL_DEV)
     wanted = [*((path, READ) for path in readable), *((path, DEVICE) for path in devices)]
     for path, rights in (*wanted, (scratch, everything)):
+        # Not every machine has all of them: time zones may be missing.
         if os.path.exists(path):
             _allow(ruleset, path, rights & files)
     return Fence(ruleset, _QUIET if abi >= 7 else 0)
@@ -99,6 +102,7 @@ def fence(readable: Sequence[str], devices: Iterable[str], scratch: str) -> Fenc
 
 def _allow(ruleset: int, path: str, rights: int) -> None:
     fd = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    # For a file the kernel refuses a rule with rights of folders.
     rule = _PathBeneath(rights if os.path.isdir(path) else rights & ~READ_DIR, fd)
     add = ctypes.c_long(_ADD_RULE), ruleset, _PATH_BENEATH, ctypes.byref(rule), ctypes.c_uint32(0)
     kernel.check(kernel.libc.syscall(*add), "landlock_add_rule")
@@ -241,6 +245,7 @@ class Isolation(NamedTuple):
 
     def seal(self, limits: tuple[ResourceLimit, ...], bounds: Bounds) -> None:
         """Give up the rest: what is left is what a program may do."""
+        # Before the filter, under which no process can be made.
         if NAMESPACES not in self.layers:
             _watch_deleted_files(limits[0][1][0], bounds.tmp_bytes)
         for limit in limits:
@@ -359,6 +364,7 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
         kernel.set_dumpable(True)  # else its /proc files are root's, and the maps read-only
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(flags | kernel.CLONE_NEWNS)
+    # Without this a process that lacks privileges may not map its group.
     _write(proc, "setgroups", "deny")
     _write(proc, "uid_map", f"{NOBODY} {uid} 1")
     _write(proc, "gid_map", f"{NOBODY} {gid} 1")
@@ -384,6 +390,7 @@ def _become_root_of_a_namespace() -> None:
         try:
             kernel.die_with_parent()
             os.close(writer)
+            # Nothing comes where the other process could not enter its namespace.
             if os.read(reader, 1):
                 for name in ("uid_map", "gid_map"):
                     with open(f"/proc/{target}/{name}", "w", encoding="ascii") as file:
@@ -409,6 +416,7 @@ def _become_root_of_a_namespace() -> None:
 
 def become_nobody() -> None:
     """Drop from root to the overflow user and group, and with root to all capabilities."""
+    # Groups first, because nobody may not change them.
     os.setgroups([])
     os.setresgid(NOBODY, NOBODY, NOBODY)
     os.setresuid(NOBODY, NOBODY, NOBODY)

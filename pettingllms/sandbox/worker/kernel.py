@@ -77,6 +77,7 @@ class _SignalAction(ctypes.Structure):
 
 
 _NO_CAPABILITIES = (ctypes.byref(_CapabilityHeader(_CAPABILITY_VERSION_3, 0)),)
+# This version has two of them, for 64 capabilities.
 _NO_CAPABILITY_DATA = (_CapabilityData * 2)()
 
 
@@ -116,6 +117,7 @@ def in_another_process(work: Callable[[], _Answer]) -> _Answer:
             json.dump(answer, pipe)
         os._exit(0)
     os.close(writer)
+    # Before the wait: a process with more to say than a pipe holds would never end.
     with open(reader, encoding="ascii") as pipe:
         text = pipe.read()
     os.waitpid(pid, 0)
@@ -129,6 +131,7 @@ def fork_sibling() -> int:
     """Fork a process that has this one's parent and shares its table of descriptors."""
     flags = _CLONE_FILES | _CLONE_PARENT | signal.SIGCHLD
     number = _CLONE[MACHINE]
+    # Their order differs between machines, and all of them are 0.
     return check(_python_libc.syscall(_long(number), _ulong(flags), *_ZEROS, _ulong(0)), "clone")
 
 

@@ -79,6 +79,7 @@ SET_UP, COMPILED, BROKEN = b"s", b"c", b"e"
 
 _MESSAGE_BYTES = 4096
 _MARK_BYTES = 4096
+# The text, four files of the run, and the compiled program.
 _FDS = 6
 _MAX_DESCRIPTOR = 1 << 20
 _INT = struct.calcsize("i")
@@ -118,6 +119,7 @@ class JobSocket:
         if job.code_fd >= 0:
             fds.append(job.code_fd)
         texts = (tuple(run.source), tuple(run.call))
+        # `marshal`, because both ends are the same interpreter.
         message = marshal.dumps((*texts, run.value_fd >= 0, job.code_known))
         packed = struct.pack(f"{len(fds)}i", *fds)
         rights = (_socket.SOL_SOCKET, _socket.SCM_RIGHTS, packed)
@@ -211,6 +213,7 @@ class ProgramProcess:
         cpu_s = cpu_cap_s(bounds)
         self._last_limits = [
             ((RLIMIT_NOFILE, (files, files)), (RLIMIT_CPU, (cpu_s, cpu_s)))
+            # The fourth is the file for the value of a function.
             for files in (3 + bounds.open_files, 4 + bounds.open_files)
         ]
 
@@ -247,10 +250,12 @@ class ProgramProcess:
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
         os.dup2(run.stdout_fd, 1)
+        # Not that of the value, which the function's result goes to.
         for fd in (job.text_fd, *run.descriptors[:3]):
             os.close(fd)
         if _STDIN_PATH in source:
             self._copy_stdin()
+        # It was off for the forks, because a collection writes to memory that they share.
         gc.enable()
         program.prepare(source)
         code, outcome = (

@@ -136,6 +136,7 @@ def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) 
         space.update(_CALL_NAMES)
     sys.modules[module.__name__] = module
     outcome = _guard(functools.partial(_play, code, space, call, value_fd))
+    # An executor ends its threads in a hook that `threading` calls.
     threads = _thread._count() > 0 or "concurrent.futures.thread" in sys.modules
     endings: list[Callable[[], object]] = [_END_THREADS] if threads else []
     # As the interpreter ends: output is flushed before globals go, which replaced streams may use.
@@ -214,6 +215,7 @@ def _exit_code(stop: SystemExit) -> int:
     if stop.code is None:
         return 0
     if isinstance(stop.code, int):
+        # By methods of `int` itself: the code may be of a class of the program's own.
         fits = int.bit_length(stop.code) < 64
         return int.__and__(stop.code, 0xFF) if fits else 0xFF
     _say(f"{stop.code}\n")
@@ -228,6 +230,7 @@ def refuse_processes() -> None:
     """
     for name in _PROCESS_CALLS:
         refuse = functools.partial(_refuse_process, name)
+        # `os` has them from `posix`, where a program may take them as well.
         for module in (os, sys.modules["posix"]):
             setattr(module, name, refuse)
 
@@ -327,6 +330,7 @@ def _clear(space: dict[str, Any]) -> None:
     """Drop the program's globals as the interpreter does at exit, private names first."""
     for private in (True, False):
         for name in [name for name in space if name.startswith("_") is private]:
+            # Destructors of what is dropped may still need it.
             if name != "__builtins__":
                 space[name] = None
 

@@ -44,6 +44,7 @@ class RootFs(NamedTuple):
 def find(packages: Sequence[str]) -> RootFs:
     """The root for this interpreter and the named third-party packages."""
     standard = [path for path in _STANDARD if os.path.isdir(path)]
+    # Elsewhere, because it loads all extensions there are, and every fork would carry them.
     found = kernel.in_another_process(lambda: _scout(packages))
     shown = _outermost([*standard, *found["libraries"], ZONES])
     hidden = [
@@ -67,6 +68,7 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 
 def _scout(packages: Sequence[str]) -> dict[str, list[str]]:
     before = _mapped_files()
+    # What this process has mapped needs no file any more.
     files = libraries(packages) - before
     return {"libraries": sorted({os.path.dirname(file) for file in files}), "packages": wheels()}
 
@@ -121,6 +123,7 @@ def wheels() -> list[str]:
         elif not _is_standard(file):
             inside = os.path.basename(file).startswith("__init__.")
             place = os.path.dirname(file) if inside else file
+            # Wheels bring shared libraries in a folder of this name beside their package.
             libraries = os.path.join(os.path.dirname(place), f"{name}.libs")
             found.update((place, libraries) if os.path.isdir(libraries) else (place,))
     return sorted(found)
@@ -137,6 +140,7 @@ def build(wanted: RootFs) -> None:
 
     Needs its own mount namespace and CAP_SYS_ADMIN in it.
     """
+    # Nothing that is mounted from here on may spread to the host.
     kernel.mount(None, "/", None, kernel.MS_REC | kernel.MS_PRIVATE)
     # Sources are held by descriptor: one of them may lie below the folder covered next.
     sources = {
@@ -144,6 +148,7 @@ def build(wanted: RootFs) -> None:
         for path in (*wanted.shown, *wanted.packages, *DEVICES)
     }
     links = {path: os.readlink(path) for path in _LINKS if os.path.islink(path)}
+    # Any folder will do: what it covers has been opened above.
     stage = next(path for path in _STAGES if os.path.isdir(path))
     kernel.mount("tmpfs", stage, "tmpfs", _PLAIN, b"size=256k,nr_inodes=512,mode=755")
     os.mkdir(stage + "/.old")
@@ -155,6 +160,7 @@ def build(wanted: RootFs) -> None:
         _hide(stage + path)
     for path in wanted.packages:
         _show(sources[path], stage + path)
+    # Only now, because packages were mounted inside some of them.
     for path in wanted.hidden:
         _freeze(stage + path)
     for source in sources.values():

@@ -133,6 +133,7 @@ def _threads_only() -> list[Instruction]:
         _argument(0),
         (_AND, 0, 0, CLONE_MASK),
         (_JUMP_EQUAL, 1, 0, CLONE_THREAD),
+        # As where there is no room for another process, so that the status is `process_limit`.
         *_action(refuse(errno.EAGAIN)),
         *_action(ALLOW),
     ]
@@ -205,6 +206,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     denied = refuse(errno.EPERM)
     bodies = {
         "clone": _threads_only(),
+        # Its flags are in memory, which no filter can read; the C library then uses `clone`.
         "clone3": _action(refuse(errno.ENOSYS)),
         "fork": _action(refuse(errno.EAGAIN)),
         "vfork": _action(refuse(errno.EAGAIN)),
@@ -219,6 +221,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     for name, signal_index in SIGNALS.items():
         bodies[name] = _own_signals(pid, signal_index)
     for name, (index, values) in CHOICES.items():
+        # What a file that is no terminal answers.
         otherwise = refuse(errno.ENOTTY) if name == "ioctl" else denied
         bodies[name] = _one_of(index, values, otherwise)
     bodies["fcntl"] = [*_locked_at_once(), *bodies["fcntl"]]
@@ -255,6 +258,7 @@ def program_filter(
     """
     instructions: list[Instruction] = [
         (_LOAD, 0, 0, _OFFSET_ARCHITECTURE),
+        # First of all, because numbers are other calls on other architectures.
         (_JUMP_EQUAL, 1, 0, _ARCHITECTURES[machine]),
         *_action(KILL_PROCESS),
         (_LOAD, 0, 0, _OFFSET_NUMBER),
@@ -292,6 +296,7 @@ def _intervals(bodies: dict[int, tuple[Instruction, ...]]) -> list[_Interval]:
         body = bodies.get(number, denied)
         if not result or result[-1][1] != body:
             result.append((number, body))
+    # Calls of x32 come with the same architecture, and this bit in their number.
     return [*result, (max(bodies) + 1, unknown), (_X32_BIT, tuple(_action(KILL_PROCESS)))]
 
 
@@ -306,6 +311,7 @@ def _search(intervals: Sequence[_Interval]) -> list[Instruction]:
     middle = len(intervals) // 2
     below, above = _search(intervals[:middle]), _search(intervals[middle:])
     first = intervals[middle][0]
+    # The distance of a conditional jump has one byte.
     if len(below) <= _FARTHEST:
         return [(_JUMP_GE, len(below), 0, first), *below, *above]
     return [(_JUMP_GE, 0, 1, first), (_JUMP_ALWAYS, 0, 0, len(below)), *below, *above]

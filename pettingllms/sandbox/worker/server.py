@@ -129,6 +129,7 @@ class Replies:
         fds = finished.run.descriptors[1:]
         outputs = [os.pread(fd, self._bounds.output_bytes, start) for fd in fds]
         numbers = [round(result.cpu_s * 1e6), round(result.wall_s * 1e6), result.memory_kib]
+        # A run without a value has two outputs: the place of the third length is then -1.
         row = [finished.number, result.status, result.exit_code, *numbers, *map(len, outputs), -1]
         self._rows.append(row[:9])
         self._outputs += outputs
@@ -164,6 +165,7 @@ def perform(pool: supervisor.ProcessPool, request: RunRequest) -> Iterator[Finis
             ended = request.end and result.status in _RUNAWAY
             todo = [entry for entry in todo[1:] if not (ended and entry[1][0] == program)]
             yield FinishedRun(number, run, result, not todo)
+        # All but the input, which other runs read as well.
         _close(run.descriptors[1:])
     _close(codes.values())
 

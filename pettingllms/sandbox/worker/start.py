@@ -81,6 +81,7 @@ def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
         return None
     gc.collect()
     kernel.trim_heap()
+    # A collection in a forked process then leaves these objects, and so shared memory, alone.
     gc.freeze()
     gc.disable()
     forks = supervisor.start_fork_server(_READY[0])
@@ -101,6 +102,7 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     kernel.share_one_heap()
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = _take_stream()
+    # A request takes a descriptor for each of its inputs.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     # Blocked signals wait in the kernel's memory, which no other limit of a program covers.
@@ -161,6 +163,7 @@ def _take_stream() -> frames.Stream:
 
 
 def _preload(options: Options) -> None:
+    # The interpreter starts with `-S`, which leaves these names out.
     importlib.import_module("_sitebuiltins")
     quitter = sys.modules["_sitebuiltins"]
     for name in ("exit", "quit"):
@@ -186,6 +189,7 @@ def _set_the_stage() -> program.Streams:
     os.environ.update(program.ENVIRONMENT)
     sys.argv[:] = [program.FILE_NAME]
     sys.orig_argv[:] = [sys.executable, program.FILE_NAME]
+    # Programs find in `sys.modules` what plain Python has there, and nothing of ours.
     own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
     _KEPT.extend(sys.modules.pop(name) for name in own)
     program.rehearse()
@@ -241,6 +245,7 @@ def _fix_random_numbers() -> None:
     random.seed()
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed(0)
+        # NumPy takes the entropy of a generator without a seed from here.
         generator: Any = sys.modules["numpy.random.bit_generator"]
         generator.randbits = lambda bits: random.Random().getrandbits(bits)
 
@@ -274,6 +279,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     program_filter = None
     if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
         layers.append(isolation.SECCOMP)
+        # Programs are pid 1 of their namespaces; without these, each gets one that names its pid.
         program_filter = seccomp.program_filter(1)
         kernel.make_deadly((signal.SIGSYS,))
     safe = isolation.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
@@ -366,6 +372,7 @@ def _continue_in_child() -> None:
     pid = os.fork()
     if pid == 0:
         kernel.die_with_parent()
+        # The parent may have ended before the kernel knew of the request.
         if select.select([alive], [], [], 0)[0]:
             os._exit(1)
         os.close(alive)

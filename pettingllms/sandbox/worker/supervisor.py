@@ -114,6 +114,7 @@ class ProcessPool:
 
     def start(self, job: Job) -> StartedRun:
         """Give `job` to the process that waits for it, or to another if that one has ended."""
+        # One that waited may have been killed meanwhile; one that is made now is worth a try.
         for _ in range(2):
             self.make(job.bounds)
             assert self._spare is not None
@@ -149,6 +150,7 @@ class ProcessPool:
         self.isolation.clean()
         marks = end.marks()
         end.close()
+        # One that was killed before it was set up gets another try: see `stray`.
         if not marks.startswith(SET_UP) and ended.exit_code != -signal.SIGKILL:
             said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
             raise JobFailed(f"a process could not be set up: {said or ended}")
@@ -164,7 +166,9 @@ class ProcessPool:
         pidfd = os.pidfd_open(pid)
         poll = select.poll()
         poll.register(pidfd, select.POLLIN)
+        # Without events, but the end of the other side is always reported.
         poll.register(self.client_fd, 0)
+        # Not even on all cores can a limit be broken sooner.
         wait_s = min(job.bounds.cpu_s / _CORES, job.bounds.wall_s)
         try:
             while True:
@@ -198,6 +202,7 @@ class ProcessPool:
             return "killed"
         if code > 0:
             return _REASONS.get(self.hint.hint(), "error")
+        # The process ended well and without a value: the program may have called `exit`.
         if run.value_fd >= 0 and os.fstat(run.value_fd).st_size <= job.bounds.output_start:
             return "error"
         return "ok"
@@ -296,6 +301,7 @@ open would warn, which is a tenth of a small run."""
 
 def start_fork_server(work: ProgramProcess) -> ForkServer | ProgramProcess:
     """Fork the server. The result is `work` in the processes that the server forks."""
+    # Of packets, so that each message keeps its own descriptors.
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
     if kernel.fork():
         theirs.close()
