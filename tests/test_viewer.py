@@ -251,6 +251,13 @@ def test_equal_names_are_told_apart(tmp_path: Path) -> None:
     assert names == ["runs/one", "runs/one#2"]
 
 
+def test_a_folder_may_have_the_name_that_another_would_be_given(tmp_path: Path) -> None:
+    for place in ("a/runs/x", "a/runs/x#2", "a/runs/x#3", "b/runs/x"):
+        run_folder(tmp_path / place)
+    names = [s.name for s in sources_in([tmp_path / "a" / "runs", tmp_path / "b" / "runs"])]
+    assert sorted(names) == ["runs/x", "runs/x#2", "runs/x#3", "runs/x#4"]
+
+
 @pytest.mark.parametrize("name", [TRAJECTORIES, METRICS, "config.yaml", "run.json"])
 def test_nothing_outside_the_folders_is_read(tmp_path: Path, name: str) -> None:
     secret = tmp_path / "secret"

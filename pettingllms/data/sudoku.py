@@ -67,7 +67,8 @@ class Puzzle:
     difficulty: str
     """One of `GRADES`."""
     guesses: int
-    """Cells at which a depth-first search had more than one number to try, all in all."""
+    """Cells at which a depth-first search had more than one number to try, all in all; 0 where no
+    search is needed to grade it."""
 
     @property
     def size(self) -> int:

@@ -115,9 +115,9 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
         """
         del options  # PettingZoo's api_test passes one to every environment
         if seed is not None:
-            self._stream = (operator.index(seed), 0)
-            if seed < 0:
+            if operator.index(seed) < 0:
                 raise ConfigError(f"seed must not be negative, got {seed}")
+            self._stream = (operator.index(seed), 0)
         elif self._stream is None:
             self._stream = (secrets.randbits(32), 0)
         else:

@@ -12,6 +12,7 @@ import json
 import logging
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import threading
@@ -90,6 +91,17 @@ class _Process:
             raise Lost from error
         return Answered(equal, "math-verify", "", cpu_s)
 
+    def ended_itself(self) -> bool:
+        """Whether the process passed a limit, and neither hangs nor was killed by another process.
+
+        Its limits end it with SIGPROF or from within; SIGKILL comes from outside, as when the
+        machine runs out of memory.
+        """
+        try:
+            return self.popen.wait(1.0) != -signal.SIGKILL
+        except subprocess.TimeoutExpired:
+            return False
+
     def read(self, within_s: float) -> bytes:
         """Reads the next line, or less where the process has ended."""
         line, end = b"", time.monotonic() + within_s
@@ -135,16 +147,32 @@ class _Grader:
             if self.missing:
                 return Answered(False, "undecided", MISSING)
             try:
-                self.process = self.process or _Process()
-                return self.process.ask(gold, answer, places)
+                return self._asked(gold, answer, places)
             except Lost:
                 logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
-                self.end()
                 return Answered(False, "undecided", TOO_LONG, CPU_S)
             except Missing:
                 self.missing = True
                 logger.warning("answers are compared exactly only: %s", MISSING)
                 return Answered(False, "undecided", MISSING)
+
+    def _asked(self, gold: str, answer: str, places: int) -> Answered:
+        """Asks once more where the pair is not to blame for the loss of the worker.
+
+        Raises:
+            Lost: the pair took too much, or two workers were lost.
+            Missing: math-verify cannot be imported.
+        """
+        for last in (False, True):
+            try:
+                self.process = self.process or _Process()
+                return self.process.ask(gold, answer, places)
+            except Lost:
+                blamed = self.process is not None and self.process.ended_itself()
+                self.end()
+                if blamed or last:
+                    raise
+        raise AssertionError("the second loss is raised")
 
     def end(self) -> None:
         """Kills the worker; the next question starts another."""

@@ -8,6 +8,7 @@ given paths themselves may be links, such as `runs/latest`.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import stat
@@ -171,9 +172,8 @@ def sources_in(roots: Iterable[Path]) -> list[Source]:
             inside = path.relative_to(base).as_posix()
             # Two parts at most of the given path: an exported file shall not name a home folder.
             name = f"{base.name}/{inside}" if inside != "." else "/".join(path.parts[-2:])
-            unique = name
-            while unique in names:
-                unique = f"{name}#{1 + sum(each.startswith(name) for each in names)}"
+            numbered = (f"{name}#{number}" for number in itertools.count(2))
+            unique = next(each for each in itertools.chain([name], numbered) if each not in names)
             names.add(unique)
             found[path] = Source(unique, kind, path)
     return sorted(found.values(), key=lambda source: (source.kind != "run", source.name))

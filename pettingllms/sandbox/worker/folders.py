@@ -1,6 +1,6 @@
 """The scratch folder of a worker that has no mount namespace: emptied, measured, never named.
 
-The launcher makes the folder and passes its path in (`pettingllms.sandbox.scratch`). Everything
+The launcher makes the folder and passes its path in (`pettingllms.sandbox.embedded`). Everything
 here works on descriptors and follows no symbolic link, because a program decides what is inside.
 """
 
