@@ -19,6 +19,7 @@ def longest_prompts(sampler: Sampler, max_new_tokens: int) -> dict[str, int]:
     Raises:
         ConfigError: there is no room for any prompt of a policy.
     """
+    # Samplers without a model, such as a scripted one, have no context that could be exceeded.
     contexts: Mapping[str, int] = getattr(sampler, "contexts", {})
     for policy, context in contexts.items():
         if context <= max_new_tokens:
@@ -48,6 +49,7 @@ def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
         return ""
     agent, tokens, longest = prompts[0]
     context = longest + max_new_tokens
+    # For the longest prompt that was met, not only for the first one, which the message names.
     room = context - max(each.prompt_tokens for each in prompts)
     lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
     return (
