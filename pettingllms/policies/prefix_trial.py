@@ -31,12 +31,14 @@ def share_prompts(model: PreTrainedModel) -> bool:
     A model is left alone if a layer has other than full attention, or if a small trial of sampling
     and update differs from transformers' own computation.
     """
+    # Restored if the trial fails, so that the model is as transformers has loaded it.
     own = model.config._attn_implementation
     reason = _misfit(model)
     if reason is None:
         model.config._attn_implementation = NAME
         try:
             reason = _trial(model)
+        # What model code raises when it meets an attention that it was not written for.
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
             reason = f"its attention cannot be replaced ({error})"
         if reason is not None:
@@ -81,9 +83,12 @@ def check_cache(model: PreTrainedModel) -> None:
     try:
         decoding = PlainDecoding(model, _PROMPTS, 0)
         decoding.start()
+        # Rows change places before the step, as they do in sampling: a state that is not moved with
+        # its row is found out.
         decoding.keep(torch.tensor([1, 0], device=model.device))
         ours_V = decoding.step(torch.tensor([8, 8], device=model.device))[1].float()
         ids = torch.tensor([[*longest, 8]], device=model.device)
+        # Without any cache, as the update computes it.
         own_V = model(input_ids=ids, use_cache=False).logits[0, -1].float()
         # In proportion to what a text changes at all: logits of models differ in size.
         difference = float((ours_V - own_V).norm() / (own_V - own_V.mean()).norm())
@@ -130,8 +135,11 @@ def _trial(model: PreTrainedModel) -> str | None:
     ):
         decoding.start()
         decoding.step(token_R[1:])
+        # Rows are moved and branch, as in sampling, so that this is tried, too.
         decoding.keep(torch.tensor([1, 0, 0], device=model.device))
         next_RV.append(decoding.step(token_R).float().log_softmax(-1))
+    # Of all tokens the probabilities are compared and not their logs, of which those of very
+    # unlikely tokens differ by rounding alone.
     difference = max(
         float((packed - flat).abs().max()),
         float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),

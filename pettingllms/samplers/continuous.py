@@ -96,6 +96,8 @@ def rows_of(
         score_prompt: as in `Row`, for the first of them.
     """
     drawn = 0 if params.greedy else params.max_new_tokens
+    # All numbers at once, in the order in which `BatchGenerator` draws them, so that both complete
+    # a prompt alike.
     noise = uniform([seed], n, drawn)
     return [
         Row(key(k), prompt_ids, params, noise[k], likeliest, score_prompt and k == 0)
@@ -155,6 +157,7 @@ class ContinuousBatch:
         index_R = torch.tensor([owners[k] for k in sampled], device=logits_UPV.device)
         drawn = self._draw([(rows[k], 0) for k in sampled], logits_UPV[index_R, -1])
         staying = [(k, token) for k, token in zip(sampled, drawn, strict=True) if token.end is None]
+        # A row that ended with its first token never joins, and its prompt need not be kept.
         if staying:
             self._cache.add(cache, [len(p) for p in distinct], [owners[k] for k, _ in staying])
             self._rows += [rows[k] for k, _ in staying]
@@ -167,6 +170,7 @@ class ContinuousBatch:
         if not self._rows:
             return []
         model, cache = self._model(), self._cache
+        # Before the mask is made, which has to have the column of the new token.
         cache.before_step()
         position_R = torch.tensor(cache.lengths, device=model.device)
         logits_RV = model(
@@ -278,6 +282,7 @@ class ContinuousBatch:
         count = sum(alive)
         if count == len(alive):
             return
+        # From the end into the gaps: as few rows as possible are copied.
         movers = iter(k for k in range(count, len(alive)) if alive[k])
         index = [k if alive[k] else next(movers) for k in range(count)]
         self._cache.keep(index)
@@ -295,5 +300,6 @@ def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]
     values, ids = some_RV.topk(min(max(counts), some_RV.shape[-1]), -1)
     for index, row_ids, row_values in zip(asking, ids.tolist(), values.tolist(), strict=True):
         pairs = list(zip(row_ids, row_values, strict=True))[: counts[index]]
+        # Tokens that truncation has removed are not among those that could have been drawn.
         found[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
     return found
