@@ -38,8 +38,8 @@ def share_prompts(model: PreTrainedModel) -> bool:
         model.config._attn_implementation = NAME
         try:
             reason = _trial(model)
-        # What model code raises when it meets an attention that it was not written for.
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+            # What model code raises when it meets an attention that it was not written for.
             reason = f"its attention cannot be replaced ({error})"
         if reason is not None:
             model.config._attn_implementation = own

@@ -91,8 +91,10 @@ class ReplyLog:
         """
         with self._changed:
             while self.most is not None and self.spent + self._reserved + most > self.most:
+                # Nothing in flight could give tokens back.
                 if not self._reserved:
                     raise BudgetSpent
+                # A request in flight mostly costs less than was set aside for it.
                 self._changed.wait()
             self._reserved += most
         try:
@@ -121,6 +123,7 @@ class ReplyLog:
             "model": model,
         }
         with self._changed:
+            # Counted before it is written: it has been paid, whether or not the disk takes it.
             self.spent += cost.tokens
             if reply is not None:
                 self._known[key] = reply
@@ -134,6 +137,7 @@ class ReplyLog:
             whole = data.rfind(b"\n") + 1
             for number, line in enumerate(data[:whole].splitlines(), 1):
                 self._take(path, number, line)
+            # Cut off, so that the next line does not begin in the middle of it.
             if whole < len(data):
                 os.truncate(path, whole)
         except RunFolderError:  # an OSError that already says what is wrong
@@ -161,6 +165,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
         with path.open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
+            # The reply has been paid for, and a lost line would be paid for again.
             os.fsync(file.fileno())
     except OSError as error:
         raise RunFolderError(

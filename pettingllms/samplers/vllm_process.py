@@ -110,6 +110,7 @@ class VllmEndpoint:
             if response.status != 200:
                 text = response.read().decode("utf-8", "replace")
                 raise ServerError(response.status, _message(text))
+            # Events are lines that begin with `data:`; others, such as empty ones, only part them.
             for line in response:
                 data = line.removeprefix(b"data:").strip()
                 if data == line.strip() or data == b"[DONE]":  # no data, or the last
@@ -123,6 +124,7 @@ class VllmEndpoint:
                     raise ServerError(500, _message(text))
                 yield event
         finally:
+            # Closing ends the request on the server, which otherwise completes it for nobody.
             connection.close()
 
     def _answer(
@@ -166,6 +168,7 @@ class VllmEndpoint:
         try:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
         except BaseException:
+            # Who asks closes a connection only once it has been returned.
             connection.close()
             raise
         return connection
@@ -249,8 +252,10 @@ class VllmProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = _spawned(words, environment, log)
+        # Also at the end of the interpreter, and where this object is dropped without `stop`.
         self._stop = weakref.finalize(self, _stop, self._process)
         deadline = time.monotonic() + seconds
+        # Loading a model may take minutes, and the server listens only afterwards.
         while not self._answers():
             if not self.running or time.monotonic() > deadline:
                 state = "did not answer in time" if self.running else "ended"
@@ -299,6 +304,7 @@ def _spawned(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    # Asked first, so that vLLM can end its own processes.
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -333,6 +339,7 @@ class RequestGuard:
         """Refuses a request, or passes it on."""
         if scope["type"] == "http":
             path = scope["path"]
+            # vLLM has other paths as well, on which it does not ask for the key.
             if path != "/health" and not path.startswith("/v1/"):
                 await _refuse(send, 404, f"there is no {path}")
                 return
@@ -345,11 +352,13 @@ class RequestGuard:
                 if body is None:
                     await _refuse(send, 413, f"the request is larger than {LARGEST_BODY} bytes")
                     return
+                # A request without a model would be answered by the base model.
                 if _model(body) in (None, BASE):
                     await _refuse(
                         send, 404, "name one of the models that /v1/models lists as adapters"
                     )
                     return
+                # The body can be received only once, and vLLM has to read it as well.
                 receive = _again(body, receive)
         await self.app(scope, receive, send)
 
@@ -361,6 +370,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         part = message.get("body", b"")
         size += len(part)
+        # The length that a client states is not trusted; what has come is counted.
         if size > LARGEST_BODY:
             return None
         parts.append(part)
@@ -398,6 +408,7 @@ def _end_with_parent(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The parent may have ended before the kernel was asked, and no signal comes for that.
     if os.getppid() != parent:
         raise SystemExit("the process that started this server is gone")
 
