@@ -26,6 +26,7 @@ def majority(votes: Sequence[str], alike: Callable[[str, str], bool]) -> int:
     for at, vote in enumerate(votes):
         first = next((place for place in classes if alike(votes[place], vote)), at)
         classes[first] = classes.get(first, 0) + 1
+    # Of equally large classes the one that began first.
     return max(classes, key=lambda place: (classes[place], -place))
 
 
@@ -44,4 +45,6 @@ def voted(episodes: Sequence[Trajectory]) -> bool:
     if not voting:
         return False
     answers = [answer_of(each) or "" for each in voting]
+    # One of the class stands for it: answers that a grader takes for equal are right or wrong
+    # together.
     return bool(voting[majority(answers, lambda one, two: one == two or same(one, two))].success)
