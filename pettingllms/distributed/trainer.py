@@ -140,7 +140,7 @@ class RayATGRPO(ATGRPO):
             self.play_ahead()
             if self.config.max_staleness:
                 # With the weights before this step's update, whether or not the update would be
-                # done in time: what is played must not depend on the speed of a machine.
+                # done in time: what is sampled must not depend on the speed of a machine.
                 self._begin(self.step + 1, self._weights)
             done = self._gathered(self._playing.pop(self.step))
         self._load = self._load_of([seconds for _, seconds in done])
@@ -158,8 +158,8 @@ class RayATGRPO(ATGRPO):
                 for name, own in policy_batches(self.config, self.casting.learners, groups).items():
                     if own.samples:
                         given = ray.put({number: own.samples})
-                        # Not waited for here: a learner adds while the workers play on, and
-                        # `update` collects the errors.
+                        # Not waited for here: a learner adds while workers sample, and `update`
+                        # collects the errors.
                         self._adding.append(self.learners[name].do("add", given))
         return _results(playing.jobs)
 

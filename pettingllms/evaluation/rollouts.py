@@ -340,9 +340,8 @@ def evaluate_lineups(
     for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
         episodes = done[lineup.title]
 
+        # Bound as defaults, because the loop gives these names other values later.
         def on_batch(
-            # Bound now, because the loop gives these names other values while chunks are still
-            # rolled out.
             verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
         ) -> None:
             on_progress(title, [*(each.success for each in before), *verdicts])

@@ -73,7 +73,8 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
         if candidate.chosen
     }
     used = used_by(trajectories)
-    # Candidates that were not played on have no value, and must not count as failures in a mean.
+    # Candidates that nothing continues from have no value, and must not count as failures in a
+    # mean.
     users: dict[Hashable, list[Any]] = {
         place: [user for user in used[place] if user in played] for place in played
     }

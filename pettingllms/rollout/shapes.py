@@ -139,8 +139,8 @@ class LookAheadTree(Tree):
 
     def completions(self, count: int, *, probes: bool = True) -> int:
         """K each, and the rest of the episode for K - 1 of them."""
-        # A probe plays what is left of the episode: the fewer decisions, the later it leaves. Over
-        # all decisions that is half of count times count - 1 for each probe.
+        # A probe takes the decisions that are left of the episode. Summed over where it may leave,
+        # that is half of count times count - 1.
         ahead = (self.width - 1) * count * (count - 1) // 2
         return count * self.width + ahead * probes
 

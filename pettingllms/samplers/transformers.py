@@ -206,7 +206,7 @@ class BatchGenerator:
                 break
             slot_C, row_C, token_C = slot_C[alive_C], row_C[alive_C], token_C[alive_C]
             row_C, from_R, token_R = branch(row_C, token_C)
-            # Mostly no row moves, and a copy of the whole cache is saved.
+            # Mostly every row keeps its place, and a copy of the whole cache is saved.
             if from_R.shape != logits_RV.shape[:1] or bool((from_R.diff() != 1).any()):
                 decoding.keep(from_R)
             logits_RV = decoding.step(token_R)

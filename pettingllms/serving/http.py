@@ -64,7 +64,6 @@ def authorized(header: str | None, key: str | None) -> bool:
 
 def status_of(error: PettingLLMsError) -> int:
     """The HTTP status of an error of ours."""
-    # Before ConfigError and the others, which it is a kind of.
     if isinstance(error, UnknownNameError):
         return 404
     if isinstance(error, QueueFull):

@@ -320,8 +320,8 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
         if name not in _NEUTRAL:
             hint = did_you_mean(name, _KNOWN[form])
             raise ConfigError(f"parameter {name!r} is not supported; {hint}")
+        # True equals 1 in Python, and would pass for a penalty.
         if not any(
-            # True equals 1 in Python, and would pass for a penalty.
             (type(value) is not bool and value == each) or value is each for each in _NEUTRAL[name]
         ):
             only = " or ".join(map(repr, _NEUTRAL[name]))

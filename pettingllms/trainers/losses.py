@@ -52,7 +52,8 @@ def policy_loss(
     # rounding.
     ratio_BT = importance_ratio(config, batch, logp_BT)
     loss_BT = token_loss(config, ratio_BT, batch.advantages_BT, logp_BT)
-    # `k3` takes the log of reference over policy, whose mean under the policy is KL(policy, base).
+    # `k3` of the log of reference over policy has KL(policy, base) as its mean under the policy,
+    # and the ratio makes that the policy of now.
     kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
     if kl_BT is not None:
         loss_BT = loss_BT + config.beta * kl_BT

@@ -79,8 +79,8 @@ class Debate(RewardTransform):
 
         def reward(group: Group, candidate: Candidate) -> float:
             t, agent = group.key.turn, group.key.agent
-            # Of several candidates one was played on; the others are scored as if the debate had
-            # followed them in the same way.
+            # Of several candidates one is continued from; the others are scored as if the debate
+            # had followed them in the same way.
             own = {**rounds[t], agent: self._score(candidate)}
             debate = [*rounds[:t], own, *rounds[t + 1 :]]
             return discounted(debate, t, agent, self.gamma) + self._incentive(debate, t, agent)
