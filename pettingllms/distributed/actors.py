@@ -261,8 +261,7 @@ class Learner:
         if self._divided or self._ranks == 1:
             self._add(units)
             return
-        # In a thread, or the driver would give no unit to another rank before this one is done. By
-        # the unit's number, so that every rank knows its part without asking.
+        # Or the driver would give no unit to another rank before this one is done.
         mine = {n: own for n, own in units.items() if sum(n) % self._ranks == self._rank}
         self._adding.append(self._beside.submit(self._add, mine))
 

@@ -252,7 +252,6 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
-    # First, because members bring the adapters, and these the settings of their run.
     options, ensemble = with_members(options)
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
@@ -260,7 +259,6 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     env = _env(options, config, source)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     check_partners(config, roles_to_policies, given="api_base" in options.over)
-    # The run's adapters are of no use where `--policies` has given every role to others.
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
     # Those of a run were checked when it began, with what it trains.

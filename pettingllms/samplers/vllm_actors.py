@@ -218,7 +218,6 @@ class RemoteEngine:
         while asked:
             ready, _ = ray.wait(list(asked), num_returns=1, timeout=1.0)
             if not ready:
-                # In between, because a dead head never makes an answer ready.
                 self.check()
                 continue
             [job] = ready

@@ -251,6 +251,6 @@ class VllmLoop:
             answer.set_exception(error)
         for _, answer in self._waiting:
             answer.set_exception(error)
-        # The thread stays to refuse what is asked later, which would otherwise wait for ever.
+        # The thread stays to refuse what is asked later, which would otherwise wait forever.
         while True:
             self._asked.get()[1].set_exception(error)

@@ -248,7 +248,7 @@ class Worker:
             # All rows of a batch have the columns of its longest.
             longest = max([batch.longest, *map(_length, more)])
             used += (len(batch) + len(more)) * longest
-        # A row that alone exceeds the bound is computed alone; it would otherwise wait for ever.
+        # A row that alone exceeds the bound is computed alone; it would otherwise wait forever.
         return used <= self._tokens or len(self._live) == 0
 
     def _hand_out(
