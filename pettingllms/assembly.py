@@ -52,7 +52,6 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         ConfigError: there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
-    # Values that are no paths, such as the names of models, do not exist as files and stay.
     for name in ("model", "dataset", "policies", "server_key", "api_key_file"):
         value = getattr(config, name)
         if value is not None and Path(value).exists():

@@ -109,8 +109,6 @@ class RolloutWorker:
         """
         clock = Clock()
         for policy, (version, reference) in weights.items():
-            # Weights are fetched only where they changed: frozen policies keep their version for
-            # the whole run.
             if self._held.get(policy) != version:
                 self._take(policy, version, reference)
                 self._held[policy] = version

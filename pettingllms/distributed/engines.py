@@ -196,7 +196,6 @@ class Engines:
             except RayError:  # it is being started again
                 place.answers = False
                 return
-            # Another process answers: its busy seconds begin at 0 again.
             if place.process not in (0, process):
                 logger.warning("an engine was replaced")
                 self.lost, place.last = self.lost + 1, 0.0

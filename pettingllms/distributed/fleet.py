@@ -130,7 +130,6 @@ class Fleet:
             if self._closed.is_set():
                 return
             if not needed:
-                # The place is no longer needed, and what was ended for it comes back.
                 for _ in range(self._spared):
                     self._starting.submit(self._start)
                 self._spared = 0
@@ -146,7 +145,6 @@ class Fleet:
     def close(self) -> None:
         """Gives up all jobs, and ends the workers."""
         self._closed.set()
-        # Wakes whoever waits for a worker.
         self._put(None)
         self._specs.shutdown(cancel_futures=True)
         self._starting.shutdown(cancel_futures=True)

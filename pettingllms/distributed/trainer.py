@@ -87,7 +87,6 @@ class RayATGRPO(ATGRPO):
         worker: Any = ray.remote(**pools[WORKERS].options)(kind)
         bases = self._bases()
         playing, at_once = threading.Event(), starting_at_once(config, pools, cluster)
-        # Everything may start at once, so that learners need not wait for the first worker.
         if at_once is None:
             playing.set()
 
@@ -182,8 +181,6 @@ class RayATGRPO(ATGRPO):
     def _begin(self, step: int, weights: References) -> None:
         """Gives out the shards of a step, once."""
         config = self.config
-        # With staleness a step has been given out before it is asked for; after the last one there
-        # is none.
         if step in self._playing or step >= config.max_steps:
             return
         tasks = tasks_of_step(self.env, config.env, step, config.tasks_per_step, config.seed)

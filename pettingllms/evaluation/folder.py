@@ -127,7 +127,6 @@ class EvalFolder(Folder):
         More samples than before make a finished evaluation an unfinished one.
         """
         values = {"settings": settings, "versions": versions(), "revision": revision(Path.cwd())}
-        # Through JSON, so that it compares with what was read.
         head: dict[str, Any] = json.loads(json.dumps(values))
         path = self.path
         if not (path / TRAJECTORIES).stat().st_size and not (path / RESULTS).exists():

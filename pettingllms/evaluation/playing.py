@@ -95,7 +95,6 @@ class Playing:
     def _with(self, adapters: bool) -> ClosableSampler:
         """The set asked for; any other is closed before this one is loaded."""
         if self._policies is None or self._adapters != adapters:
-            # Two sets of models may not fit into memory.
             self.close()
             self._policies, self._adapters = self._load(adapters), adapters
         return self._policies

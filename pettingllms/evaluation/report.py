@@ -132,7 +132,6 @@ def matrix(teams: Evaluations, score: str = "success") -> dict[str, dict[str, Es
             found = teams.get(ADAPTERS if role == other else title)
             if found and (estimate := found.scores.get(score.format(role=role))):
                 cells.setdefault(role, {})[other] = estimate
-    # A row that has its diagonal alone compares nothing.
     return cells if any(len(row) > 1 for row in cells.values()) else {}
 
 

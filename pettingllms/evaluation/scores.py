@@ -148,7 +148,6 @@ def intervals(tasks: Sequence[TaskScores], seed: int) -> dict[str, Estimate]:
     scores = {}
     for name in sorted({name for task in tasks for name in task}):
         values = np.array([task[name] for task in tasks if name in task])
-        # A bootstrap of shares near 0 or 1 would claim certainty, see the module docstring.
         interval = wilson(values) if _SHARE.fullmatch(name) else _bootstrap(values, seed)
         scores[name] = Estimate(float(values.mean()), *interval)
     return scores

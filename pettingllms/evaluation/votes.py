@@ -26,7 +26,6 @@ def majority(votes: Sequence[str], alike: Callable[[str, str], bool]) -> int:
     for at, vote in enumerate(votes):
         first = next((place for place in classes if alike(votes[place], vote)), at)
         classes[first] = classes.get(first, 0) + 1
-    # Of equally large classes the one that began first.
     return max(classes, key=lambda place: (classes[place], -place))
 
 

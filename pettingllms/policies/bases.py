@@ -112,7 +112,6 @@ class Base:
         """
         if self.engine is None:
             raise SamplerUnavailable("these policies have been closed; load them again to sample")
-        # Engines that do not report early need not know the argument.
         more: dict[str, Any] = {"on_tokens": on_tokens} if self.early and on_tokens else {}
         return self.engine.sample(requests, n, params, **more)
 

@@ -287,7 +287,6 @@ class PolicySet:
             ConfigError: names or shapes differ; nothing has been changed.
         """
         tensors = self.base_of(policy).weights.tensors(policy)
-        # All names and shapes are compared before the first tensor is written.
         odd = sorted(
             name
             for name in tensors.keys() | state.keys()

@@ -31,7 +31,6 @@ def share_prompts(model: PreTrainedModel) -> bool:
     A model is left alone if a layer has other than full attention, or if a small trial of sampling
     and update differs from transformers' own computation.
     """
-    # Restored if the trial fails, so that the model is as transformers has loaded it.
     own = model.config._attn_implementation
     reason = _misfit(model)
     if reason is None:
@@ -135,7 +134,6 @@ def _trial(model: PreTrainedModel) -> str | None:
     ):
         decoding.start()
         decoding.step(token_R[1:])
-        # Rows are moved and branch, as in sampling, so that this is tried, too.
         decoding.keep(torch.tensor([1, 0, 0], device=model.device))
         next_RV.append(decoding.step(token_R).float().log_softmax(-1))
     # Of all tokens the probabilities are compared and not their logs, of which those of very

@@ -321,7 +321,6 @@ def base_digest(model: nn.Module) -> str:
     """
     digest = hashlib.sha256()
     for name, tensor in sorted(model.state_dict().items()):
-        # A few numbers of every tensor tell models apart, without a pass over all of a large one.
         few = tensor.detach().flatten()[:64].cpu().to(torch.bfloat16)
         digest.update(f"{name} {tuple(tensor.shape)} ".encode())
         digest.update(few.view(torch.int16).numpy().tobytes())

@@ -49,7 +49,6 @@ def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
         return ""
     agent, tokens, longest = prompts[0]
     context = longest + max_new_tokens
-    # For the longest prompt that was met, not only for the first one, which the message names.
     room = context - max(each.prompt_tokens for each in prompts)
     lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
     return (

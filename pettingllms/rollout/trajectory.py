@@ -93,7 +93,6 @@ class Trajectory:
                     cooperative=cooperative,
                 )
             )
-            # After the decision itself: `earlier` has what was paid before it.
             before[agent] += group.chosen.reward + group.late_reward
         return cls(task, episode, tuple(done), cooperative, dict(early), overlong, came_from)
 

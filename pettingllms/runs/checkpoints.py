@@ -196,7 +196,6 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
             continue
         # Before anything is cut or restored: a run that cannot go on stays as it is.
         _check_same(folder, trainer, checkpoint)
-        # What came after the checkpoint is done again, and written again.
         folder.cut(checkpoint.lengths)
         restore(trainer, checkpoint.state)
         # Those in the folder may be newer, or missing where a crash came between two renames.

@@ -122,7 +122,6 @@ class ApiPartners:
         asked: list[list[Future[ApiReply]]] = []
         for request in requests:
             own = [(self._key(request, request.seed + k, params), k) for k in range(n)]
-            # Candidates differ by their seeds, and so do their keys: each of K is asked for once.
             for key, k in own:
                 if key not in started:
                     started[key] = self._submit(key, request, request.seed + k, params)
@@ -147,7 +146,6 @@ class ApiPartners:
     def _submit(
         self, key: str, request: Request, seed: int, params: SamplingParams
     ) -> Future[ApiReply]:
-        # Known from an earlier start, or from a batch that failed as a whole.
         known = self.log.find(key)
         if known is None:
             return self._threads.submit(self._reply, key, request, seed, params)

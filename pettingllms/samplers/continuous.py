@@ -157,7 +157,6 @@ class ContinuousBatch:
         index_R = torch.tensor([owners[k] for k in sampled], device=logits_UPV.device)
         drawn = self._draw([(rows[k], 0) for k in sampled], logits_UPV[index_R, -1])
         staying = [(k, token) for k, token in zip(sampled, drawn, strict=True) if token.end is None]
-        # A row that ended with its first token never joins, and its prompt need not be kept.
         if staying:
             self._cache.add(cache, [len(p) for p in distinct], [owners[k] for k, _ in staying])
             self._rows += [rows[k] for k, _ in staying]

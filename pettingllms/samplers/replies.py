@@ -137,7 +137,6 @@ class ReplyLog:
             whole = data.rfind(b"\n") + 1
             for number, line in enumerate(data[:whole].splitlines(), 1):
                 self._take(path, number, line)
-            # Cut off, so that the next line does not begin in the middle of it.
             if whole < len(data):
                 os.truncate(path, whole)
         except RunFolderError:  # an OSError that already says what is wrong

@@ -214,8 +214,6 @@ class RowCache(Cache):
                 source_R = torch.tensor(source, device=layer.device)
                 for buffer in layer.buffers:
                     buffer[to_R, :, window] = buffer[source_R, :, window]
-        # Columns that only the longest of the dropped rows used are left of the start, and no step
-        # reads them.
         self.start = self.end - max(self.lengths)
 
     def _make_room(self, rows: int, width: int) -> None:

@@ -169,7 +169,6 @@ class BatchGenerator:
             if batch and used + new > self._tokens_per_batch:
                 yield batch
                 batch, used = [], 0
-                # In a new batch the prompt is computed again, also one that the last batch had.
                 new = max_new_tokens + length
             batch.append(each)
             used, last = used + new, each.prompt

@@ -149,7 +149,6 @@ class VllmEngine:
                 f"vLLM cannot run the model {weights.base!r}: {last_line(error)}; change "
                 "--vllm.* options, or use --sampler transformers"
             ) from error
-        # Adapters share the one engine, and full models have one each, in the order of their names.
         engines = self._engines if self._full else self._engines * len(names)
         self._by_policy = dict(zip(names, engines, strict=True))
         self._max_model_len = int(self._engines[0].llm_engine.model_config.max_model_len)
@@ -223,8 +222,6 @@ class VllmEngine:
                     adapter = None if self._full else self._held[request.policy]
                     names = enqueued(engine, request, n, params, self._end_ids, adapter)
                     running |= {name: (i, k) for k, name in enumerate(names)}
-            # Engines of full models are run to their ends one after the other: each has its own
-            # requests.
             while running:
                 for output in engine.llm_engine.step():
                     if output.finished:

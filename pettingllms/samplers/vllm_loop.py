@@ -157,7 +157,6 @@ class VllmLoop:
         if not (self._running or self._waiting):
             if self._since:
                 self._busy, self._since = self._busy + time.monotonic() - self._since, 0.0
-            # Nothing to compute: the thread sleeps until something is asked.
             self._waiting.append(self._asked.get())
             self._since = self._beat = time.monotonic()
         # Only this thread takes from the queue, so that it does not become empty in between.
@@ -220,7 +219,6 @@ class VllmLoop:
         fresh = self._adapters.write(policy, question.version)
         if self._full:
             replace_weights(self._engine, fresh.path)
-            # A full model holds one version: what was there is overwritten.
             self._held.clear()
             self._adapters.drop(fresh)  # it has been read
             return fresh

@@ -110,7 +110,6 @@ class VllmEndpoint:
             if response.status != 200:
                 text = response.read().decode("utf-8", "replace")
                 raise ServerError(response.status, _message(text))
-            # Events are lines that begin with `data:`; others, such as empty ones, only part them.
             for line in response:
                 data = line.removeprefix(b"data:").strip()
                 if data == line.strip() or data == b"[DONE]":  # no data, or the last
@@ -168,7 +167,7 @@ class VllmEndpoint:
         try:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
         except BaseException:
-            # Who asks closes a connection only once it has been returned.
+            # The caller can close only what is returned to it.
             connection.close()
             raise
         return connection
@@ -339,7 +338,6 @@ class RequestGuard:
         """Refuses a request, or passes it on."""
         if scope["type"] == "http":
             path = scope["path"]
-            # vLLM has other paths as well, on which it does not ask for the key.
             if path != "/health" and not path.startswith("/v1/"):
                 await _refuse(send, 404, f"there is no {path}")
                 return

@@ -198,7 +198,6 @@ class VllmServerEngine:
                 raise _ServerTrouble(f"asked {held.name}, but {answer.get('model')} answered")
             choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
             sampled = [self._sampled(choice) for choice in choices]
-            # Greedy completions are equal, so that one was asked for.
             return sampled * n if params.greedy else sampled
 
         if not requests:
@@ -333,7 +332,6 @@ class VllmServerEngine:
                 "trained; start it with that one"
             )
         margins = []
-        # The base model is asked, since no adapter is published yet.
         for temperature in (0.5, 1.0):
             params = SamplingParams(1, temperature)
             content = completion_body(model["id"], _PROBE, 1, params, 0, self._end_ids)

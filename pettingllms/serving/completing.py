@@ -180,7 +180,6 @@ def completed(
                 raise news
             heard("".join(piece.text for piece in news))
     except BaseException:
-        # An error here or of the listener: the row must not take up the batch any longer.
         leave(job)
         raise
     [choice] = job.choices

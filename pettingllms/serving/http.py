@@ -41,7 +41,6 @@ def guarded(handler: Handler, key: str | None) -> Handler:
     """A handler that asks for the key, and whose errors are answers."""
 
     async def guard(request: Request) -> Response:
-        # Before the handler, so that no byte of a body is read for who has no key.
         if not authorized(request.headers.get("authorization"), key):
             return refused(401, "wrong or missing API key")
         try:

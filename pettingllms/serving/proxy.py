@@ -124,7 +124,7 @@ class VllmServer:
         role, sent = self.reader.role(body), dict(body)
         if flag(sent, "role_prompt", default=True) and form == MESSAGES:
             sent[MESSAGES] = _asked(sent.get(MESSAGES), self.reader.prompts.get(role))
-        # Ours alone: vLLM would refuse it.
+        # Ours alone; it means nothing to vLLM.
         sent.pop("role_prompt", None)
         content = json.dumps(sent).encode()
         path = _PATHS[form == MESSAGES]
@@ -211,7 +211,6 @@ async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
             writer.write(client.send(event) or b"")
         await writer.drain()
         head = await _next(client, reader)
-        # Such as 100 Continue, which comes before the answer.
         while isinstance(head, h11.InformationalResponse):
             head = await _next(client, reader)
         if not isinstance(head, h11.Response):

@@ -134,7 +134,6 @@ class RequestReader:
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have."""
         whole = bool(self.prompts) and not self._elsewhere
-        # A role that is called `team` keeps its name.
         own = TEAM if whole and TEAM not in self.roles else None
         return self.roles if own is None else (*self.roles, own)
 
@@ -235,7 +234,7 @@ class RequestReader:
             role: len(self.players.prompt_ids(role, prompt.of(question)))
             for role, prompt in self.prompts.items()
         }
-        # The first prompts only; later ones are longer, and are checked when the team gets there.
+        # The first prompts only; later ones are checked when the team gets there.
         least = min(lengths, key=lambda role: self.context(role) - lengths[role])
         return TeamRequest(
             question,

@@ -150,7 +150,6 @@ class Worker:
                 self._waiting.remove(job)
             else:
                 self._left.append(job)
-                # Wakes the thread, which alone may touch its batches.
                 self._changed.notify()
 
     def close(self, seconds: float) -> None:
@@ -216,7 +215,6 @@ class Worker:
             if not rows:
                 self._head = None
         for policy, new in joining.items():
-            # All that join at once are computed in one forward pass, equal prompts once.
             added = self._batches[policy].add(new)
             # Only scored: such a row has no token that could end it.
             ended = [row.key for row in new if not row.params.max_new_tokens]

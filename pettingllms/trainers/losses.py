@@ -48,8 +48,6 @@ def policy_loss(
 
     Which completions the means are over: `policy_batches`.
     """
-    # The old log-probabilities are the sampler's, so that on unchanged weights the ratio is 1 up to
-    # rounding.
     ratio_BT = importance_ratio(config, batch, logp_BT)
     loss_BT = token_loss(config, ratio_BT, batch.advantages_BT, logp_BT)
     # `k3` of the log of reference over policy has KL(policy, base) as its mean under the policy,
