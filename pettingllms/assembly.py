@@ -58,6 +58,7 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
             changes[name] = str(Path(value).resolve())
     if own := config.mapping("policy_settings"):
         changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
+    # my_env.py:env names a file of the user's.
     file, _, attribute = config.env.rpartition(":")
     if file.endswith(".py"):
         changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
@@ -109,8 +110,10 @@ def build_policies(
     """
     adapters = check_adapters(config, roles_to_policies)
     groups = by_base(config, own_names(roles_to_policies))
+    # Adapters are put into the object itself, so that no second base can be made of it.
     if spec is not None and spec.model is not None:
         _check_used_once(config, groups)
+    # Kept, so that engines that have started are closed if a later base cannot be loaded.
     opened: list[Base] = []
     try:
         for own, names in groups:
@@ -120,10 +123,12 @@ def build_policies(
                 _spec(own, spec if base_model(own) == base_model(config) else None),
                 specs,
                 full=own.full,
+                # Adapters are switched off for a KL term; full models need the base beside them.
                 reference=own.full and any(each.beta > 0 for each in settings.values()),
                 dtype=None if own.dtype == "auto" else own.dtype,
                 device=None if own.device == "auto" else own.device,
                 seed=own.seed,
+                # Engines divide the memory of the GPU among themselves by the number of bases.
                 sampler=dataclasses.replace(sampler_settings(own, run), bases=len(groups)),
             )
             opened.append(base)
@@ -226,6 +231,7 @@ def check_partners(
             f"{found[0]} is played by a model behind an API; give its address: --api-base "
             "http://127.0.0.1:8000/v1"
         )
+    # Read now only for its errors; the key itself is read where the partners are made.
     if found and config.api_key_file is not None:
         read_key(config.api_key_file)
     return bool(found)
@@ -252,6 +258,7 @@ def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) ->
     """
     groups = by_base(config, own_names(roles_to_policies))
     for own, _ in groups:
+        # The team's own model has been checked in `plan_run` or `plan_of`.
         if base_model(own) != base_model(config):
             check_model(base_model(own), own.revision)
     if len(groups) > 1 and config.sampler == "vllm-server":
@@ -337,6 +344,8 @@ def make_env(
     known = inspect.signature(made_of).parameters
     # A functools.partial of a class has its arguments, but not its attributes.
     kind = getattr(made_of, "func", made_of)
+    # Settings that an environment is asked to take; that it cannot is an error only if they are not
+    # the defaults.
     wanted: dict[str, Any] = {
         "alpha": config.alpha,
         "dataset": config.dataset,
@@ -347,6 +356,7 @@ def make_env(
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
     wanted |= {"split": split, **embedded_arguments(config, kind)}
     extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
+    # It was made with all that there is to pass on, so that a second one would be the same.
     if probe is not None and not extra and "dataset" not in given:
         return probe
     arguments = {**extra, **given}
@@ -368,6 +378,8 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
     """
     if not functions:
         return env
+    # An environment that was given itself is used for held-out tasks as well, which pay nothing
+    # extra.
     twin = clone_env(env)
     inner = twin.unwrapped
     if not isinstance(inner, TextEnv):
@@ -416,10 +428,12 @@ def isolation_of(env: AnyEnv, level: str) -> str | None:
 
 def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
+    # In textarena:NAME the name comes after the colon, in my_env:env before it.
     bridged = config.env.partition(":")[0] in BRIDGES
     source = config.env if bridged else config.env.rpartition(":")[0] or config.env
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"
+    # Two runs may start within a second.
     taken = (parent / (name if n == 1 else f"{name}-{n}") for n in range(1, 1000))
     return next(path for path in taken if not path.exists())

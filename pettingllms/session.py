@@ -290,6 +290,7 @@ class _Session:
     def run(self, trackers: Sequence[str]) -> Summary:
         """Everything from the present state of the folder to the end."""
         config, trainer = self.config, self.trainer
+        # Before the trackers open: they drop what they have of later steps.
         step = checkpoints.resume(self.folder, trainer)
         self._note_left()
         self.display.say(_opening(config, self.policies, self.folder.path, step))
@@ -299,6 +300,8 @@ class _Session:
             self._call("on_begin")
             before = self._evaluated("before")
             self._loop()
+            # A run that was asked to stop can be resumed, and its test tasks wait for its last
+            # step.
             over = self._ended or trainer.step >= self._last_step()
             after = self._evaluated("after") if over else []
         except _StopAskedError:
@@ -367,6 +370,8 @@ class _Session:
         at_once = "early_rewards" in trainer.estimator.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
+        # Written before the weights are published: what was learned from is on disk whatever the
+        # engine does.
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
         try:
@@ -425,6 +430,7 @@ class _Session:
     def _evaluated(self, when: str) -> list[Evaluation]:
         """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
         known = self._known(when, 0 if when == "before" else self.trainer.step)
+        # The weights are no longer those of before the first step.
         if when == "before" and self.trainer.step:
             return known
         return known + [

@@ -178,6 +178,8 @@ class Learner:
         spec, policy = self._spec, self._policy
         torch.set_num_threads(spec.threads)
         roles = {role: name for role, name in spec.roles_to_policies.items() if name == policy}
+        # For a divided model, which is loaded on the CPU because no single device may hold all of
+        # it.
         config, self._device = loaded_on_cpu(spec.config)
         if self._divided:
             spec = dataclasses.replace(spec, config=config)
@@ -186,6 +188,8 @@ class Learner:
     def address(self) -> tuple[str, int]:
         """Where the ranks meet, which is here."""
         host = ray.util.get_node_ip_address()
+        # The listening socket is handed over, so that no other process can take the port in
+        # between.
         with socket.create_server((host, 0)) as found:
             port = found.getsockname()[1]
             self._meeting = TCPStore(
@@ -203,6 +207,8 @@ class Learner:
         """
         self._rank = rank
         if place[0].startswith("127."):
+            # gloo looks up the address of the host's name, which need not be one where the others
+            # are met.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
         store = self._meeting if rank == 0 else TCPStore(*place)
         torch.distributed.init_process_group(
@@ -231,11 +237,13 @@ class Learner:
                 reward_transform=RewardTransform(config),
                 cast=_SameCast(self._spec.updates),
             )
+        # A unit that is still computed reads the parameters that are overwritten here.
         wait(self._adding)
         self._adding.clear()
         self._seconds = 0.0  # what it computed for a step that failed is no work of the next
         self._policies.load_state(self._policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({self._policy: state})
+        # What was added belongs to a step that failed, or is repeated from the journal.
         for own in self._trainer.sums.values():
             own.clear()
 
@@ -272,17 +280,22 @@ class Learner:
         """
         trainer, policy = self._loaded, self._policy
         if self._ranks > 1 and not self._divided:
+            # Before any rank waits for the others: an error here must be raised, not waited for.
             for job in self._adding:
                 job.result()
             self._adding.clear()
         began = time.perf_counter()
         if self._ranks > 1 and not self._divided:
+            # Every rank learns of all units, so that all report the same metrics.
             seen = from_all(trainer.sums[policy].meters)
             if meters := {number: own for each in seen for number, own in each.items()}:
                 parameters = self._policies.parameters(policy)
                 trainer.sums[policy].merge(parameters, torch.distributed.all_reduce, meters)
+        # A learner generates nothing, but its schedule may follow the tokens of the run.
         trainer.tokens = tokens
         metrics = trainer.update({policy: batch})
+        # Adapters are equal in all ranks, so that the first one's will do; a divided model needs
+        # all ranks to gather it.
         whole = self._policies.state(policy) if self._divided or not self._rank else {}
         seconds, self._seconds = self._seconds + time.perf_counter() - began, 0.0
         return metrics, as_arrays(whole), seconds

@@ -110,6 +110,8 @@ class Engines:
         self._timeout, self._closed = config.worker_timeout, threading.Event()
         serving: dict[str, list[Any]] = {}
         for names, spec, share in _engines(policies, config, pools):
+            # Ray starts a lost engine again, as often as it takes. Requests wait inside of it,
+            # where vLLM can batch them, and not in Ray's queue.
             options = {**share.options, "max_restarts": -1, "max_concurrency": 10_000}
             maker: Any = ray.remote(**options)(Engine)
             given = cloudpickle.dumps(spec)
@@ -200,6 +202,7 @@ class Engines:
             place.busy += busy - place.last
             place.process, place.last, place.seen = process, busy, time.monotonic()
             place.answers = True
+        # Silence counts only of a process that has answered before: until then it is being started.
         waits = place.ping is not None and place.answers
         silent = time.monotonic() - place.since if waits else 0.0
         # Imports may keep an engine that starts from answering.
@@ -219,6 +222,7 @@ def _engines(
     """
     for base in policies.bases:
         served, settings = (asked := _asked(base)).served, asked.settings
+        # Dtype and device are of the base, so that those of its first policy are those of all.
         own = own_settings(config, served.names[0])
         together = served.lora_rank is not None
         for names in [served.names] if together else [(name,) for name in served.names]:

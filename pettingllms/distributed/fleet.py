@@ -101,6 +101,7 @@ class Fleet:
         self._broken: BaseException | None = None
         self._closed = threading.Event()
         self._sparing, self._spared = threading.Lock(), 0
+        # As many threads as workers: each gives out one job at a time, and waits for its end.
         self._specs = ThreadPoolExecutor(size, "fleet-job")
         self._starting = ThreadPoolExecutor(min(size, at_once or size), "fleet-start")
         self.lost = 0
@@ -134,6 +135,7 @@ class Fleet:
                 self._spared = 0
                 return
             with contextlib.suppress(queue.Empty):
+                # None says that there will be no more workers, and has to stay for those who wait.
                 if (worker := self._free.get_nowait()) is None:
                     self._free.put(None)
                 else:
@@ -162,6 +164,8 @@ class Fleet:
                     result = self._followed(ask(*args, [*had]), had, part)
             except (*LOST, RayTaskError, Closed) as error:
                 cause = _cause(error)
+                # The job's own error: any worker would raise it again, and this one can do other
+                # jobs.
                 if not isinstance(cause, (*LOST, *BROKEN)):
                     self._free.put(worker)
                     raise cause from error
@@ -180,6 +184,7 @@ class Fleet:
         """What a generator yields as the whole; its parts are added to `had`."""
         until = time.monotonic() + self._timeout
         while True:
+            # One limit for the whole job, however many parts it yields.
             _wait([job], until, self._closed)
             # A generator that failed has an object that raises why.
             each = ray.get(next(job))
@@ -218,6 +223,8 @@ class Fleet:
                 self._put(worker)
                 return
         assert last is not None
+        # An error of the constructor is shown as it is; a loss says nothing but that there is no
+        # worker.
         known = isinstance(last, Exception) and not isinstance(last, LOST)
         self._broken = last if known else WorkersLost(f"no worker can be started: {last}")
         self._put(None)
@@ -297,12 +304,16 @@ class JournaledActor:
 
     def _do(self, job: tuple[Any, ...]) -> Any:
         result = self._steadily(job)
+        # Only after it is done: the learner of a job that raised is dropped, with whatever it had
+        # done.
         self._journal.append(job)
         return result
 
     def _back(self, mark: int) -> None:
         if len(self._journal) > mark:
             del self._journal[mark:]
+            # A learner cannot undo; it is loaded again from its base, and repeats what is left of
+            # the journal.
             self._loaded = False
 
     def _rebase(self, base: Any, same: bool) -> None:
@@ -316,6 +327,8 @@ class JournaledActor:
                 ranks = self._ranks or self._begin()
                 if not self._loaded:
                     _result(ranks.do("load", self._base), START_SECONDS, self._closed)
+                    # Each job is a function of state and arguments, so that repeating them gives
+                    # the same bits.
                     for earlier in self._journal:
                         self._call(ranks, earlier)
                     self._loaded = True
@@ -394,6 +407,7 @@ def _wait(
         left = 1.0 if until is None else until - time.monotonic()
         if left <= 0:
             raise Hung("it did not answer in time")
+        # In pieces of a second, so that the end of the run and a dead head are noticed meanwhile.
         done, others = ray.wait(list(waiting), timeout=min(1.0, left))
         if done:
             return done, others

@@ -73,6 +73,7 @@ def pools_of(
             known = (*known, ENGINES) if engines else known
             raise ConfigError(f"pools: {name!r} has no process here; {did_you_mean(name, known)}")
     shares = {name: _share(name, given.get(name, {})) for name in known}
+    # Workers that ask engines load no model, and would only take GPUs from them.
     if engines and shares[WORKERS].gpus is None:
         shares[WORKERS] = shares[WORKERS]._replace(gpus=0.0)
     return shares | engines
@@ -96,6 +97,7 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
     parts = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     if share.gpus is None and parts > 1 and config.device != "cpu":
         share = share._replace(gpus=float(parts))
+    # A share below 1 is of one GPU, on which vLLM cannot be divided.
     if share.gpus and max(share.gpus, 1) != parts:
         raise ConfigError(
             f"pools: an engine has {share.gpus:g} GPUs, and vLLM is divided into {parts} parts; make "

@@ -64,12 +64,15 @@ class RayATGRPO(ATGRPO):
         # Learners open no engine, and workers ask those that there are.
         here: dict[str, Any] = {"sampler": "transformers", "vllm": None} if on_engines else {}
         spec = RunSpec(
+            # What the driver has decided: a learner does not know the method, and would decide
+            # otherwise.
             replace(config, stream_gradients=self.unit is not None, **here),
             policies.roles_to_policies,
             self.updates,
             self.estimator.shape(),
             source,
             policies.digests,
+            # Sums that are split among another number of threads round otherwise.
             torch.get_num_threads(),
             self.unit,
         )
@@ -136,6 +139,8 @@ class RayATGRPO(ATGRPO):
         with clock.time("play"):
             self.play_ahead()
             if self.config.max_staleness:
+                # With the weights before this step's update, whether or not the update would be
+                # done in time: what is sampled must not depend on the speed of a machine.
                 self._begin(self.step + 1, self._weights)
             done = self._gathered(self._playing.pop(self.step))
         self._load = self._load_of([seconds for _, seconds in done])
@@ -147,10 +152,14 @@ class RayATGRPO(ATGRPO):
         """What was played, in order; learners get each unit at once where gradients are added."""
         if self.unit is not None:
             for number, trajectories in playing.units():
+                # Advantages of a unit need nothing of the others: `streamed.obstacle` has refused
+                # every method for which they do.
                 groups = in_order(self.credited(trajectories))
                 for name, own in policy_batches(self.config, self.casting.learners, groups).items():
                     if own.samples:
                         given = ray.put({number: own.samples})
+                        # Not waited for here: a learner adds while workers sample, and `update`
+                        # collects the errors.
                         self._adding.append(self.learners[name].do("add", given))
         return _results(playing.jobs)
 
@@ -186,6 +195,8 @@ class RayATGRPO(ATGRPO):
     @blamed()
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """As in one process; where it raises, learners forget what they have done in the step."""
+        # Units are added before the step is known to succeed, so that there must be a place to go
+        # back to.
         marks = {name: learner.mark() for name, learner in self.learners.items()}
         try:
             return super().take_step()
@@ -205,6 +216,7 @@ class RayATGRPO(ATGRPO):
             name: self.learners[name].do("update", self.tokens, ray.put(self._left(own)))
             for name, own in batches.items()
         }
+        # All have to end before any result is taken over: if one fails, no policy here has changed.
         wait(jobs.values())
         done = {name: job.result() for name, job in jobs.items()}
         for name, (_, arrays, _) in done.items():
@@ -243,6 +255,8 @@ class RayATGRPO(ATGRPO):
         found = _results([learner.ask("state") for learner in self.learners.values()])
         states = dict(zip(self.learners, found, strict=True))
         for name, state in states.items():
+            # The journal would otherwise grow with the run, and so would the time to make a lost
+            # learner again.
             self.learners[name].rebase(self._base(name, state), same=True)
         return states
 
@@ -251,6 +265,7 @@ class RayATGRPO(ATGRPO):
         for name, state in states.items():
             self.learners[name].rebase(self._base(name, state), same=False)
         self._weights = self._former.weights = self._references()
+        # What was given out belongs to the weights before the load.
         for playing in self._playing.values():
             playing.cancel()
         self._playing.clear()
@@ -315,6 +330,7 @@ class _Playing:
             if isinstance(news, tuple):
                 yield news
                 continue
+            # `_results` raises the error of that shard; here only the loop has to end.
             if news.cancelled() or news.exception() is not None:
                 return
             left -= 1
@@ -338,6 +354,7 @@ class _Former(Plugin):
     def state_dict(self) -> dict[str, Any]:
         """Policy -> version and tensors."""
         if not self._kept:
+            # The newest weights are in the checkpoint anyway.
             return {}
         return {
             name: {"version": version, "tensors": as_tensors(ray.get(reference))}

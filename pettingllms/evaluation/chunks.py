@@ -50,6 +50,8 @@ def chunks(tasks: Sequence[Task], sampling: Sampling) -> list[Chunk]:
     """The chunks of an evaluation, in order: the first samples of all tasks come first."""
     starts = range(0, len(tasks), sampling.at_once)
     return [
+        # Samples outside, tasks inside: more samples come at the end of the log, and change no
+        # chunk before.
         Chunk(tasks[start : start + sampling.at_once], samples)
         for samples in _samples(len(tasks), sampling.samples, sampling.at_once)
         for start in starts
@@ -65,6 +67,8 @@ def kept(tasks: int, before: int, now: int, at_once: int) -> int:
         now: samples that there shall be, no fewer.
         at_once: as in `Sampling`.
     """
+    # A last range that was cut by `before` becomes a longer one, and shares no batch with what it
+    # was.
     common = set(_samples(tasks, before, at_once)) & set(_samples(tasks, now, at_once))
     return max((samples.stop for samples in common), default=0)
 

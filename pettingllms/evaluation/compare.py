@@ -85,6 +85,7 @@ def paired(
             f"{next(iter(one), 'none')}, of the other {next(iter(two), 'none')}"
         )
     found = differences(one, two, seed)
+    # Over the tasks of both, so that the two means differ by the difference that is shown.
     ours, theirs = (intervals([side[task] for task in both], seed) for side in (one, two))
     return Comparison(
         first=names[0],
@@ -106,6 +107,7 @@ def read_side(spec: str) -> Side:
         UnknownNameError: it has no such team.
     """
     folder, colon, team = spec.rpartition(":")
+    # A folder's own name may have a colon.
     if not colon or Path(spec).is_dir():
         folder, team = spec, ""
     episodes = read_trajectories(Path(folder))
@@ -129,6 +131,8 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
             )
     pairs = [(team, team) for team in first.episodes if team in second.episodes]
     if len(first.episodes) == len(second.episodes) == 1:
+        # Where each has one line-up, their titles need not agree: base against adapters, for
+        # example.
         pairs = [(next(iter(first.episodes)), next(iter(second.episodes)))]
     if not pairs:
         raise ConfigError(

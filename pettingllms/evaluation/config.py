@@ -122,6 +122,7 @@ class EvalConfig:
                 "greedy gives the same episode of a task every time; leave out samples, "
                 "temperature and top_p"
             )
+        # Made for the errors of single settings, which then come before a run is read.
         ATGRPOConfig(**self.over)
 
     @classmethod

@@ -95,4 +95,5 @@ def _verdicts(episodes: Sequence[Trajectory]) -> Mapping[str, list[bool]]:
     for each in episodes:
         if each.success is not None:
             found.setdefault(each.task.id, []).append((each.episode, each.success))
+    # By the number of the sample, because k takes the first ones.
     return {task: [won for _, won in sorted(own)] for task, own in found.items()}

@@ -60,6 +60,7 @@ class EvalWorker:
 
     def play(self, lineup: Lineup, chunk: Chunk) -> list[Trajectory]:
         """The episodes of one chunk."""
+        # Progress is shown by the driver, as chunks come back.
         return next(self._playing(lineup, [chunk], lambda _verdicts: None))
 
     def _load(self, adapters: bool) -> ClosableSampler:
@@ -144,6 +145,8 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
                 if not missing:
                     return
                 fleet = processes.fleet(lineup.adapters)
+                # All are given out before the first is waited for, and yielded in order, so that
+                # the log is that of one process.
                 jobs = [fleet.submit("play", lineup, chunk) for chunk in missing]
                 for job in jobs:
                     on_batch([])

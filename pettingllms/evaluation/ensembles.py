@@ -135,6 +135,7 @@ def routes_of(episodes: Mapping[str, Sequence[Trajectory]], least: int = LEAST) 
     records: dict[str, list[tuple[str | None, str, float]]] = defaultdict(list)
     for member, own in episodes.items():
         for group in (group for episode in own for group in episode.groups):
+            # What other agents' steps paid for this decision is part of its worth.
             paid = group.chosen.reward + group.late_reward
             records[group.key.role].append((group.chosen.info.get("situation"), member, paid))
     return {role: Route.of(found, tuple(episodes), least) for role, found in records.items()}
@@ -195,6 +196,7 @@ class Ensemble:
         text = _QUESTION.format(prompt=episode.prompt(), names=", ".join(self.situations))
         ids = policies.prompt_ids(NAMER, text)
         request = Request(policies.policy_for(NAMER), ids, episode.seed("situation"))
+        # Greedy, so that a situation has one name however often it is met.
         [[said]] = policies.sample([request], 1, max_new_tokens=16, greedy=True)
         return named_in(said.text, self.situations)
 
@@ -203,6 +205,7 @@ def named_in(text: str, situations: Sequence[str]) -> str | None:
     """The situation that a text names first, in any case; None for none."""
     found = {name: text.lower().find(name.lower()) for name in situations}
     named = [name for name in situations if found[name] >= 0]
+    # At equal places the longer name: it contains the shorter one.
     return min(named, key=lambda name: (found[name], -len(name)), default=None)
 
 

@@ -95,10 +95,13 @@ class EvalFolder(Folder):
             RunFolderError: a chunk lacks episodes, and it is not the last.
         """
         keys = [(team, task.id, sample) for task in tasks for sample in samples]
+        # Taken out, so that what is left in `_known` is of chunks that come later.
         lines = [self._known.pop(key) for key in keys if key in self._known]
         if len(lines) == len(keys):
             return [line.episode for line in lines]
         if lines:
+            # A part of a chunk would be rolled out in batches of another shape, and rounded
+            # otherwise: none of it is kept.
             start = min(line.start for line in lines)
             if any(line.start > start for line in self._known.values()):
                 raise RunFolderError(
@@ -144,6 +147,8 @@ class EvalFolder(Folder):
                     )
         if more:
             with self.writing(RESULTS):
+                # First: without results the folder is an unfinished evaluation, whatever happens
+                # next.
                 (path / RESULTS).unlink(missing_ok=True)
             # Before the settings: without these episodes it is an evaluation of either size.
             sizes = head["settings"]
@@ -162,6 +167,7 @@ class EvalFolder(Folder):
         ]
         if len(staying) < len(whole):
             self.write(TRAJECTORIES, b"".join(staying))
+            # The file that was locked has been replaced by another one.
             self._acquire()
 
     def _read(self) -> None:
@@ -253,6 +259,7 @@ def digest(path: Path) -> str:
     files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
     for file in files:
         with file.open("rb") as data:
+            # The names count as well: the same bytes under another name are another model.
             found.update(f"{file.relative_to(path)} ".encode())
             found.update(hashlib.file_digest(data, "sha256").digest())
     return found.hexdigest()[:16]

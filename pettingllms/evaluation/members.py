@@ -95,6 +95,8 @@ def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -
         saved = adapter_folders(source, own)
         policies[member] = {}
         for seat, policy in own.items():
+            # Members may use the same names for their policies, which are adapters of one base
+            # here.
             name = f"{member}-{policy}" if is_own(policy) else policy
             # The first member's have the seats; the others' are loaded under names of their own.
             place = seat if member == next(iter(members)) else f"{member}/{seat}"
@@ -108,6 +110,7 @@ def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -
                     "does not; give both alike"
                 )
     if options.situations is not None:
+        # The base model names situations, so that no member decides in which of them it is best.
         everyone[NAMER] = BASE
     spec = ",".join(f"{place}={folder}" for place, folder in folders.items())
     config = dataclasses.replace(plan.config, adapters=spec)
@@ -160,6 +163,7 @@ def write_routes(path: Path, plan: EvalPlan, episodes: Mapping[str, Sequence[Tra
         ConfigError: too few decisions.
         RunFolderError: it cannot be written.
     """
+    # What members did together says nothing about each of them.
     alone = {title: own for title, own in episodes.items() if title not in (ROUTED, VOTE)}
     content = {
         "env": plan.config.env,
@@ -199,6 +203,7 @@ def read_routes(path: Path, plan: EvalPlan, members: Sequence[str]) -> dict[str,
             f"route {path} was made on the split {plan.split}, where it would only repeat what it has "
             "seen; evaluate another, such as --split test"
         )
+    # A run of the same name may have been trained on since.
     if made["adapters"] != _digests(plan):
         raise ConfigError(
             f"route {path} was made with other weights of {', '.join(members)}; make it again with "

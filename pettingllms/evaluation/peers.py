@@ -46,6 +46,8 @@ def write_peers(spec: str, out: Path, *, leader: str = "judge") -> Recorded:
     (episodes,) = side.episodes.values()
     by_task: dict[int, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
+        # By seed, which is what training resets the environment with; ids differ between training
+        # and evaluation.
         by_task[episode.task.seed].append(episode)
     rows = [_row(seed, own, side.settings["split"], leader) for seed, own in by_task.items()]
     if not rows or not all(row["peers"] for row in rows):
@@ -71,6 +73,7 @@ def _row(seed: int, episodes: Sequence[Trajectory], split: str, leader: str) -> 
             )
         (prompt,) = prompts
         replies = [group.chosen.completion.text for group in own]
+        # A digest tells whether a training asks the same thing that was answered here.
         peers[agent] = {"prompt": digest_of(prompt), "replies": replies}
     share = sum(right) / len(right) if right else 0.0
     return {"seed": seed, "split": split, "right": share, "peers": peers}

@@ -23,6 +23,7 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
     steps = [row for row in rows if row["kind"] == "train"]
     points = [row for row in rows if row["kind"] == "eval" and row["split"] == "val"]
     totals = list(accumulate((row["num_tokens"] for row in steps), initial=0.0))
+    # Over generated tokens and not steps, because steps of different methods cost differently.
     tokens = {row["step"]: total for row, total in zip(steps, totals[1:], strict=True)} | {0: 0.0}
     roles = [
         key.removeprefix("reward/")
@@ -175,6 +176,8 @@ def _figure(width: float, height: float, dpi: int) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
+    # A canvas of the figure's own: pyplot would keep every figure, and choose a back end for the
+    # whole process.
     FigureCanvasAgg(figure)
     return figure
 

@@ -130,6 +130,8 @@ def roll_out(
         env,
         policies if ensemble is None else ensemble.sampler(policies),
         pool,
+        # What an episode draws follows from its index, so that samples that are added later
+        # continue the numbers.
         shape=RolloutShape(episodes=len(chunk.samples), first=chunk.samples.start),
         settings={
             "greedy": sampling.greedy,
@@ -164,6 +166,7 @@ def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
             f"{env} holds the split {own!r} of a data set, not {split!r}; give what makes it, such "
             "as its class, in place of the environment"
         )
+    # An environment that knows the split deals from its own tasks, from the first one on.
     first = 0 if own == split else HELD_OUT.get(split, 0)
     wanted = (rows or 100) if count is None else count
     numbers = range(first, first + (wanted if rows is None else min(wanted, rows)))
@@ -270,6 +273,7 @@ def _swapped(
         lineups = [
             Lineup(title_of_swap(role, other), adapters, swap={role: other})
             for role, other in itertools.permutations(roles_to_policies, 2)
+            # Two roles of one policy would only repeat the plain line-up.
             if roles_to_policies[role] != roles_to_policies[other]
         ]
     else:
@@ -336,12 +340,15 @@ def evaluate_lineups(
     for lineup in sorted(lineups, key=lambda lineup: not lineup.adapters):
         episodes = done[lineup.title]
 
+        # Bound as defaults, because the loop gives these names other values later.
         def on_batch(
             verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
         ) -> None:
             on_progress(title, [*(each.success for each in before), *verdicts])
 
         every = chunks(tasks, sampling)
+        # Before the first chunk is rolled out: an incomplete one is cut off the log, which only
+        # grows from then on.
         known = [folder.take(lineup.title, *chunk) if folder else [] for chunk in every]
         missing = [chunk for chunk, own in zip(every, known, strict=True) if not own]
         played = iter(play(lineup, missing, on_batch))
@@ -351,6 +358,7 @@ def evaluate_lineups(
                 if folder:
                     folder.add(lineup.title, own)
             episodes += own
+        # Shows what was known already, where nothing was left to roll out.
         on_batch([])
         check_room(episodes, sampling.max_new_tokens)
     return {title: by_task(episodes, tasks) for title, episodes in done.items()}

@@ -107,6 +107,7 @@ class EvalPlan:
             "env": config.env,
             "env_args": config.mapping("env_args"),
             "dataset": config.dataset,
+            # A file of the same name may have been edited since: its content is compared.
             "data": digest(data) if data and data.exists() else config.dataset,
             "split": self.split,
             "tasks": len(self.tasks),
@@ -114,6 +115,7 @@ class EvalPlan:
             "sandbox": config.sandbox,
             "embedded_args": embedded_arguments(config, self.env.unwrapped),
             "model": shipped(config.model) if embedded else config.model,
+            # An update of this package may bring another embedded model under the same name.
             "model_digest": digest(Path(model_path(config.model))) if embedded else None,
             "revision": config.revision,
             "load_in_4bit": config.load_in_4bit,
@@ -155,6 +157,7 @@ class EvalPlan:
         policies = build_policies(config, self.roles_to_policies, partners=partners)
         longest = config.mapping("vllm").get("max_model_len")
         if longest is not None:
+            # Contexts are of the models, and vLLM refuses prompts beyond its own bound.
             policies.contexts = {n: min(c, longest) for n, c in policies.contexts.items()}
         return policies
 
@@ -258,6 +261,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_partners(config, roles_to_policies, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
         config = dataclasses.replace(config, adapters=None)
+    # Those of a run were checked when it began, with what it trains.
     if "policy_settings" in options.over:
         policies = own_names(roles_to_policies)
         check_policy_settings(config, policies, policies)
@@ -317,15 +321,19 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         adapters = changes["adapters"] = located_adapters(options.adapters)
         run = run_of(adapters)
         config = config if run is None else read_config(run)
+        # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
     if changes.get("env", config.env) != config.env:
         # These are the run's environment's own, and another one may not take them.
         config = dataclasses.replace(config, env_args=None, dataset=None, alpha=ATGRPOConfig.alpha)
+    # The run's limits stay where the new setting does not name them: programs are judged as in
+    # training.
     if "sandbox" in options.over:
         changes["sandbox"] = SandboxSettings.of(config.sandbox).under(changes["sandbox"]).text
     if source is not None:
         changes["env"] = name_of_env(source)
+    # What is neither of the environment nor of the policies, such as the workers, is not the run's.
     own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
     config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
     if options.agents is not None:
@@ -338,6 +346,7 @@ def run_of(adapters: str) -> Path | None:
     """The run that adapters belong to, whose settings are used; None where there is none."""
     if not is_folder(adapters):
         return None
+    # A single adapter lies in adapters/POLICY of its run, several lie in adapters.
     folder = Path(adapters).parent if is_adapter(adapters) else Path(adapters)
     return folder.parent if (folder.parent / CONFIG).is_file() else None
 

@@ -130,6 +130,7 @@ def pass_at_k(episodes: int, successes: int, k: int) -> float:
             f"pass@{k} does not follow from {successes} successes in {episodes} episodes; roll "
             f"out at least {k}"
         )
+    # `comb` is 0 where fewer than k episodes failed: then every choice of k has a success.
     return 1.0 - math.comb(episodes - successes, k) / math.comb(episodes, k)
 
 
@@ -167,6 +168,8 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
     tasks, p = len(values), float(values.mean())
     n = float(tasks)
     if tasks > 1 and (variance := float(values.var(ddof=1))) > 0:
+        # The mean of n trials has the variance p (1 - p) / n: here that over tasks, divided by
+        # their number.
         n = max(n, tasks * p * (1 - p) / variance)
     return wilson_of(p, n)
 
@@ -223,6 +226,7 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
     """For each task the means over its episodes; `pettingllms.evaluation` says what each score is."""
+    # From all episodes, so that every task has the same scores and a mean is over all of them.
     facts = _Facts(
         reported=_reported(episodes),
         statuses=_statuses(episodes),
@@ -297,6 +301,7 @@ def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, flo
         for role, number in Counter(group.key.role for group in episode.groups).items():
             values[f"{role}/turns"].append(number)
     verdicts = values.get("success", [])
+    # Only where every episode has a verdict, because k are drawn from all of them.
     for k in pass_at(len(episodes)) if len(verdicts) == len(episodes) else ():
         values[f"pass@{k}"] = [pass_at_k(len(episodes), int(sum(verdicts)), k)]
     if facts.answers and len(episodes) >= votes.LEAST:
@@ -324,6 +329,7 @@ def _is_contest(episodes: Sequence[Trajectory]) -> bool:
     """Whether agents play against each other: what one gains, the others lose."""
     if any(episode.cooperative for episode in episodes):
         return False
+    # An episode that ended early has not paid all that it would have.
     whole = [episode for episode in episodes if episode.overlong is None]
     totals = [sum(episode.returns.values()) for episode in whole]
     unequal = any(len(set(episode.returns.values())) > 1 for episode in episodes)
@@ -367,4 +373,6 @@ def _add_completion_scores(
     if group.key.turn == 0:
         values[f"{role}/first_local_reward"].append(chosen.local_reward)
         for name in reported:
+            # A completion that cannot be parsed reports nothing, and must not raise the mean by its
+            # absence.
             values[f"{role}/first_{name}"].append(_number(info, name) or 0.0)

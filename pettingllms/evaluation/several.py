@@ -43,6 +43,7 @@ def run_each(
             "env names an environment twice, or two whose folders would be the same: "
             f"{', '.join(envs)}; evaluate them one by one"
         )
+    # Its own results would be overwritten by the table of all.
     if out is not None and (out / SETTINGS).exists():
         raise RunFolderError(
             f"{out} holds the evaluation of one environment; choose another --out for several"

@@ -44,4 +44,6 @@ def voted(episodes: Sequence[Trajectory]) -> bool:
     if not voting:
         return False
     answers = [answer_of(each) or "" for each in voting]
+    # One of the class stands for it: answers that a grader takes for equal are right or wrong
+    # together.
     return bool(voting[majority(answers, lambda one, two: one == two or same(one, two))].success)

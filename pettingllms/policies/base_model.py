@@ -118,10 +118,14 @@ def load_base(
     for module in base.modules():
         if isinstance(module, nn.Dropout):  # sampler and update must compute the same
             module.p = 0.0
+    # Before adapters are put in: what is compared is the model itself.
     check_head(base)
     if checkpointing:
+        # The reentrant form drops gradients where no input of a block needs one, as under frozen
+        # embeddings.
         base.gradient_checkpointing_enable({"use_reentrant": False})
     if spec.attn_implementation == "auto":
+        # Last: its trial is of the model as it is used from here on, without dropout.
         share_prompts(base)
     return tokenizer, base
 

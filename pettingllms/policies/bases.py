@@ -49,6 +49,8 @@ class Base:
         """None after `close`."""
         self._checkpointing = checkpointing
         model = weights.module(next(iter(chats)))
+        # All policies of a base have one model's attention, so that the first one's answer is that
+        # of all.
         self._packed = enabled(model)
         self.contexts = {
             name: context_of(model, chat.tokenizer.model_max_length) for name, chat in chats.items()
@@ -150,6 +152,8 @@ class Base:
             ConfigError: full policies without a frozen base.
         """
         found: dict[tuple[int, ...], torch.Tensor] = {}
+        # By length, so that little is padded; then by tokens, so that batches do not depend on the
+        # order of the decisions.
         ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
         with self.weights.reference() as module, self._precision():
             _set_training(module, False)

@@ -58,6 +58,8 @@ class Chat:
         # Llama 3 lists the tokens that open a turn here only, not among `all_special_tokens`.
         added = [str(each) for each in tokenizer.added_tokens_decoder.values() if each.special]
         known = {*filter(None, tokenizer.all_special_tokens), *added}
+        # Longest first, because an alternative that comes first wins, and one token may begin with
+        # another.
         special = sorted(known, key=lambda token: (-len(token), token))
         self._special = re.compile("|".join(map(re.escape, special)) or r"(?!)")
         self.thought = self._own_tags()
@@ -117,12 +119,14 @@ class Chat:
         return tuple(ids)
 
     def _plain(self, text: str) -> str:
+        # Lone surrogates, which JSON can spell, are no UTF-8, and tokenizers refuse them.
         text = text.encode("utf-8", "replace").decode("utf-8")
         return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without its end of turn and without special tokens."""
         ids = list(token_ids)
+        # The sampler stops at the first one, so that only the last token can be one.
         if ids and ids[-1] in self.end_ids:
             del ids[-1]
         texts, first = list[str](), 0
@@ -163,4 +167,5 @@ def end_of_turn_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
             f"model {model.name_or_path!r} names no end-of-turn token; set eos_token_id in its "
             "generation_config.json"
         )
+    # Sorted: the order of a set must not reach a request.
     return tuple(sorted({int(token) for token in ids}))

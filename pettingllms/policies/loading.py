@@ -134,9 +134,12 @@ def open_base(
     checkpointing = [name for name, own in policies.items() if own.checkpointing]
     if spec.model is not None and spec.model.is_gradient_checkpointing:
         checkpointing = list(policies)  # an object may have been set up so
+    # Full models are trained in float32, where small updates are not rounded away, and computed in
+    # `compute`.
     kept = torch.float32 if full else compute
     tokenizer, base = load_base(spec, kept, place, bool(checkpointing))
     here = sampler.name == "transformers"  # other engines copy the adapters
+    # A model that shares prompts has passed a trial of sampling already.
     if here and not enabled(base):
         check_cache(base)
     ends = end_of_turn_ids(base, tokenizer)
@@ -147,6 +150,8 @@ def open_base(
     if full:
         weights = FullWeights(base, spec.name, names, reference=reference, sampling_dtype=compute)
     else:
+        # Merged copies are for sampling in this process; other engines would only pay for their
+        # memory.
         weights, rank = _adapters(base, spec, policies, seed, here and merge)
     pad_id = chats[names[0]].pad_id
     served = ServedPolicies(weights, names, ends, pad_id, rank, compute)
@@ -186,6 +191,7 @@ def _adapters(
     try:
         weights = LoraWeights(base, spec.name, configs, seed=seed, merge=merge, float32=float32)
     except ValueError as error:
+        # A ConfigError is a ValueError as well, and says already what is wrong.
         if isinstance(error, ConfigError):
             raise
         raise ConfigError(f"no adapters can be made for model {spec.name!r}: {error}") from error
@@ -206,6 +212,7 @@ def lora_config(rank: int, alpha: int, targets: str | Sequence[str]) -> LoraConf
         r=rank,
         lora_alpha=alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
+        # The update has to compute the very probabilities that were sampled from.
         lora_dropout=0.0,
         task_type="CAUSAL_LM",
     )

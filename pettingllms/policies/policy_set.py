@@ -49,6 +49,7 @@ class PolicySet:
         self.contexts = {name: self._base_of[name].contexts[name] for name in self.names}
         """Policy -> most tokens of a prompt and its completion together."""
         self._published = {name: self._counter(name) for name in self.names}
+        # An engine knows no weights before they are published, and counts versions from this one.
         for name in self.names:
             self.publish(name, version=0)
 
@@ -165,6 +166,8 @@ class PolicySet:
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
         if not theirs or self.partners is None:
             return self._sample_here(requests, n, params, on_completion)
+        # Partners are asked first, so that their servers compute while the policies here are
+        # sampled.
         answers = self.partners.ask([requests[place] for place in theirs], n, params)
         ours = [place for place, request in enumerate(requests) if not is_partner(request.policy)]
         here = self._sample_here([requests[place] for place in ours], n, params) if ours else []
@@ -188,6 +191,8 @@ class PolicySet:
             if not mine:
                 continue
 
+            # Engines number the requests that they are given, which are those of one base. `mine`
+            # is bound now, because the loop gives it another value.
             def early(at: int, k: int, tokens: SampledTokens, mine: list[int] = mine) -> None:
                 assert on_completion is not None
                 on_completion(mine[at], k, self._completion(requests[mine[at]], tokens))
@@ -253,6 +258,8 @@ class PolicySet:
 
     def publish(self, policy: str, *, version: int | None = None) -> int:
         """Hands the policy's weights to the engine; returns their version, one more if None."""
+        # Before the engine takes the weights over: a write from now on is one that it does not
+        # have.
         self._published[policy] = self._counter(self._known(policy))
         self.versions[policy] = self.versions[policy] + 1 if version is None else version
         engine = self._base_of[policy].engine
@@ -326,6 +333,8 @@ class PolicySet:
         PyTorch does not count what its fused optimizers (`fused=True`) write; after those, a
         forgotten `publish` goes unnoticed.
         """
+        # PyTorch's own count of in-place writes: as cheap as a sum of integers, and no optimizer
+        # has to take part.
         return sum(parameter._version for parameter in self._base_of[policy].parameters[policy])
 
     def _check_fresh(self, policy: str) -> None:
@@ -334,6 +343,7 @@ class PolicySet:
                 f"the weights of policy {policy!r} changed after version "
                 f"{self.versions[policy]} was published; call publish({policy!r}) before sampling"
             )
+        # Where the engine's `publish` raised, the version here is ahead of what it samples from.
         engine = self._base_of[policy].engine
         if engine is not None and engine.versions[policy] != self.versions[policy]:
             raise StaleSamplerError(

@@ -38,6 +38,7 @@ def share_prompts(model: PreTrainedModel) -> bool:
         try:
             reason = _trial(model)
         except (RuntimeError, ValueError, TypeError, IndexError, KeyError) as error:
+            # What model code raises when it meets an attention that it was not written for.
             reason = f"its attention cannot be replaced ({error})"
         if reason is not None:
             model.config._attn_implementation = own
@@ -81,9 +82,12 @@ def check_cache(model: PreTrainedModel) -> None:
     try:
         decoding = PlainDecoding(model, _PROMPTS, 0)
         decoding.start()
+        # Rows change places before the step, as they do in sampling: a state that is not moved with
+        # its row is found out.
         decoding.keep(torch.tensor([1, 0], device=model.device))
         ours_V = decoding.step(torch.tensor([8, 8], device=model.device))[1].float()
         ids = torch.tensor([[*longest, 8]], device=model.device)
+        # Without any cache, as the update computes it.
         own_V = model(input_ids=ids, use_cache=False).logits[0, -1].float()
         # In proportion to what a text changes at all: logits of models differ in size.
         difference = float((ours_V - own_V).norm() / (own_V - own_V.mean()).norm())
@@ -132,6 +136,8 @@ def _trial(model: PreTrainedModel) -> str | None:
         decoding.step(token_R[1:])
         decoding.keep(torch.tensor([1, 0, 0], device=model.device))
         next_RV.append(decoding.step(token_R).float().log_softmax(-1))
+    # Of all tokens the probabilities are compared and not their logs, of which those of very
+    # unlikely tokens differ by rounding alone.
     difference = max(
         float((packed - flat).abs().max()),
         float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),

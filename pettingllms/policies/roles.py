@@ -109,6 +109,7 @@ def trained_policies(
             for policy in frozen
         )
         raise ConfigError(f"nothing to train: {', '.join(roles)} played by {shown}")
+    # Training it would change what the frozen role does.
     for role, policy in roles_to_policies.items():
         if role not in roles and policy in trained:
             raise ConfigError(
@@ -194,6 +195,7 @@ def _checked(
         if name not in known:
             raise UnknownNameError(f"policies: unknown role {name!r}; {did_you_mean(name, known)}")
     own = {role: [agent for agent in agents if role_of(agent) == role] for role in roles}
+    # A role needs no policy of its own where each of its agents has one.
     missing = [
         role
         for role in roles
@@ -206,5 +208,6 @@ def _checked(
         )
     for policy in pairs.values():
         check_policy_name(policy)
+    # In the order of turns, whatever order they were written in: cast and learners follow it.
     ordered = dict.fromkeys(name for role in roles for name in (role, *own[role]))
     return {name: pairs[name] for name in ordered if name in pairs}

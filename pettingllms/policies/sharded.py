@@ -42,11 +42,13 @@ class ShardedPolicies(PolicySet):
 
     def __init__(self, whole: PolicySet, mesh: DeviceMesh) -> None:
         super().__init__(whole.bases, whole.roles_to_policies)
+        # Nothing is sampled from a part of a model.
         self.close()
         (policy,), (base,) = self.names, self.bases
         assert isinstance(base.weights, FullWeights)
         self._rank, self._ranks = mesh.get_local_rank(), mesh.size()
         base.weights.divide(partial(_divide, mesh=mesh))
+        # Dividing has replaced the parameters that were listed when the model was loaded.
         base.parameters[policy] = list(base.weights.tensors(policy).values())
         _compute_by(base.weights.module(policy), partial(base.logprobs, policy))
         if base.weights.has_reference:
@@ -67,6 +69,7 @@ class ShardedPolicies(PolicySet):
             cut = super().microbatches(policy, samples, max(1, smaller))
         while len(cut) % self._ranks:
             least = min(cut, key=lambda batch: batch.tokens)
+            # Counts of 0 make its loss 0, while the rank takes part in every exchange of weights.
             cut.append(replace(least, counts_B=torch.zeros_like(least.counts_B)))
         return cut[self._rank :: self._ranks]
 
@@ -108,6 +111,7 @@ def gathered(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         whole = tensor.detach()
         if isinstance(whole, DTensor):
             whole = whole.full_tensor()
+        # All ranks have to gather, but only one needs the memory.
         if not torch.distributed.get_rank():
             found[name] = whole.to("cpu", copy=True)
     return found

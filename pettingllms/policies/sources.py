@@ -41,6 +41,7 @@ def check_model(model: str, revision: str | None = None) -> None:
         ConfigError: a run, an adapter or another folder without a model, a file, or a name that is
             neither in the hub's cache nor on the hub.
     """
+    # Before the hub is asked, where no repository has such a name.
     if model.startswith("embedded") and not Path(model).exists() and shipped(model) is None:
         raise UnknownNameError(f"model {model!r} is unknown; {did_you_mean(model, SHIPPED)}")
     path = Path(model_path(model))
@@ -161,6 +162,8 @@ def check_base(folder: Path, model: str) -> None:
             f"{folder / WEIGHTS_FILE} cannot be read: {error}; an adapter in another format is "
             "converted by PeftModel.from_pretrained and save_pretrained"
         ) from error
+    # Another program wrote it. Only the last part is compared, because one base has many paths and
+    # mirrors.
     if not known and Path(str(theirs)).name.lower() != Path(model).name.lower():
         raise ConfigError(
             f"the adapter in {folder} was trained on the base model {str(theirs)!r}, not on "
@@ -209,19 +212,24 @@ def _located(source: str, role: str | None = None) -> Path:
     hub = _HUB_ID.fullmatch(source.removeprefix(HUB))
     if source.startswith(HUB) and not hub:
         raise ConfigError(f"adapters: {source!r} names no repository; write hub:org/name")
+    # A folder that is there goes before a repository of the same name.
     if Path(source).exists() or not hub:
         folder = adapters_in(Path(source).expanduser())
     else:
+        # Adapters of a whole run are a folder deep. Nothing else is downloaded: repositories may
+        # hold much more.
         patterns = [
             f"{any_depth}{name}" for any_depth in ("", "*/") for name in (CONFIG_FILE, WEIGHTS_FILE)
         ]
         folder = _from_hub(
             hub["name"], hub["revision"], patterns, f"adapters: there is no folder {source}"
         )
+    # The source is a run or its adapters, where per-role policies have the names of their roles.
     if role is not None and not (folder / CONFIG_FILE).is_file():
         folder = folder / role
     if role is not None and not folder.is_dir():
         raise ConfigError(f"adapters: {source} has no adapter for the role {role!r}")
+    # Absolute, because a run may be resumed from another working directory.
     return folder.resolve()
 
 
@@ -231,6 +239,8 @@ def _from_hub(name: str, revision: str | None, patterns: Sequence[str], otherwis
     Raises:
         ConfigError: they cannot be had; `otherwise` says what else the name is not.
     """
+    # Asked first, with a short timeout: the client itself waits without end for a hub that never
+    # answers.
     alone = not reach.hub_answers()
     try:
         folder = snapshot_download(

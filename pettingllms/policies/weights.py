@@ -83,6 +83,8 @@ class LoraWeights:
             # PEFT modifies the configuration it is given.
             config = copy.deepcopy(shape)
             config.base_model_name_or_path = None  # `read_tensors` checks the base
+            # PEFT draws an adapter's first weights from the global generator, which has to be as
+            # before afterwards.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
                 own = _inside(name)
@@ -129,6 +131,8 @@ class LoraWeights:
     @contextmanager
     def reference(self) -> Iterator[PreTrainedModel]:
         """The base without adapters, for the length of a `with` block."""
+        # PEFT switches layers on and off by itself here, so that nothing is known of them
+        # afterwards.
         self._active = None
         with self._peft.disable_adapter():
             yield self._model
@@ -138,6 +142,7 @@ class LoraWeights:
         """Recomputes base + adapter into the policy's merged copy, if it has one."""
         for layer, merged in self._pairs.get(policy, ()):
             delta = layer.get_delta_weight(_inside(policy))
+            # Into the tensor that the sampling module holds, so that no module has to be told.
             torch.add(layer.get_base_layer().get_parameter("weight"), delta, out=merged.data)
 
     def save(self, policy: str, directory: Path) -> None:
@@ -230,6 +235,7 @@ class FullWeights:
     ) -> None:
         self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
+        # Without a reference the loaded model itself becomes the first policy, which saves a copy.
         kept = 0 if reference else 1
         copies = [copy.deepcopy(model) for _ in range(len(names) - kept)]
         models = copies if reference else [model, *copies]
@@ -331,7 +337,10 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
     fresh = Path(tempfile.mkdtemp(prefix=f".{directory.name}.", dir=directory.parent))
     try:
         write(fresh)
+        # `mkdtemp` makes folders that no other user can read, such as a server that is to load the
+        # adapter.
         fresh.chmod(0o755)
+        # A folder cannot be renamed onto one that has files.
         old = directory.with_name(f".{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)
         if directory.exists():
@@ -440,6 +449,7 @@ def _inside(policy: str) -> str:
 
 def _share(model: PreTrainedModel) -> PreTrainedModel:
     """Copies the modules, but shares the tensors."""
+    # `deepcopy` takes what the memo has for a copy that is made already.
     memo: dict[int, object] = {id(tensor): tensor for tensor in model.parameters()}
     memo.update({id(tensor): tensor for tensor in model.buffers()})
     return copy.deepcopy(model, memo)

@@ -148,6 +148,8 @@ class RolloutEngine:
                         done = self._scored(scoring, wait_for_one=True)
                 for cohort in done:
                     if fresh := cohort.advance(self._advance):
+                        # The episodes have advanced already, so that the batch was at one depth
+                        # less.
                         yield Decided(
                             cohort.number, fresh[0].depth - 1, [e.decided() for e in fresh]
                         )
@@ -187,6 +189,7 @@ class RolloutEngine:
             if known is None:
                 asked.append(decision)
             else:
+                # Only the completions were kept: the states that they lead to are computed again.
                 decision.complete(known, self.pool, fresh=False)
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
@@ -218,6 +221,8 @@ class RolloutEngine:
 
     def _plan(self, episode: Episode, policy: str) -> Plan:
         if episode.probe or (self.wide is not None and policy not in self.wide):
+            # A policy that does not learn has nothing to compare, and a probe only shows one
+            # continuation.
             return Plan()
         agents = len(episode.env.possible_agents)
         return self.shape.plan(Move(episode.task.id, episode.agent or "", episode.depth, agents))
@@ -248,6 +253,7 @@ class RolloutEngine:
         # Ties are common; always taking the first would bias which states are seen next. The
         # draw has its own seed, so that it does not shift what is sampled.
         best = [k for k, reward in enumerate(rewards) if reward == max(rewards)]
+        # With forks every candidate is continued from, and this record takes the first.
         branch = "first" if decision.plan.forks else self.shape.branch
         among = {"best": best, "sample": range(len(rewards)), "first": [0]}[branch]
         chosen = random.Random(episode.seed(*self.seed, "branching")).choice(among)
@@ -266,6 +272,8 @@ class RolloutEngine:
         key = episode.key(request.prompt_ids)
         group = Group(key, request.policy, decision.prompt, request.prompt_ids, candidates)
         others: list[Episode] = []
+        # Before `advance`, while the episode still stands at the decision that the others leave
+        # from.
         if decision.plan.probes:
             others = episode.look_ahead(branches, chosen)
         elif decision.plan.forks:
@@ -279,6 +287,8 @@ class RolloutEngine:
         for agent, prompt in prompts.items():
             policy = self._given_to(agent)
             ids = self.sampler.prompt_ids(self._reader(agent, policy), prompt)
+            # A prompt without room would have ended the episode, so that nothing is to be expected
+            # after it.
             if len(ids) <= self.longest.get(policy, len(ids)):
                 yield agent, Unplayed(policy, ids)
 
@@ -318,6 +328,7 @@ class _Pending:
             for job in {self.scored[each.text] for each in self.completions}
             for branch in job.result()
         }
+        # Equal texts may have been sampled as other tokens, which the record and the loss need.
         return [scored[each.text]._replace(completion=each) for each in self.completions]
 
 
@@ -335,6 +346,7 @@ class _Cohort:
             one: takes a decision; returns further episodes, which share the batches from now on.
         """
         for decision in self.pending:
+            # Forks and probes join the cohort, so that a batch still follows from the tasks alone.
             self._episodes += one(decision)
         fresh = [decision.episode for decision in self.pending if decision.fresh]
         self.pending.clear()

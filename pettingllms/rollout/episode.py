@@ -98,6 +98,8 @@ class Episode:
     @property
     def depth(self) -> int:
         """Decisions taken so far."""
+        # A fork has the decisions after its origin only; `path` ends with the origin's depth and
+        # candidate.
         return len(self._groups) + (self.path[-2] + 1 if self.path else 0)
 
     @property
@@ -165,6 +167,8 @@ class Episode:
         forks = {k: self._leaving(b, k) for k, b in enumerate(branches) if k != chosen}
         for k, fork in forks.items():
             branch = branches[k]
+            # The fork's record begins after the candidate that it leaves from, but its return
+            # includes what was paid up to there.
             fork._cooperative |= branch.result.cooperative
             fork._before = defaultdict(float, before)
             for name, paid in self._before.items():
@@ -175,12 +179,17 @@ class Episode:
 
     def _leaving(self, branch: Branch, k: int) -> Episode:
         """An episode that continues from candidate `k` of the pending decision."""
+        # A shallow copy shares every container with the original, so that all that change are made
+        # anew.
         found = copy.copy(self)
         found.path = (*self.path, self.depth, k)
+        # Equal texts were stepped on one copy, and each continuation needs its own.
         found.env = branch.env.clone()
         found._turns = defaultdict(int, self._turns)
         found._turns[self.agent or ""] += 1
         found._groups, found._latest, found._probes, found._forks = [], {}, {}, {}
+        # In the new record the other agents have no decision yet that this could be a late reward
+        # of.
         found._early, found._before = dict(branch.result.others), {}
         found._unplayed = {}
         found._compares = False
@@ -251,6 +260,7 @@ class Episode:
             self.task,
             number,
             groups,
+            # An agent with a decision has a return from it, so that a 0 here would say nothing.
             early={a: paid for a, paid in early.items() if a not in self._latest or paid},
             cooperative=self._cooperative,
             overlong=self._overlong,
@@ -271,8 +281,10 @@ class Episode:
         """The decisions, with what each candidate led to, and what all of them were paid."""
         found: list[Group] = []
         ahead: list[Paid] = []  # from the next decision on
+        # From the end, because what a decision led to is a mean over what its candidates led to.
         for at, group in reversed(list(enumerate(self._groups))):
             agent, later = group.key.agent, []
+            # A late reward was paid after the decision, so that it belongs to what followed.
             ahead = _with(ahead, {agent: group.late_reward})
             for k, candidate in enumerate(group.candidates):
                 left = self._forks.get((at, k)) or self._probes.get((at, candidate.completion.text))
@@ -297,6 +309,8 @@ class Episode:
                 candidate,
                 later=Later(
                     tuple(sum(p.values()) if shared else p.get(agent, 0.0) for p in each),
+                    # Equal texts share one probe, whose tokens count once: `pop` leaves 0 to the
+                    # others.
                     spent.pop(candidate.completion.text, 0),
                 ),
             )
@@ -356,6 +370,7 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
     agent = episode.agent or ""
     texts = list(dict.fromkeys(completion.text for completion in completions))
     played: dict[str, tuple[PlayedEnv, StepResult]] = {}
+    # All texts in one call, so that an environment can run their programs together.
     twins: Sequence[PlayedEnv] = episode.env.branch(texts)
     for text, env in zip(texts, twins, strict=True):
         result = step_result(env, agent)
@@ -389,6 +404,7 @@ def step_result(env: AnyEnv, agent: str) -> StepResult:
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:
     """Converts an info to what JSON reads back, without the entries that are fields of the record."""
     kept = {name: value for name, value in info.items() if name not in _RECORDED}
+    # Through JSON and back, so that a record in memory equals the one that is read from the file.
     found: dict[str, Any] = json.loads(json.dumps(plain(kept), default=_as_json))
     return found
 
@@ -434,6 +450,7 @@ def tasks_of_step(env: AnyEnv, name: str, step: int, count: int, seed: int) -> l
     tasks, orders = [], dict[int, list[int]]()
     for epoch, place in (divmod(number, rows) for number in numbers):
         if epoch not in orders:
+            # By seed and epoch alone, so that a resumed run finds the same order without a state.
             orders[epoch] = random.Random(f"{seed} epoch {epoch}").sample(range(rows), rows)
         row = orders[epoch][place]
         tasks.append(Task(f"{name}:{row}:{epoch}", row))

@@ -24,6 +24,8 @@ def used_by(trajectories: Sequence[Trajectory]) -> dict[Hashable, list[Place]]:
     found: dict[Hashable, list[Place]] = {}
     for trajectory in trajectories:
         for at, group in enumerate(trajectory.groups):
+            # The first chosen candidate is continued in this record, the other chosen ones in forks
+            # of it.
             first = next(k for k, c in enumerate(group.candidates) if c.chosen)
             for k, candidate in enumerate(group.candidates):
                 origin = Origin(trajectory.episode, group.key.parent, k)

@@ -73,6 +73,8 @@ def judged(trajectories: Sequence[Trajectory]) -> list[Judged]:
         if candidate.chosen
     }
     used = used_by(trajectories)
+    # Candidates that nothing continues from have no value, and must not count as failures in a
+    # mean.
     users: dict[Hashable, list[Any]] = {
         place: [user for user in used[place] if user in played] for place in played
     }
@@ -129,6 +131,7 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
                 _row(each, chosen=chosen, rejected=rejected) for chosen, rejected in each.pairs
             ]
         for (task, policy), own in found.items():
+            # By task and policy, so that the same run always gives the same files.
             rng = random.Random(f"{task} {policy} pairs")
             pairs[policy] += own if len(own) <= most else rng.sample(own, most)
     if not forked:
@@ -167,6 +170,7 @@ def _by_step(run: Path) -> Iterator[list[Trajectory]]:
                 except ValueError as error:
                     raise RunFolderError(f"{path}, line {number}: {error}") from error
 
+    # A run appends its steps one after the other, so that a step's lines are neighbors.
     for _, own in itertools.groupby(rows(), key=lambda row: row.get("step")):
         yield [Trajectory.from_row(row) for row in own]
 

@@ -19,6 +19,7 @@ def longest_prompts(sampler: Sampler, max_new_tokens: int) -> dict[str, int]:
     Raises:
         ConfigError: there is no room for any prompt of a policy.
     """
+    # Samplers without a model, such as a scripted one, have no context that could be exceeded.
     contexts: Mapping[str, int] = getattr(sampler, "contexts", {})
     for policy, context in contexts.items():
         if context <= max_new_tokens:

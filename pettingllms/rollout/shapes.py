@@ -139,6 +139,8 @@ class LookAheadTree(Tree):
 
     def completions(self, count: int, *, probes: bool = True) -> int:
         """K each, and the rest of the episode for K - 1 of them."""
+        # A probe takes the decisions that are left of the episode. Summed over where it may leave,
+        # that is half of count times count - 1.
         ahead = (self.width - 1) * count * (count - 1) // 2
         return count * self.width + ahead * probes
 
@@ -161,6 +163,7 @@ class RoundRobin(RolloutShape):
 
     def plan(self, move: Move) -> Plan:
         """Forks at the task's own place."""
+        # By the task's name, so that all episodes of a task part at the same decision.
         at = random.Random(f"{move.task} forks").randrange(max(1, move.agents))
         return Plan(self.width, forks=True) if move.depth == at else Plan()
 

@@ -165,6 +165,7 @@ class Trajectory:
 def _with_unplayed(
     groups: list[Group], unplayed: Mapping[str, Unplayed], *, cooperative: bool
 ) -> list[Group]:
+    # A later decision overwrites an earlier one of its chain, so that the last one stays.
     chains = {"" if cooperative else group.key.agent: at for at, group in enumerate(groups)}
     for agent, prompt in unplayed.items():
         at = chains.get("" if cooperative else agent)
@@ -188,6 +189,8 @@ def with_advantages(
 
     Rewards stay as they were paid; what `groups` have instead is what a candidate was credited with.
     """
+    # Values come in the order of `groups`, which may have left decisions out and is sorted by
+    # depth.
     following = iter(values)
     credits = {g.key: [(next(following), c.reward) for c in g.candidates] for g in groups}
 

@@ -117,6 +117,7 @@ def capture(trainer: ATGRPO) -> TrainerState:
     state = _current(trainer)
     return replace(
         state,
+        # Steps change these tensors in place, and the copy has to be of before.
         optimizers=copy.deepcopy(state.optimizers),
         plugins=copy.deepcopy(state.plugins),
     )
@@ -159,6 +160,7 @@ def save(folder: RunFolder, trainer: ATGRPO) -> Path:
         RunFolderError: the disk is full or the like; earlier checkpoints are untouched.
     """
     state, parent = _current(trainer), folder.path / "checkpoints"
+    # Before the files: rows that come later belong to the next checkpoint.
     lengths = folder.lengths()
     target = parent / f"step-{state.step:06d}"
     # A good one of this step is never replaced: it may be the only one.
@@ -168,6 +170,7 @@ def save(folder: RunFolder, trainer: ATGRPO) -> Path:
                 state, lengths, _settings(trainer.config), trainer.policies.digests
             )
             write_directory(target, lambda fresh: _fill(fresh, checkpoint))
+            # The rename itself has to be on disk before older checkpoints are removed.
             sync(parent)
     _save_adapters(folder, trainer)
     for old in saved(folder.path)[KEPT:]:
@@ -191,6 +194,7 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
         if isinstance(checkpoint, Exception):
             logger.warning("%s cannot be read (%s); trying the one before", path, checkpoint)
             continue
+        # Before anything is cut or restored: a run that cannot go on stays as it is.
         _check_same(folder, trainer, checkpoint)
         folder.cut(checkpoint.lengths)
         restore(trainer, checkpoint.state)
@@ -205,6 +209,7 @@ def resume(folder: RunFolder, trainer: ATGRPO) -> int:
 
 def _settings(config: ATGRPOConfig) -> dict[str, Any]:
     """The settings as JSON has them; the folder may have moved."""
+    # Through JSON, so that values compare as those that were read back.
     values: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     return values | {"output_dir": None}
 
@@ -216,6 +221,7 @@ def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> N
         RunFolderError: the run would not be the same.
     """
     before, now = checkpoint.settings, _settings(trainer.config)
+    # Settings that only one of two versions of this package has say nothing about the run.
     changed = [name for name in before if name in now and before[name] != now[name]]
     shown = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
     path = folder.path / CONFIG
@@ -270,6 +276,8 @@ def _fill(directory: Path, checkpoint: Checkpoint) -> None:
         "bases": checkpoint.bases,
     }
     seal(directory, facts)
+    # Every file before the folder gets its name: a rename may survive a power failure that content
+    # does not.
     for path in directory.iterdir():
         with path.open("rb+") as file:
             os.fsync(file.fileno())

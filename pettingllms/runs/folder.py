@@ -67,6 +67,8 @@ class Folder:
         path = self.path
         try:
             path.mkdir(parents=True, exist_ok=True)
+            # Not inherited: a server that was started here would hold the lock longer than this
+            # process.
             flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
             descriptor = os.open(path / self.lock, flags, 0o644)
         except OSError as error:
@@ -108,6 +110,7 @@ class Folder:
         Raises:
             RunFolderError: for example a full disk; resuming removes a half-written line.
         """
+        # One write for all rows, so that a crash leaves at most one line half-written.
         lines = "".join(json.dumps(plain(row), default=str, allow_nan=False) + "\n" for row in rows)
         with self.writing(name), (self.path / name).open("ab") as file:
             file.write(lines.encode())
@@ -144,6 +147,7 @@ class RunFolder(Folder):
         """
         _refuse_foreign(path)
         folder = cls(path)
+        # Asked under the lock, because another process may just have begun a run here.
         if (path / CONFIG).exists():
             folder.close()
             raise RunFolderError(
@@ -164,6 +168,8 @@ class RunFolder(Folder):
         folder = cls(path)
         with folder.writing("leftovers of a killed process"):
             for parent in (path, path / "adapters", path / "checkpoints"):
+                # Names of what is written beside its place and then renamed: `.NAME.PID`,
+                # `.NAME.random`, `.NAME.old`.
                 for left in parent.glob(".*.*") if parent.is_dir() else ():
                     shutil.rmtree(left) if left.is_dir() else left.unlink()
         return folder
@@ -202,6 +208,7 @@ class RunFolder(Folder):
         }
         path = self.path / STARTS
         starts = _starts(path) if path.exists() else []
+        # The settings come last: a folder is a run once they are there.
         self.write(STARTS, json.dumps([*starts, start], indent=2) + "\n")
         if not (self.path / CONFIG).exists():
             self.write(CONFIG, config_text(config))
@@ -230,6 +237,7 @@ class RunFolder(Folder):
         lengths = {}
         for name in LOGS:
             with self.writing(name), (self.path / name).open("ab") as file:
+                # A checkpoint must not know more of a log than a power failure leaves of it.
                 os.fsync(file.fileno())
                 lengths[name] = file.tell()
         return lengths
@@ -242,6 +250,7 @@ class RunFolder(Folder):
         """
         for name in LOGS:
             path, length = self.path / name, lengths.get(name, 0)
+            # All logs would otherwise be cut to a step that one of them has lost.
             if (path.stat().st_size if path.exists() else 0) < length:
                 raise RunFolderError(f"{path} lost lines that were there at the last checkpoint")
             if path.exists():
@@ -254,6 +263,7 @@ class RunFolder(Folder):
 
 def config_text(config: ATGRPOConfig) -> str:
     """The settings as YAML for `--config`, without unset ones and the folder."""
+    # Without the folder, so that a copy of the settings starts a run of its own.
     values = dataclasses.asdict(config) | {"output_dir": None}
     text: str = yaml.safe_dump({k: v for k, v in values.items() if v is not None}, sort_keys=False)
     return text
@@ -301,6 +311,8 @@ def yaml_mistake(error: Exception) -> str:
 
 def point_latest(run: Path) -> None:
     """Points the link `latest` beside the run to it."""
+    # A link cannot be replaced in place: a new one is renamed over it, so that there is one at any
+    # time.
     fresh = run.with_name(f".latest.{os.getpid()}")
     with contextlib.suppress(OSError):  # a convenience: some file systems have no links
         fresh.unlink(missing_ok=True)
@@ -317,6 +329,8 @@ def replace_file(path: Path, content: str | bytes) -> None:
     try:
         with fresh.open("wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)
+            # The content has to be on disk before the name: after a power failure the file would be
+            # empty.
             file.flush()
             os.fsync(file.fileno())
         fresh.rename(path)
@@ -353,6 +367,7 @@ def _starts(path: Path) -> list[Any]:
 
 def _refuse_foreign(path: Path) -> None:
     try:
+        # What a failed start leaves behind does not make a folder foreign.
         inside = {entry.name for entry in path.iterdir()} - {RunFolder.lock, "vllm.log"}
     except FileNotFoundError:
         return

@@ -42,6 +42,7 @@ def tracker_names(report_to: str) -> list[str]:
             raise ConfigError(
                 f"report_to names the unknown {name!r}; {did_you_mean(name, MODULES)}"
             )
+        # Found and not imported, because a run may still be refused for other reasons.
         if importlib.util.find_spec(MODULES[name]) is None:
             raise ConfigError(f"report_to {name} needs its library: pip install {MODULES[name]}")
     return names
@@ -82,6 +83,8 @@ class Online:
     def __init__(self, name: str, run: Path, config: Mapping[str, Any]) -> None:
         self._library = importlib.import_module(MODULES[name])
         label = run.resolve().name
+        # Trackio finds a run by its name, wandb by its id; a resumed run continues its curves by
+        # them.
         identity = {"id": label} if name == "wandb" else {}
         self._library.init(
             project=PROJECT, name=label, config=dict(config), resume="allow", **identity

@@ -115,6 +115,7 @@ class ApiPartners:
         """Starts asking; what it returns waits for all completions, and raises as `sample` does."""
         if self._closed:
             raise SamplerUnavailable("these policies have been closed; load them again to sample")
+        # An earlier batch that failed has set it.
         self._stop.clear()
         # Equal decisions of a batch, as those without randomness, have one reply.
         started: dict[str, Future[ApiReply]] = {}
@@ -157,6 +158,7 @@ class ApiPartners:
         try:
             wait(futures, return_when=FIRST_EXCEPTION)
         finally:
+            # The threads that pause between attempts have to hear of it as well.
             if not all(future.done() for future in futures):
                 self._stop.set()
             for future in futures:
@@ -164,6 +166,7 @@ class ApiPartners:
         wait(futures)
         failed = [future.exception() for future in futures if not future.cancelled()]
         errors = [error for error in failed if error is not None]
+        # What went wrong goes before the threads that only stopped because of it.
         for error in sorted(errors, key=lambda error: isinstance(error, _Stopped)):
             raise error
 
@@ -172,6 +175,7 @@ class ApiPartners:
         decision = [
             request.policy,
             hashlib.blake2b(bytes(request.prompt_ids), digest_size=16).hexdigest(),
+            # Greedy decisions draw nothing, so that episodes with other seeds share their reply.
             None if params.greedy else seed,
             astuple(params),
             self._settings.args,
@@ -200,7 +204,10 @@ class ApiPartners:
         size = len(request.prompt_ids) // _BYTES_PER_TOKEN + _TEMPLATE
         model = request.policy.removeprefix(PARTNER)
         try:
+            # The most that it can cost is set aside before it is sent: no reply may exceed the
+            # budget, however many are in flight.
             with self.log.reserved(size + params.max_new_tokens):
+                # It may have been set while this request waited for its share of the budget.
                 if self._stop.is_set():
                     raise _Stopped
                 try:
@@ -227,6 +234,8 @@ class ApiPartners:
         if trouble.retry_after > LONGEST_PAUSE:
             wish = f"asks to wait {trouble.retry_after:.0f} s"
             raise SamplerUnavailable(self._failed(wish, trouble)) from trouble
+        # From the seed, as everything random; requests that failed together must not come back
+        # together.
         jitter = random.Random(f"{seed} {attempt}").uniform(0.5, 1.0)
         self._stop.wait(max(self._pause * 2 ** (attempt - 1) * jitter, trouble.retry_after))
 
@@ -246,6 +255,7 @@ def _completion(request: Request, reply: ApiReply) -> Completion:
         prompt_ids=request.prompt_ids,
         token_ids=(),
         logprobs=(),
+        # The reply becomes part of other roles' prompts.
         text=without_control_tokens(without_ending(reply.text)),
         truncated=reply.truncated,
         version=0,

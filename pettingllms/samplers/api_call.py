@@ -126,6 +126,7 @@ def read_key(path: str) -> str:
         raise ConfigError(f"api_key_file {path} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError:
         key = ""
+    # A header can hold nothing else, and spaces or quotes are those of a file with more than a key.
     if not key or not key.isascii() or not key.isprintable() or set(key) & set(" \"'\\"):
         raise ConfigError(
             f"api_key_file {path} must hold one key on one line, and nothing else; it has "
@@ -151,6 +152,7 @@ class ApiCall:
             raise ConfigError(
                 "policies api:MODEL need the openai client: pip install 'pettingllms[api]'"
             ) from error
+        # Only where the client is: it is built on the same library.
         from pettingllms.samplers.bounded_http import bounded_client
 
         self._settings = settings
@@ -175,11 +177,15 @@ class ApiCall:
         try:
             return self._read(self._post(_body(model, prompt, seed, params, self._settings.args)))
         except openai.APIStatusError as error:
+            # Without the cause, here and below: what a server says may quote the key, which `_told`
+            # takes out.
             raise self._status(error) from None
         except openai.APITimeoutError:
             raise self._late() from None
         except openai.APIConnectionError as error:
             cause = error.__cause__ or error
+            # Where no connection was made, nothing can have been computed, and nothing is to be
+            # paid.
             sent = not isinstance(cause, httpx2.ConnectError)
             raise Trouble(self._told("no answer", cause), sent=sent) from None
         except httpx2.TimeoutException:
@@ -195,8 +201,11 @@ class ApiCall:
         """The body of the answer, bounded in size."""
         data = bytearray()
         create = self._client.chat.completions.with_streaming_response.create
+        # The client insists on these two by name; all others go as they are, also those that it
+        # does not know.
         asked = {name: body.pop(name) for name in ("model", "messages")}
         with create(**asked, extra_body=body) as answer:
+            # Counted again after decompression, which `bounded_client` does not see.
             for chunk in answer.iter_bytes():
                 data += chunk
                 if len(data) > MOST_BYTES:
@@ -207,6 +216,7 @@ class ApiCall:
         try:
             found = json.loads(data)
         except (ValueError, RecursionError):
+            # Deeply nested JSON ends in a RecursionError.
             raise self._nonsense(data.decode("utf-8", "replace"), None) from None
         if not isinstance(found, dict):
             raise self._nonsense(found, None)
@@ -217,6 +227,7 @@ class ApiCall:
         if not isinstance(first, dict) or not isinstance(message, dict):
             raise self._nonsense(found, cost)
         text, truncated = message.get("content"), first.get("finish_reason") == "length"
+        # A refusal is what the model answered, and no failure of the server.
         if text is None and isinstance(message.get("refusal"), str):
             text = message["refusal"]
         if text is None and truncated:
@@ -270,6 +281,7 @@ def _body(
         # Some servers take 32 bits only.
         "seed": None if params.greedy else seed % _SEEDS,
     }
+    # The user's fields go before ours, and None among them leaves ours out.
     given = {name: value for name, value in (body | args).items() if value is not None}
     return given | {"model": model, "messages": [{"role": "user", "content": prompt}]}
 
@@ -278,6 +290,7 @@ def _cost(usage: Any) -> Cost | None:
     if not isinstance(usage, dict):
         return None
     counts: list[Any] = [usage.get(name) for name in ("prompt_tokens", "completion_tokens")]
+    # `type`, because True is an int as well; the bound keeps nonsense out of the budget.
     if not all(type(count) is int and 0 <= count < 1 << 40 for count in counts):
         return None
     return Cost(*counts)
@@ -297,6 +310,7 @@ def _retry_after(headers: Any) -> float:
         seconds = float(value)
     except ValueError:
         try:
+            # The header may hold a date in place of seconds.
             seconds = parsedate_to_datetime(value).timestamp() - time.time()
         except (ValueError, OverflowError):
             return 0.0

@@ -18,6 +18,7 @@ def bounded_client(seconds: float, most_bytes: int) -> httpx2.Client:
     """A client that gives an answer this long and this much, headers and all attempts apart."""
 
     def begin(request: httpx2.Request) -> None:
+        # The client calls this for every request that it sends, redirects among them.
         request.extensions["until"] = time.monotonic() + seconds
 
     def bound(response: httpx2.Response) -> None:

@@ -96,6 +96,8 @@ def rows_of(
         score_prompt: as in `Row`, for the first of them.
     """
     drawn = 0 if params.greedy else params.max_new_tokens
+    # All numbers at once, in the order in which `BatchGenerator` draws them, so that both complete
+    # a prompt alike.
     noise = uniform([seed], n, drawn)
     return [
         Row(key(k), prompt_ids, params, noise[k], likeliest, score_prompt and k == 0)
@@ -167,6 +169,7 @@ class ContinuousBatch:
         if not self._rows:
             return []
         model, cache = self._model(), self._cache
+        # Before the mask is made, which has to have the column of the new token.
         cache.before_step()
         position_R = torch.tensor(cache.lengths, device=model.device)
         logits_RV = model(
@@ -278,6 +281,7 @@ class ContinuousBatch:
         count = sum(alive)
         if count == len(alive):
             return
+        # From the end into the gaps: as few rows as possible are copied.
         movers = iter(k for k in range(count, len(alive)) if alive[k])
         index = [k if alive[k] else next(movers) for k in range(count)]
         self._cache.keep(index)
@@ -295,5 +299,6 @@ def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]
     values, ids = some_RV.topk(min(max(counts), some_RV.shape[-1]), -1)
     for index, row_ids, row_values in zip(asking, ids.tolist(), values.tolist(), strict=True):
         pairs = list(zip(row_ids, row_values, strict=True))[: counts[index]]
+        # Tokens that truncation has removed are not among those that could have been drawn.
         found[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
     return found

@@ -91,8 +91,10 @@ class ReplyLog:
         """
         with self._changed:
             while self.most is not None and self.spent + self._reserved + most > self.most:
+                # Nothing in flight could give tokens back.
                 if not self._reserved:
                     raise BudgetSpent
+                # A request in flight mostly costs less than was set aside for it.
                 self._changed.wait()
             self._reserved += most
         try:
@@ -121,6 +123,7 @@ class ReplyLog:
             "model": model,
         }
         with self._changed:
+            # Counted before it is written: it has been paid, whether or not the disk takes it.
             self.spent += cost.tokens
             if reply is not None:
                 self._known[key] = reply
@@ -161,6 +164,7 @@ def _append(path: Path, row: dict[str, Any]) -> None:
         with path.open("ab") as file:
             file.write(json.dumps(row).encode() + b"\n")
             file.flush()
+            # The reply has been paid for, and a lost line would be paid for again.
             os.fsync(file.fileno())
     except OSError as error:
         raise RunFolderError(

@@ -46,6 +46,8 @@ def prompt_cache(model: PreTrainedModel) -> DynamicCache:
     """
     cache = DynamicCache(config=model.config)
     for place, layer in enumerate(cache.layers):
+        # Such a layer drops columns, which rows of other lengths still need; the mask hides them
+        # instead.
         if type(layer) is DynamicSlidingWindowLayer:
             cache.layers[place] = DynamicLayer()
         elif type(layer) not in (
@@ -107,6 +109,7 @@ _MARKS = (
 
 def _join(mine: LinearAttentionLayer, theirs: LinearAttentionLayer, owner_R: torch.Tensor) -> None:
     """Appends rows to the states of a layer: those of the prompts that the rows continue."""
+    # The class is named, because a mixed layer's own method would move its keys and values as well.
     LinearAttentionLayer.reorder_cache(theirs, owner_R)  # type: ignore[arg-type]
     for kind in _STATES:
         old, new = getattr(mine, kind), getattr(theirs, kind)
@@ -114,6 +117,7 @@ def _join(mine: LinearAttentionLayer, theirs: LinearAttentionLayer, owner_R: tor
             if state is not None:
                 held = old.get(number)
                 old[number] = state if held is None else torch.cat([held, state])
+    # A fresh layer would take its next input for the first one, and overwrite the states.
     for mark in _MARKS:
         setattr(mine, mark, getattr(theirs, mark))
 
@@ -192,12 +196,16 @@ class RowCache(Cache):
         """Moves row `index[i]` to row i; rows not named are dropped."""
         moved = [(to, source) for to, source in enumerate(index) if to != source]
         self.lengths = [self.lengths[source] for source in index]
+        # An empty batch frees its memory, and the next rows may begin with buffers of their own
+        # size.
         if not index:
             self._mine, self._states, self.layers, self.start, self.end = [], [], [], 0, 0
             return
         for each in self._states:
             index_R = torch.tensor(index, device=each.device)
             LinearAttentionLayer.reorder_cache(each, index_R)  # type: ignore[arg-type]
+        # Through tensors of all moves at once: a row may be both read and written, and the right
+        # side is copied first.
         if moved:
             to, source = zip(*moved, strict=True)
             window = slice(self.start, self.end)
@@ -215,6 +223,7 @@ class RowCache(Cache):
             return
         held, old = self.end - self.start, self.rows
         end = max(held, width)
+        # Twice the columns in use: the larger the buffer, the more steps until it is copied again.
         capacity, columns = max(rows + _SPARE_ROWS, capacity), 2 * end + _SPARE_COLUMNS
         window = slice(self.start, self.end)
         for layer in self._mine:

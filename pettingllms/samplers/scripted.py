@@ -82,6 +82,7 @@ class ScriptedSampler:
         ]
 
     def _completion(self, request: Request, seed: int, max_new_tokens: int) -> Completion:
+        # surrogatepass, because tests script texts that are no UTF-8, as models may write them.
         token_ids = (*self._text(request, seed).encode("utf-8", "surrogatepass"), END)
         truncated = len(token_ids) > max_new_tokens
         if truncated:

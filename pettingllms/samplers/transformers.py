@@ -160,9 +160,12 @@ class BatchGenerator:
         """Cuts the candidates, shortest prompts first, into batches that fit the cache's bound."""
         batch: list[_Candidate] = []
         used, last = 0, -1
+        # By length, so that a batch pads little, and then by prompt, so that candidates of one
+        # prompt stay together and it is computed once.
         for each in sorted(candidates, key=lambda each: (len(prompts[each.prompt]), each)):
             length = len(prompts[each.prompt])
             new = max_new_tokens + (length if each.prompt != last or not shared else 0)
+            # A candidate that alone exceeds the bound still gets a batch.
             if batch and used + new > self._tokens_per_batch:
                 yield batch
                 batch, used = [], 0
@@ -202,6 +205,7 @@ class BatchGenerator:
                 break
             slot_C, row_C, token_C = slot_C[alive_C], row_C[alive_C], token_C[alive_C]
             row_C, from_R, token_R = branch(row_C, token_C)
+            # Mostly every row keeps its place, and a copy of the whole cache is saved.
             if from_R.shape != logits_RV.shape[:1] or bool((from_R.diff() != 1).any()):
                 decoding.keep(from_R)
             logits_RV = decoding.step(token_R)
@@ -227,6 +231,8 @@ class BatchGenerator:
 
 def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tensor:
     """Log-probabilities `_RV` of what tokens are drawn from: with temperature and truncation."""
+    # A softmax in 16 bits rounds away the tail of the distribution, and digits of the
+    # log-probabilities that the update compares with its own.
     logits_RV = logits_RV.float()
     if params.temperature != 1.0:
         logits_RV = logits_RV / params.temperature
@@ -251,7 +257,10 @@ def draw(
     if uniform_C is None:
         token_C = logprobs_RV.argmax(-1)[row_C]
     else:
+        # In the precision of the drawn number: a running sum in float32 would lose the tail of a
+        # large vocabulary.
         cumulative_CV = logprobs_RV.exp().to(uniform_C.dtype).cumsum(-1)[row_C]
+        # The sum of all probabilities is 1 up to rounding only, and the number must fall below it.
         target_C1 = uniform_C[:, None] * cumulative_CV[:, -1:]
         token_C = torch.searchsorted(cumulative_CV, target_C1, right=True)[:, 0]
         token_C.clamp_(max=logprobs_RV.shape[-1] - 1)
@@ -303,6 +312,8 @@ def uniform(seeds: Sequence[int], n: int, tokens: int) -> torch.Tensor:
     # float32 has 2**24 such numbers, too few to reach the tail of a large vocabulary.
     drawn = torch.empty(len(seeds), n, tokens, dtype=torch.float64)
     generator = torch.Generator()
+    # A generator reset for each seed, so that a request's numbers do not depend on the others of
+    # its batch.
     for block, seed in zip(drawn, seeds, strict=True):
         torch.rand(n, tokens, generator=generator.manual_seed(seed), out=block)
     return drawn.flatten(0, 1)

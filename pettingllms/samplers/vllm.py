@@ -42,6 +42,7 @@ from pettingllms.types import Request
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError)
 """What vLLM raises, on its own account or from torch, when it fails."""
+# Nothing is reported to vLLM's makers, and its log goes where `log_to` sends it.
 _VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
 
 
@@ -85,7 +86,10 @@ class AdapterFolder:
         if parent is not None:
             parent.mkdir(parents=True, exist_ok=True)
         self._path = Path(tempfile.mkdtemp(prefix=".sampled.", dir=parent)).resolve()
+        # `mkdtemp` makes folders that no other user can read, such as that of a server.
         self._path.chmod(0o755)
+        # Random, not from the seed: a server that outlives this process must not take the names of
+        # the next one for these.
         self._token = secrets.token_hex(3)
         self._numbers = itertools.count(1)
 
@@ -171,6 +175,8 @@ class VllmEngine:
             raise SamplerUnavailable(
                 f"vLLM does not take version {version} of policy {policy!r}: {last_line(error)}"
             ) from error
+        # The new version is in use before the old one goes, so that a failure in between loses
+        # neither.
         self._held[policy] = fresh
         if old is not None:
             if not self._full:
@@ -247,6 +253,7 @@ def log_to(folder: Path | None) -> None:
     for handler in list(logger.handlers):
         logger.removeHandler(handler)
         handler.close()
+    # Only `cli` prints, and a handler of the root logger would.
     logger.propagate = False
     if folder is None:
         logger.addHandler(logging.NullHandler())
@@ -290,6 +297,7 @@ def replace_weights(engine: Any, folder: Path) -> None:
         # There, vLLM 0.32 keeps a packed copy of an output layer that is tied to the embedding,
         # and does not update it.
         engine.apply_model(_pack_head)
+    # Cached prefixes are of the weights before, and vLLM would go on from them.
     engine.reset_prefix_cache()
 
 
@@ -313,6 +321,8 @@ def enqueued(
     Returns:
         The ids that their outputs will have.
     """
+    # Seeds of requests are digests below 2**62, so that neighbors do not meet and the last stays
+    # within 64 bits.
     seeds = range(request.seed, request.seed + (1 if params.greedy else n))
     given = engine.enqueue(
         [{"prompt_token_ids": list(request.prompt_ids)} for _ in seeds],
@@ -333,9 +343,12 @@ def vllm_params(params: SamplingParams, seed: int, end_ids: Sequence[int]) -> An
         top_p=1.0 if params.greedy else params.top_p,
         seed=None if params.greedy else seed,
         max_tokens=params.max_new_tokens,
+        # No others than that of the chosen token, which is all that the update needs.
         logprobs=0,
         stop_token_ids=list(end_ids),
+        # All tokens that end a turn are named above.
         ignore_eos=True,
+        # Completions are decoded by `Chat` from their tokens.
         detokenize=False,
     )
 

@@ -89,6 +89,7 @@ class Engine:
             # Engines of one machine would otherwise bind their threads to the same cores.
             os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             base, end_ids, arguments, log = pickle.loads(spec)
+            # The folder is the driver's, and may not be on this machine.
             log = log if log is not None and log.is_dir() else None
             loop = VllmLoop(base, end_ids, arguments, folder=self._folder, log=log)
             loop.started.result()
@@ -126,6 +127,8 @@ class Engine:
             await asyncio.wait([asyncio.wrap_future(self._loop)], timeout=1.0)
             yield None
             return
+        # vLLM's thread reports, and a queue of this event loop may be filled from its own thread
+        # only.
         here, news = asyncio.get_running_loop(), asyncio.Queue[Early | None]()
 
         def tell(*early: Any) -> None:
@@ -136,11 +139,14 @@ class Engine:
                 raise SamplerUnavailable(str(error))
             key, files = weights[0].hex(), await weights[0]
             asked = self._loop.result().ask(request, n, params, version, key, files, tell)
+            # An empty report says that the whole is there, also where it failed.
             asked.add_done_callback(lambda _: tell())
             while (early := await news.get()) is not None:
                 yield early
             yield asked.result()
         except SamplerUnavailable:
+            # A second in which the error reaches who asked; then Ray starts another process with a
+            # new vLLM.
             asyncio.get_running_loop().call_later(1.0, os._exit, 1)
             raise
 
@@ -172,6 +178,7 @@ class RemoteEngine:
         """Policy -> the engines that serve it."""
         self.check: Callable[[], object] = lambda: None
         """Raises where no answer will come."""
+        # Workers begin at different engines, so that the first requests of all do not meet at one.
         self._turns = itertools.count(os.getpid())
         self._down: dict[Any, float] = {}
         """Engine that was lost or only started -> when it may be asked again."""
@@ -228,6 +235,7 @@ class RemoteEngine:
                     raise SamplerUnavailable(
                         f"no engine has answered for {self.patience:g} seconds: {reason}"
                     )
+                # Others are asked first for a while, but this one is if there is no other.
                 self._down[engine] = time.monotonic() + DOWN_SECONDS
                 time.sleep(0.02)  # what is gone for good answers at once
                 again, asking = self._ask(place, requests, n, params)
@@ -235,6 +243,8 @@ class RemoteEngine:
                 continue
             last = time.monotonic()
             policy = requests[place].policy
+            # An engine that answered with other weights would make the ratios of the update wrong
+            # without a sign.
             if answer.version != self.held[policy][0]:
                 raise StaleSamplerError(
                     f"version {answer.version} of policy {policy!r} has answered in place of "
@@ -252,6 +262,8 @@ class RemoteEngine:
         engines = [each for each in engines if self._down.get(each, 0.0) < now] or engines
         engine = engines[next(self._turns) % len(engines)]
         version, weights = self.held[request.policy]
+        # A reference that is an argument itself would be fetched by Ray for every request; in a
+        # list it stays one.
         return engine.complete.remote(request, n, params, version, [weights]), (place, engine)
 
     def close(self) -> None:
@@ -291,4 +303,5 @@ def _stored(weights: Weights, policy: str) -> Any:
     with tempfile.TemporaryDirectory() as folder:
         weights.save(policy, Path(folder, policy))
         files = sorted(Path(folder, policy).iterdir())
+        # As arrays of bytes, which engines of one machine read from shared memory without a copy.
         return ray.put({file.name: np.fromfile(file, np.uint8) for file in files})

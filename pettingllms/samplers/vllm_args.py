@@ -120,6 +120,7 @@ def default_sampler(chosen: SamplerOptions) -> str:
     Not for the embedded model, which is too small to gain from it, nor for a base in 4 bits,
     which vLLM would sample from unquantized.
     """
+    # Decided without an import of torch where possible: settings are read long before a model is.
     if chosen.embedded or chosen.load_in_4bit or chosen.device not in (AUTO, "cuda"):
         return "transformers"
     if not installed():
@@ -150,6 +151,8 @@ def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
         raise ConfigError(f"server and serve are for sampler vllm-server, not for {sampler}")
     if chosen.server_key is not None and server is None:
         raise ConfigError("server_key is for a running server; give its URL as well (server)")
+    # With `auto` it is not known yet whether vLLM will sample; where it is not installed, it will
+    # not.
     none = sampler == "transformers" or (sampler == AUTO and not installed())
     if options and (none or server is not None):
         place = "its own command line" if server else "sampler vllm, or vllm-server with serve"
@@ -202,6 +205,8 @@ def engine_options(
     import torch
 
     return {
+        # Later entries win: defaults, then the dtype of the trainer, then the user's, then what the
+        # policies need.
         **engine_defaults(not torch.cuda.is_available(), engines),
         "dtype": str(served.dtype).removeprefix("torch."),
         **settings.options,
@@ -223,7 +228,10 @@ def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:
             "enable_chunked_prefill": False,
         }
     else:
+        # The trainer and its activations need the rest of the GPU.
         own = {"gpu_memory_utilization": 0.4 / engines}
+    # "vllm" ignores the model's generation_config.json, whose top_p and the like would change the
+    # distribution that is sampled from.
     return {**own, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 
 

@@ -159,8 +159,11 @@ class VllmLoop:
                 self._busy, self._since = self._busy + time.monotonic() - self._since, 0.0
             self._waiting.append(self._asked.get())
             self._since = self._beat = time.monotonic()
+        # Only this thread takes from the queue, so that it does not become empty in between.
         while not self._asked.empty():
             self._waiting.append(self._asked.get())
+        # A request leaves the queue once vLLM has it: if `_begin` raises, `_fail` still finds it
+        # here.
         while self._waiting and self._begin(*self._waiting[0]):
             self._waiting.popleft()
         if self._running:
@@ -173,6 +176,7 @@ class VllmLoop:
         """Gives a request to vLLM; false if it has to wait for others to be completed."""
         request, params = question.request, question.params
         key = request.policy, question.key
+        # Weights of a full model are replaced in place, under whatever is still being computed.
         if self._full and self._running and key not in self._held:
             return False
         try:
@@ -180,6 +184,7 @@ class VllmLoop:
         except ConfigError as error:
             answer.set_exception(error)
             return True
+        # Taken out and put in again, so that the order says which weights were asked for last.
         weights = self._held.pop(key, None) or self._load(question)
         self._held[key] = weights
         adapter = None if self._full else weights
@@ -193,10 +198,12 @@ class VllmLoop:
         question, weights, answer, done, left = self._running.pop(output.request_id)
         used = weights
         if not self._full:
+            # vLLM's own word for what has computed the tokens, not what it was asked to use.
             number = output.lora_request.lora_int_id
             used = next(each for each in self._held.values() if each.number == number)
         k = left.pop(output.request_id)
         done[k] = sampled_tokens(output.outputs[0], self._end_ids)
+        # Tokens of other weights are not handed out early, where no version goes with them.
         if question.on_tokens is not None and used is weights:
             question.on_tokens(k, done[k])
         if not left:
@@ -221,6 +228,7 @@ class VllmLoop:
 
     def _make_room(self, policy: str) -> None:
         """Forgets the oldest versions of a policy that nobody asks for."""
+        # An adapter has to stay while a request computes with it.
         used = {each.weights.number for each in self._running.values()}
         mine = [key for key in self._held if key[0] == policy]
         for key in mine[: len(mine) + 1 - KEPT]:
@@ -236,9 +244,11 @@ class VllmLoop:
 
     def _fail(self, error: SamplerUnavailable) -> None:
         """Gives all that was and will be asked the same answer."""
+        # A request with several completions runs under several names and has one answer.
         for answer in {id(each.answer): each.answer for each in self._running.values()}.values():
             answer.set_exception(error)
         for _, answer in self._waiting:
             answer.set_exception(error)
+        # The thread stays to refuse what is asked later, which would otherwise wait forever.
         while True:
             self._asked.get()[1].set_exception(error)

@@ -123,6 +123,7 @@ class VllmEndpoint:
                     raise ServerError(500, _message(text))
                 yield event
         finally:
+            # Closing ends the request on the server, which otherwise completes it for nobody.
             connection.close()
 
     def _answer(
@@ -166,6 +167,7 @@ class VllmEndpoint:
         try:
             connection.request(method, parts.path.rstrip("/") + path, body, headers)
         except BaseException:
+            # The caller can close only what is returned to it.
             connection.close()
             raise
         return connection
@@ -249,8 +251,10 @@ class VllmProcess:
         self.log.parent.mkdir(parents=True, exist_ok=True)
         with self.log.open("ab") as log:
             self._process = _spawned(words, environment, log)
+        # Also at the end of the interpreter, and where this object is dropped without `stop`.
         self._stop = weakref.finalize(self, _stop, self._process)
         deadline = time.monotonic() + seconds
+        # Loading a model may take minutes, and the server listens only afterwards.
         while not self._answers():
             if not self.running or time.monotonic() > deadline:
                 state = "did not answer in time" if self.running else "ended"
@@ -299,6 +303,7 @@ def _spawned(
 
 
 def _stop(process: subprocess.Popen[bytes]) -> None:
+    # Asked first, so that vLLM can end its own processes.
     process.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(STOP_SECONDS)
@@ -345,11 +350,13 @@ class RequestGuard:
                 if body is None:
                     await _refuse(send, 413, f"the request is larger than {LARGEST_BODY} bytes")
                     return
+                # A request without a model would be answered by the base model.
                 if _model(body) in (None, BASE):
                     await _refuse(
                         send, 404, "name one of the models that /v1/models lists as adapters"
                     )
                     return
+                # The body can be received only once, and vLLM has to read it as well.
                 receive = _again(body, receive)
         await self.app(scope, receive, send)
 
@@ -361,6 +368,7 @@ async def _body(receive: Receive) -> bytes | None:
         message = await receive()
         part = message.get("body", b"")
         size += len(part)
+        # The length that a client states is not trusted; what has come is counted.
         if size > LARGEST_BODY:
             return None
         parts.append(part)
@@ -398,6 +406,7 @@ def _end_with_parent(parent: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "prctl"):
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    # The parent may have ended before the kernel was asked, and no signal comes for that.
     if os.getppid() != parent:
         raise SystemExit("the process that started this server is gone")
 

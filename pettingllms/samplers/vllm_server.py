@@ -122,6 +122,7 @@ class VllmServerEngine:
                 self._process.start()
             self._max_model_len = self._check_server(weights.base)
         except BaseException:
+            # A server that was started here must not outlive an error, nor an interrupt.
             self.close()
             raise
 
@@ -137,12 +138,15 @@ class VllmServerEngine:
             SamplerUnavailable: the server failed at every try; it keeps the previous version.
         """
         fresh, old = self._adapters.write(policy, version), self._held.get(policy)
+        # The new version is loaded before the old one is unloaded, so that a failure leaves the old
+        # one in use.
         self._with_retry(lambda: self._load(fresh))
         self._held[policy] = fresh
         if old is not None:
             try:
                 self._control("/v1/unload_lora_adapter", {"lora_name": old.name})
             except _ServerTrouble as error:
+                # The publish has succeeded; an adapter that stays only takes a place on the server.
                 logger.warning("%s stays on the server: %s", old.name, error)
             self._adapters.drop(old)
 
@@ -189,6 +193,7 @@ class VllmServerEngine:
                 held.name, request.prompt_ids, n, params, request.seed, self._end_ids
             )
             answer = self._call("/v1/completions", content, self._timeout)
+            # A server that falls back to its base model would answer with other weights.
             if answer.get("model") != held.name:
                 raise _ServerTrouble(f"asked {held.name}, but {answer.get('model')} answered")
             choices = sorted(answer["choices"], key=lambda choice: int(choice["index"]))
@@ -197,6 +202,7 @@ class VllmServerEngine:
 
         if not requests:
             return []
+        # A thread for each request, which waits for it: the server forms the batches.
         with ThreadPoolExecutor(min(THREADS, len(requests))) as pool:
             return list(pool.map(one, requests))
 
@@ -251,6 +257,7 @@ class VllmServerEngine:
                     f"the vLLM server at {endpoint.url} takes no adapters ({error}); start it "
                     "with --enable-lora and VLLM_ALLOW_RUNTIME_LORA_UPDATING=1"
                 ) from error
+            # vLLM answers so to a name that it does not know, as after a restart.
             if error.status == 404:
                 raise _UnknownAdapter(f"{endpoint.url}{path} answered {error}") from error
             if error.status >= 500:
@@ -262,6 +269,7 @@ class VllmServerEngine:
     def _with_retry(self, action: Callable[[], Result]) -> Result:
         """Runs the action, and again after a pause and a recovery each time that the server fails."""
         troubles: list[_ServerTrouble] = []
+        # None stands for the last try, after which there is nothing to wait for.
         for pause in (*RETRY_PAUSES, None):
             try:
                 if troubles:
@@ -287,6 +295,7 @@ class VllmServerEngine:
         if self._process is not None and restart:
             self._process.stop()
             self._process.start()
+        # Asked for, because a server may have lost all adapters, some or none.
         there = {model["id"] for model in self._call("/v1/models", None, CONTROL_SECONDS)["data"]}
         for held in self._held.values():
             if held.name not in there:
@@ -298,12 +307,14 @@ class VllmServerEngine:
         """The server's context length, after checking that it can be trained with."""
         try:
             models = self._call("/v1/models", None, CONTROL_SECONDS).get("data") or []
+            # Adapters name the base model as their parent.
             plain = [model for model in models if not model.get("parent")]
             if not plain or "max_model_len" not in plain[0]:
                 raise ConfigError(
                     f"the server at {self._endpoint.url} serves no model as vLLM does (one with a "
                     "max_model_len in /v1/models)"
                 )
+            # A server that we started runs what we asked for.
             if self._running is not None:
                 self._check_running(plain[0], base)
         except _ServerTrouble as error:
@@ -314,6 +325,7 @@ class VllmServerEngine:
 
     def _check_running(self, model: Mapping[str, Any], base: str) -> None:
         theirs = str(model.get("root") or model["id"])
+        # Only the last part is compared, because the server may have the model under another path.
         if Path(theirs).name.lower() != Path(base).name.lower():
             raise ConfigError(
                 f"the server at {self._endpoint.url} runs the model {theirs!r}, but {base!r} is "
@@ -345,6 +357,7 @@ def ignores_temperature(at_half: float, at_one: float) -> bool:
         at_half: margin at temperature 0.5, in nats.
         at_one: margin at temperature 1; nothing can be concluded if it is 0.
     """
+    # 1.5 lies between the two that there can be, 1 and 2; near 0 rounding decides.
     return at_half < 1.5 * at_one and at_one > 1e-3
 
 

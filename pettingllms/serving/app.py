@@ -124,6 +124,7 @@ class _Interface:
             UnknownNameError: there is none of that name.
         """
         reader = self._reader
+        # Policies on one base share one tokenizer object, so that equal ones need not be compared.
         tokenizers = {id(reader.chat(role).tokenizer) for role in reader.roles}
         if len(tokenizers) == 1:
             return reader.roles[0]

@@ -36,10 +36,15 @@ class TextStream:
         """The text that is certain now."""
         self._ids.append(token)
         text = self._decode(self._ids[self._start :])
+        # An unfinished character is decoded as replacement characters, which the next token may
+        # turn into another.
         tail = len(text) - len(text.rstrip(_UNFINISHED))
+        # More of them than a character has bytes were written by the model itself.
         certain = text[: len(text) - min(tail, _LONGEST_TAIL)]
         new = certain[self._given :]
         if not tail:
+            # The window keeps the tokens since the last certain place, as context for those that
+            # come.
             self._start, self._read = self._read, len(self._ids)
             self._given = len(self._decode(self._ids[self._start :]))
         else:
@@ -95,6 +100,7 @@ class Stops:
         places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
         if places:
             self.found, self._held = True, ""
+            # The first stop string in the text counts, not the first in the list.
             return text[: min(places)]
         size = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - size :]
@@ -108,6 +114,7 @@ class Stops:
 
 def _overlap(text: str, stop: str) -> int:
     """Length of the longest end of `text` with which `stop` begins."""
+    # A whole stop string has been looked for already.
     longest = min(len(text), len(stop) - 1)
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
@@ -127,12 +134,14 @@ class Choice:
     def push(self, token: Token) -> str:
         """Takes a token; returns the text that is certain now."""
         self.tokens.append(token)
+        # A token that ends the turn is counted, and is no text.
         piece = "" if token.id in self.end_ids else self.stream.push(token.id)
         new = self.stops.push(piece)
         if self.stops.found:
             self.finish = "stop"
         elif token.end is not None:
             new += self._rest()
+            # What was held back may complete a stop string with the last token.
             self.finish = "stop" if self.stops.found else token.end
         self.text += new
         return new

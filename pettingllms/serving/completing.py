@@ -72,6 +72,7 @@ class Completing:
         self._params, self._seed, self._listener = params, seed, listener
         self._likeliest, self._score = likeliest, score_prompts
         ends = frozenset(chat.end_ids)
+        # Decoding at every token is work that only pieces and stop strings need.
         text = TextStream if pieces or stop else WholeText
         self.choices = [
             Choice(text(chat.decode), Stops(stop), ends) for _ in range(n * len(prompts))
@@ -90,6 +91,7 @@ class Completing:
             self._prompts[number],
             self._n,
             self._params,
+            # Wraps around at the ends of 64 bits: a client may have sent the largest seed.
             (self._seed + number + (1 << 63)) % (1 << 64) - (1 << 63),
             key=lambda k: (self, first + k),
             likeliest=self._likeliest,
@@ -101,6 +103,7 @@ class Completing:
     ) -> Collection[int]:
         """Makes text of tokens; returns the choices that a stop string has ended."""
         for number, score in prompts.items():
+            # Prompts are scored with the first of their completions.
             self.scores[number // self._n] = score
         pieces, stopped = [], []
         for number, token in tokens:
@@ -109,8 +112,11 @@ class Completing:
             pieces.append(Piece(number, text, token, choice.finish))
             if choice.finish is not None:
                 self._open -= 1
+                # Rows with a token that ends them have left the batch by themselves.
                 if token.end is None:
                     stopped.append(number)
+        # Nothing is sampled, so that no token will close a choice: a prompt is done once it is
+        # scored.
         if not self._params.max_new_tokens:
             self._open = len(self._prompts) * self._n - len(self.scores) * self._n
         if pieces:
@@ -134,6 +140,7 @@ class Inbox:
 
     def __call__(self, news: News) -> None:
         """Takes news in the worker's thread."""
+        # An event loop that waits for the whole would be woken for every token.
         if self._wants_pieces or not isinstance(news, Sequence):
             with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody listens
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, news)

@@ -85,6 +85,7 @@ async def body_of(request: Request) -> dict[str, Any]:
     """
     too_large = f"the request is larger than {LARGEST_BODY} bytes"
     length = request.headers.get("content-length", "0")
+    # Refused unread where the client says its length; counted below, because it need not be true.
     if length.isdecimal() and int(length) > LARGEST_BODY:
         raise HttpError(413, too_large)
     parts, size = [], 0
@@ -109,6 +110,7 @@ async def body_of(request: Request) -> dict[str, Any]:
 async def unless_gone(request: Request, answer: Awaitable[Response]) -> Response:
     """The answer, or its cancellation when the client leaves; its body must have been read."""
     task = asyncio.ensure_future(answer)
+    # A client that leaves is seen only by who receives.
     gone = asyncio.ensure_future(_gone(request.receive))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -144,6 +146,7 @@ class Streamed(Response):
         gone = asyncio.ensure_future(_gone(receive))
         try:
             await asyncio.wait({sending, gone}, return_when=asyncio.FIRST_COMPLETED)
+            # Raises what sending raised; a client that has left gets no error.
             if sending.done():
                 sending.result()
         finally:

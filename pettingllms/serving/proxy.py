@@ -79,6 +79,7 @@ def players_of(
         template: arguments of the chat template.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)
+    # The model is vLLM's and not loaded here, so that its end tokens are read from its files.
     ends = {tokenizer.eos_token_id}
     try:
         listed = GenerationConfig.from_pretrained(model).eos_token_id
@@ -123,6 +124,7 @@ class VllmServer:
         role, sent = self.reader.role(body), dict(body)
         if flag(sent, "role_prompt", default=True) and form == MESSAGES:
             sent[MESSAGES] = _asked(sent.get(MESSAGES), self.reader.prompts.get(role))
+        # Ours alone; it means nothing to vLLM.
         sent.pop("role_prompt", None)
         content = json.dumps(sent).encode()
         path = _PATHS[form == MESSAGES]
@@ -146,6 +148,7 @@ class VllmServer:
                     heard("".join(text.push(token) for token in new if token not in chat.end_ids))
         except (OSError, HTTPException, ServerError) as error:
             raise Stopped(f"vLLM's server failed: {error}") from error
+        # A stream that breaks off ends like one that is complete, except for the reason to finish.
         if not (finished and ids):
             raise Stopped("vLLM's server broke off in the middle of a turn; its log says why")
         heard(text.rest())
@@ -171,6 +174,8 @@ def _asked(messages: Any, prompt: RolePrompt | None) -> Any:
             if isinstance(content, str):
                 found[place] = {**message, "content": prompt.of(content)}
             elif isinstance(content, list):
+                # A message in parts may hold images, which stay where they are between the halves
+                # of the prompt.
                 before, after = ({"type": "text", "text": each} for each in prompt)
                 found[place] = {**message, "content": [before, *content, after]}
             break
@@ -190,6 +195,7 @@ async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
         ("Content-Type", "application/json"),
         ("Content-Length", str(len(body))),
         ("Authorization", f"Bearer {endpoint.key}"),
+        # A connection for each request, so that closing it ends that request alone.
         ("Connection", "close"),
     ]
     try:

@@ -234,6 +234,7 @@ class RequestReader:
             role: len(self.players.prompt_ids(role, prompt.of(question)))
             for role, prompt in self.prompts.items()
         }
+        # The first prompts only; later ones are checked when the team gets there.
         least = min(lengths, key=lambda role: self.context(role) - lengths[role])
         return TeamRequest(
             question,
@@ -247,10 +248,12 @@ class RequestReader:
         self, body: Mapping[str, Any], prompt: int, context: int, *, fewest: int
     ) -> SamplingParams:
         room = context - prompt
+        # OpenAI's newer name goes before the older one.
         limit = number(body, "max_completion_tokens", None, fewest, 1 << 30, int)
         if limit is None:
             limit = number(body, "max_tokens", None, fewest, 1 << 30, int)
         if limit is None:
+            # A default may shrink to what is left; a limit that was asked for is refused below.
             limit = max(1, min(self._max_tokens, room))
         if limit > room:
             raise ConfigError(
@@ -280,17 +283,20 @@ class RequestReader:
                     f"the chat template refuses this conversation: {error}"
                 ) from error
         given = body[PROMPT]
+        # A list of numbers is one prompt in tokens, a list of anything else is several.
         several = isinstance(given, list) and given and not isinstance(given[0], int)
         return tuple(self._raw(role, prompt) for prompt in (given if several else [given]))
 
     def _raw(self, role: str, prompt: Any) -> tuple[int, ...]:
         tokenizer = self.chat(role).tokenizer
         if isinstance(prompt, str):
+            # Without special tokens: a raw prompt is what the client wrote, template included.
             prompt = tokenizer.encode(plain(prompt), add_special_tokens=False)
         size = len(tokenizer)
         if not (
             isinstance(prompt, list)
             and prompt
+            # `type`, because true is an int as well.
             and all(type(each) is int and 0 <= each < size for each in prompt)
         ):
             raise ConfigError(
@@ -307,11 +313,13 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
         ConfigError: names the parameter.
     """
     for name, value in body.items():
+        # null stands for a parameter that was left out, in OpenAI's interface.
         if name in _KNOWN[form] or name in _NOTED or value is None:
             continue
         if name not in _NEUTRAL:
             hint = did_you_mean(name, _KNOWN[form])
             raise ConfigError(f"parameter {name!r} is not supported; {hint}")
+        # True equals 1 in Python, and would pass for a penalty.
         if not any(
             (type(value) is not bool and value == each) or value is each for each in _NEUTRAL[name]
         ):

@@ -87,6 +87,7 @@ class RoleServer:
     async def answer(self, request: HttpRequest, body: Mapping[str, Any], form: str) -> Response:
         """The answer of a role to a body of this form."""
         loop = asyncio.get_running_loop()
+        # Off the event loop: tokenizing a long prompt would hold up all other clients.
         wanted = await loop.run_in_executor(self._readers, self.reader.read, body, form)
         inbox = Inbox(pieces=wanted.stream)
         policy = self.policies.policy_for(wanted.role)

@@ -24,6 +24,7 @@ class _Server(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stops listening, and waits for the requests to end."""
+        # uvicorn waits for requests to end, and streams of long completions do not by themselves.
         asyncio.get_running_loop().call_later(FINISH_SECONDS, self._end_requests)
         await super().shutdown(sockets)
 

@@ -81,6 +81,7 @@ class TeamPlayer:
             Left: `gone` was set.
             PettingLLMsError: the sampler or the sandbox failed.
         """
+        # The question takes the place of what the seed would choose.
         task = Task("question", 0, {OPTION: wanted.question})
         episode = Episode(self._env, task, 0)
         turns: list[Said] = []
@@ -91,6 +92,7 @@ class TeamPlayer:
             if room < 1:
                 break
             asked += len(ids)
+            # A late turn with a long prompt gets what is left, rather than no turn at all.
             limit = min(wanted.params.max_new_tokens, room)
             turns.append(
                 self._turn(
@@ -119,11 +121,15 @@ class TeamPlayer:
             if piece:
                 hear(said, piece)
 
+        # Asked before anything is sampled: a turn may have to wait for a program of the one before.
         heard("")
+        # An empty piece announces the turn, so that a client sees at once who acts.
         hear(said, "")
         policy = self._players.policy_for(role)
+        # By the place of the decision, so that the same request with a seed has the same answer.
         request = Request(policy, ids, episode.seed(wanted.seed))
         spoken = self._speak(role, request, params, heard)
+        # The environment reads thoughts in its own tags; the client is shown what was written.
         completion = replace(spoken, text=self._players.chat_for(policy).reply(spoken.text))
         [branch] = score(episode, [completion])
         result = branch.result

@@ -40,6 +40,8 @@ class TeamAnswer:
     """
 
     def __init__(self, player: TeamPlayer, wanted: TeamRequest) -> None:
+        # Refused at once: a question that waits would hold its connection until another one is
+        # done.
         if not _places.acquire(blocking=False):
             raise QueueFull(f"{MOST_TEAMS} questions are being played already; try again later")
         self._player, self._wanted = player, wanted
@@ -98,6 +100,7 @@ class TeamAnswer:
     # ------------------------------------------------------------------------------ the thread
 
     def _play(self) -> None:
+        # For errors that are none of ours, which the thread raises after the client has been told.
         last: News = Stopped("the play failed; the server's log says why")
         try:
             last = self._player.play(
@@ -106,6 +109,7 @@ class TeamAnswer:
         except PettingLLMsError as error:
             last = error
         finally:
+            # Before the client hears of the end, so that its next question finds the place free.
             _places.release()
             self._tell(last)
 

@@ -106,6 +106,8 @@ class Writer:
         """The events of new pieces; those that bring nothing to see are left out."""
         found = b""
         for piece in pieces:
+            # A token that is half of a character brings no text yet, but has log-probabilities to
+            # report.
             if not piece.text and piece.finish is None and self._wanted.likeliest is None:
                 continue
             choice: dict[str, Any] = {"index": piece.number}
@@ -133,6 +135,7 @@ class Writer:
     def _choice(
         self, number: int, choice: Choice, scores: Mapping[int, Sequence[Token]]
     ) -> dict[str, Any]:
+        # Choices are numbered prompt by prompt.
         prompt = number // self._wanted.n
         finish = choice.finish or "length"
         if self._messages:
@@ -163,6 +166,8 @@ class Writer:
         nothing = [None] * len(prompt[:1])  # of the first token there is no distribution
         offsets = []
         for text in texts:
+            # Kept between the chunks of a stream, whose offsets count from the start of the
+            # completion.
             offsets.append(self._offsets.setdefault(number, 0))
             self._offsets[number] += len(text)
         return {

@@ -164,13 +164,18 @@ class Worker:
     def _run(self) -> None:
         try:
             while self._wait():
+                # First: rows that nobody waits for any more must not take part in a step.
                 self._drop()
+                # Before the steps: a request that joins gets its first token from its prompt, not
+                # from a step.
                 self._guarded(self._next_rows)
                 for policy in self._batches:
                     self._guarded(self._step, policy)
         finally:
             with self._changed:
                 self._closed = True
+                # Closed and listed under one lock: a job that is submitted now is refused, and so
+                # none is forgotten.
                 jobs = list(self._waiting)
             self._fail([*self._jobs(), *jobs], Stopped("the server is stopping"))
 
@@ -204,12 +209,14 @@ class Worker:
                 break
             if rows:
                 row = rows.popleft()
+                # Before it is computed, so that a failure finds the jobs of all rows on their way.
                 self._live.add((job, row.key[1]))
                 joining.setdefault(job.policy, []).append(row)
             if not rows:
                 self._head = None
         for policy, new in joining.items():
             added = self._batches[policy].add(new)
+            # Only scored: such a row has no token that could end it.
             ended = [row.key for row in new if not row.params.max_new_tokens]
             self._hand_out(added.drawn, added.prompts, ended)
 
@@ -230,13 +237,16 @@ class Worker:
         new = [*joining.get(policy, ()), row]
         prompts = {each.prompt_ids for each in new}
         limit = SCORED_TOKENS if any(each.score_prompt for each in new) else PROMPT_TOKENS
+        # Prompts are padded to the longest. A single one joins however long it is.
         if len(prompts) > 1 and len(prompts) * max(map(len, prompts)) > limit:
             return False
         used = 0
         for name, batch in self._batches.items():
             more = new if name == policy else joining.get(name, ())
+            # All rows of a batch have the columns of its longest.
             longest = max([batch.longest, *map(_length, more)])
             used += (len(batch) + len(more)) * longest
+        # A row that alone exceeds the bound is computed alone; it would otherwise wait forever.
         return used <= self._tokens or len(self._live) == 0
 
     def _hand_out(
@@ -262,6 +272,7 @@ class Worker:
             for job, own in found.items()
             for number in job.take(own, scored.get(job, {}))
         ]
+        # Some of them may have ended by their last token in this very step.
         self._remove([key for key in enough if key in self._live])
 
     def _remove(self, keys: Collection[Key]) -> None:
@@ -280,6 +291,8 @@ class Worker:
             self._fail(self._jobs(), Stopped(f"sampling failed: {str(error)[:200]}"))
             self._live.clear()
             self._head = None
+            # A batch that failed in the middle of a step has rows of different lengths in its
+            # cache.
             self._batches = {policy: self._batch(policy) for policy in self._batches}
 
     def _batch(self, policy: str) -> ContinuousBatch:

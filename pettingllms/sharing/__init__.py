@@ -49,6 +49,7 @@ def share(run: Path, to: str, *, private: bool = False) -> str:
         return str(folder)
     name = to.removeprefix(HUB)
     check_target(name)
+    # A name of the kind that `RunFolder.reopen` removes, should this process be killed.
     staged = run / ".shared.upload"
     try:
         write_shared(shared, staged, to)
@@ -122,6 +123,7 @@ def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
 
 def _copy_adapter(adapter: Path, target: Path, base: str) -> None:
     """Copies an adapter under the public name of its base, which may have been a path here."""
+    # Refuses what is no plain LoRA adapter; nothing else of it is needed.
     read_config(adapter)
     values = json.loads((adapter / CONFIG_FILE).read_text(encoding="utf-8"))
     values["base_model_name_or_path"] = base
@@ -142,6 +144,7 @@ def _check_folder(folder: Path) -> None:
     inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     adapters = {name for name in inside if (folder / name / CONFIG_FILE).is_file()}
     others = sorted(inside - adapters - {CARD, CURVES})
+    # A folder with adapters but no card was not written by `share`.
     if others or (inside and CARD not in inside):
         raise ConfigError(
             f"--to {folder} holds other files ({(others or sorted(inside))[0]}), which would be "

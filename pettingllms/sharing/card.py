@@ -178,6 +178,8 @@ def _chosen(config: ATGRPOConfig) -> dict[str, Any]:
     fixed: dict[str, Any] = {
         name: getattr(config, name) for name in ("env", "model", "method", "full", "max_tokens")
     }
+    # Defaults depend on these, so that they are compared with those of the same model and
+    # environment.
     usual = dataclasses.asdict(resolve(ATGRPOConfig(**fixed)))
     always = ("env", "model", "policies", "method", "max_tokens")
     shown = public_settings(config).items()
@@ -203,6 +205,7 @@ def license_of(config: ATGRPOConfig) -> str | None:
     folder = Path(model)
     if folder.is_dir() and not (folder / "README.md").is_file():
         return None
+    # The hub's client would wait without end.
     if not folder.is_dir() and not reach.hub_answers():
         return None
     try:
@@ -225,6 +228,7 @@ def _front(shared: SharedRun, rights: Mapping[str, str | None]) -> dict[str, Any
     if named:
         front["base_model"] = named if len(named) > 1 else named[0]
         tags += [f"base_model:adapter:{name}" for name in named]
+    # The head has room for one license: bases that differ in theirs leave it to the text.
     [license_, *others] = dict.fromkeys(rights.values())
     if license_ is not None and not others:
         front["license"] = license_

@@ -48,6 +48,7 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
         raise ConfigError(f"{reach.silence()}; try again, or share to a folder: --to DIR")
     api = HfApi()
     try:
+        # None keeps what a repository is that exists, and leaves a new one to the owner's defaults.
         whole = api.create_repo(name, private=private or None, exist_ok=True).repo_id
         api.upload_folder(
             repo_id=whole,

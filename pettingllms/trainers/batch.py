@@ -43,6 +43,7 @@ class PolicyBatch:
         """Number of a unit -> its samples, where it has some."""
         ends = list(itertools.accumulate(self.cuts))
         cut = zip(ends, self.cuts, strict=True)
+        # A tuple, because with workers a decision is numbered by shard, depth and cohort.
         return {(n,): self.samples[end - size : end] for n, (end, size) in enumerate(cut) if size}
 
     @classmethod
@@ -117,6 +118,8 @@ def _batch(
         counted = [c for c in group.candidates if not (masked and c.completion.truncated)]
         left_out = len(group.candidates) - len(counted)
         cut += left_out
+        # Candidates are counted before equal ones are merged: each was drawn, and each is in the
+        # mean.
         replies += len(counted) + (left_out if keep else 0)
         tokens += sum(len(candidate.completion.token_ids) for candidate in counted)
         if needed or not quiet:
@@ -127,6 +130,7 @@ def _batch(
 
 
 def _quiet(group: Group) -> bool:
+    # An advantage may be a number or one for each token, and `np.any` reads both.
     return not any(np.any(candidate.advantage or 0.0) for candidate in group.candidates)
 
 
@@ -136,6 +140,8 @@ def _merged(prompt_ids: tuple[int, ...], candidates: Sequence[Candidate]) -> Ite
     for candidate in candidates:
         completion, advantage = candidate.completion, candidate.advantage or 0.0
         ids = completion.token_ids
+        # In a forest the same text is continued several times, and each time may earn something
+        # else.
         same = (ids, advantage)
         count = found[same].count + 1 if same in found else 1
         found[same] = Sample(prompt_ids, ids, completion.logprobs, advantage, count)

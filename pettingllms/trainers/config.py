@@ -375,19 +375,26 @@ class ATGRPOConfig:
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
+        # The `__init__` of a dataclass would answer an unknown name with a TypeError that has no
+        # suggestion.
         check_names(settings, [field.name for field in dataclasses.fields(ATGRPOConfig)])
         made = super().__new__(cls)
+        # `__post_init__` cannot tell an explicit value from an equal default. `dataclasses.replace`
+        # names every field, so that a method fills in nothing the second time.
         made.__dict__[_GIVEN] = frozenset(settings)
         return made
 
     def __post_init__(self) -> None:
         given = self.__dict__.pop(_GIVEN, frozenset())
+        # An unknown method is refused with the other values, by `check_values` below.
         if self.method is not None and self.method in METHODS:
             for name, value in METHODS[self.method].settings.items():
                 if name not in given:
                     setattr(self, name, value)
+        # Objects become text before anything is compared, so that checks and files see one form.
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
+        # Asked only for the suggestion that an unknown name gets; nothing is imported yet.
         ESTIMATORS.path_of(self.estimator)
         REWARD_TRANSFORMS.path_of(self.reward_transform)
         CASTS.path_of(self.cast)
@@ -400,6 +407,7 @@ class ATGRPOConfig:
             if each.metadata.get("json"):
                 self.mapping(each.name)
         if self.api_base is not None:
+            # Made only for the errors that it raises.
             ApiSettings(self.api_base, args=self.mapping("api_args"))
         check_sampler(self, self.mapping("vllm"))
         if self.load_in_4bit and self.full:

@@ -45,6 +45,7 @@ def check_method(
     named = RewardTransform.setting, config.reward_transform
     check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
     trained = trained_policies(config.train_roles, players)
+    # Asked for the first step, because a cast refuses a team only when it is asked.
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
     if estimator.frozen_base:
@@ -71,6 +72,7 @@ def _check_turns(config: ResolvedConfig, env: AnyEnv) -> None:
     Raises:
         ConfigError: a turn of `train_turns` is not below the environment's limit.
     """
+    # Environments of other packages may not say how long an episode can be.
     limit = getattr(env.unwrapped, "max_turns", None)
     if limit is None:
         return

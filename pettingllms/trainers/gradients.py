@@ -71,9 +71,12 @@ def add_gradients(
         return
 
     def gradient(batch: Batch) -> tuple[LossMeter, tuple[torch.Tensor | None, ...]]:
+        # A meter adds floats in the order of its calls, so that threads must not share one.
         own = meter.fresh()
+        # Not `backward`, which would add to the shared `.grad` in whichever order the threads end.
         return own, torch.autograd.grad(loss_of(batch, own), parameters, allow_unused=True)
 
+    # `map` yields in the order of the micro-batches, whichever thread is done first.
     for own, gradients in _threads(at_once).map(gradient, batches):
         meter.take_over(own, 1)
         for parameter, added in zip(parameters, gradients, strict=True):

@@ -50,9 +50,12 @@ def policy_loss(
     """
     ratio_BT = importance_ratio(config, batch, logp_BT)
     loss_BT = token_loss(config, ratio_BT, batch.advantages_BT, logp_BT)
+    # `k3` of the log of reference over policy has KL(policy, base) as its mean under the policy,
+    # and the ratio makes that the policy of now.
     kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
     if kl_BT is not None:
         loss_BT = loss_BT + config.beta * kl_BT
+    # Equal completions of a prompt are one sample with a count, and each of them has to weigh once.
     weight_BT = batch.mask_BT * batch.counts_B[:, None]
     if config.loss_type in ("grpo", "sapo"):
         lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
@@ -62,6 +65,8 @@ def policy_loss(
     else:
         loss = (loss_BT * weight_BT).sum() / own.tokens
     if entropy_BT is not None and config.entropy_coef:
+        # A mean over tokens whatever the loss is divided by, which is why `streamed.obstacle`
+        # refuses the bonus beside losses over completions.
         loss = loss - config.entropy_coef * (entropy_BT * weight_BT).sum() / own.tokens
     bounds = clip_bounds(config)
     meter.add(bounds, batch, logp_BT, ratio_BT, entropy_BT, kl_BT, loss)
@@ -73,6 +78,8 @@ def importance_ratio(config: ResolvedConfig, batch: Batch, logp_BT: torch.Tensor
     log_ratio_BT = logp_BT - batch.old_logprobs_BT
     if config.importance_sampling_level == "sequence":
         lengths_B1 = batch.mask_BT.sum(-1, keepdim=True).clamp(min=1)
+        # The mean of logs is the log of the geometric mean, which does not shrink with a
+        # completion's length as the product would.
         mean_B1 = (log_ratio_BT * batch.mask_BT).sum(-1, keepdim=True) / lengths_B1
         log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
     return torch.exp(log_ratio_BT)
@@ -86,12 +93,16 @@ def token_loss(
 ) -> torch.Tensor:
     """What each token contributes, KL and entropy apart."""
     if config.loss_type == "cispo":
+        # The weight is detached, so that a token beyond the bound still has a gradient, through its
+        # log-probability.
         return -ratio_BT.clamp(max=config.clip_above).detach() * advantages_BT * logp_BT
     if config.loss_type == "sapo":
         better, worse = (torch.full_like(ratio_BT, value) for value in SAPO_TEMPERATURES)
         heat_BT = torch.where(advantages_BT > 0, better, worse)
         return -4 / heat_BT * torch.sigmoid(heat_BT * (ratio_BT - 1)) * advantages_BT
     clipped_BT = ratio_BT.clamp(1 - config.epsilon, 1 + config.clip_above)
+    # With delta above 1 + epsilon_high the cap matters for negative advantages only: for positive
+    # ones the minimum below is the clipped side already.
     capped_BT = ratio_BT if config.delta is None else ratio_BT.clamp(max=config.delta)
     return -torch.min(capped_BT * advantages_BT, clipped_BT * advantages_BT)
 

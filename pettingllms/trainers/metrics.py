@@ -181,12 +181,15 @@ class LossMeter:
             "clip_ratio/high_mean": high_BT * weight_BT,
             "clip_ratio/region_mean": (low_BT | high_BT) * weight_BT,
         }
+        # After the first of several optimizer steps the two differ because the weights do, which
+        # says nothing about the sampler.
         if self.on_policy:
             apart_BT = (logp_BT - batch.old_logprobs_BT) * batch.mask_BT
             kl_gap_BT = torch.expm1(apart_BT) - apart_BT  # the estimator that the loss has for beta
             sums |= {
                 "gap": gap_BT * weight_BT,
                 "gap_kl": kl_gap_BT * weight_BT,
+                # Its own count: `_tokens` has the tokens of later optimizer steps, too.
                 "gap_tokens": weight_BT,
             }
             self._worst = max(self._worst, gap_BT.detach().max().item())
@@ -195,6 +198,7 @@ class LossMeter:
         if kl_BT is not None:
             sums["kl"] = kl_BT * weight_BT
         for name, value in sums.items():
+            # Detached, so that the meter does not keep the micro-batch's graph in memory.
             self._sums[name] = self._sums.get(name, torch.zeros(())) + value.detach().sum().cpu()
         self._sums["loss"] = self._sums.get("loss", torch.zeros(())) + loss.detach().cpu()
         self._tokens += weight_BT.sum().item()
@@ -208,6 +212,8 @@ class LossMeter:
     def take_over(self, other: LossMeter, divisor: int) -> None:
         """Adds what a meter of other micro-batches saw; `divisor` is what its loss still lacks."""
         for name, value in other._sums.items():
+            # The other sums are divided by the tokens that this meter has counted, once, in
+            # `metrics`.
             part = value / divisor if name == "loss" else value
             self._sums[name] = self._sums.get(name, torch.zeros(())) + part
         self._tokens += other._tokens

@@ -77,6 +77,8 @@ def by_base(
     groups: dict[tuple[Any, ...], list[str]] = {}
     settings = {policy: own_settings(config, policy) for policy in policies}
     for policy, own in settings.items():
+        # The model counts by the folder that it is loaded from, so that two spellings of an
+        # embedded model share one in memory.
         rest = (getattr(own, name) for name in OF_THE_BASE if name != "model")
         groups.setdefault((base_model(own), *rest), []).append(policy)
     return [(settings[names[0]], tuple(names)) for names in groups.values()]
@@ -144,4 +146,5 @@ def check_policy_settings(
                     f"policy_settings of {policy}: {name} is of the update, and {policy} is not "
                     "trained; leave it out"
                 )
+        # Asked only for the error that it raises where values do not go together.
         own_settings(config, policy)

@@ -87,6 +87,7 @@ class Player:
                 seed=(config.seed, step),
                 policies=casting.players,
                 wide=casting.learners,
+                # Shards are counted in tasks, and the engine's cohorts in episodes.
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompts(self.sampler, length),
                 timed=clock.time,
@@ -110,11 +111,15 @@ def by_unit(
     shards = [in_order(shard) for shard in _by_shard(config, trajectories)]
     if unit == "shard":
         return shards
+    # `in_order` sorts by depth, so that equal depths are neighbors: the decisions of one batch of
+    # the shard.
     return [list(own) for shard in shards for _, own in groupby(shard, lambda g: g.key.parent)]
 
 
 def _by_shard(config: ResolvedConfig, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
     """The records of a step, divided as its tasks are; a task may have several."""
+    # Records come in the order of the tasks, so that a task's first record tells its place in the
+    # step.
     numbers = {task: n for n, task in enumerate(dict.fromkeys(each.task for each in trajectories))}
     size = config.tasks_per_shard or max(1, len(numbers))
     found: list[list[Trajectory]] = [[] for _ in range(0, len(numbers), size)]

@@ -38,6 +38,8 @@ class Plugin:
     """
 
     def __init_subclass__(cls) -> None:
+        # A promise of the base class is about the base class's code: who replaces that code has
+        # promised nothing yet.
         if set(cls.own) & cls.__dict__.keys() and "by_task" not in cls.__dict__:
             cls.by_task = False
         cls.by_decision = cls.__dict__.get("by_decision", False)
@@ -80,9 +82,11 @@ def plugin_of(kind: type[P], config: ResolvedConfig, given: type[P] | P | None =
     name = getattr(config, kind.setting)
     found: Any = kind.registry.load(name) if given is None else given
     if isinstance(found, kind):
+        # An instance may have been made with settings that were not resolved yet.
         found.config = config
         return found
     other = isinstance(found, type) and not issubclass(found, kind)
+    # A function that makes the part is as good as its class.
     if callable(found) and not other:
         found = found(config, **_arguments(kind, found, config))
     if not isinstance(found, kind):

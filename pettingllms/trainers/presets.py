@@ -62,12 +62,15 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if config.model is None and config.embedded:
         values["model"] = getattr(_kind(config, env), "embedded_model", DEFAULT)
+        # What an environment declares for training is looked up by the name of the model, below.
         config = dataclasses.replace(config, **values)
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
     values |= {name: defaults[name] for name in missing}
     if values.get("epsilon_high", config.epsilon_high) is None:
         values["epsilon_high"] = config.clip_above
+    # Values that follow from a policy's own model stand in its settings, so that a saved
+    # configuration says all that was used.
     own = {
         policy: {**_following(config, given, defaults, env), **given}
         for policy, given in config.mapping("policy_settings").items()
@@ -87,12 +90,15 @@ def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
 def _kind(config: ATGRPOConfig, env: Any) -> Any:
     """The class of the environment, of the one that the settings name where `env` is None."""
     maker = creator_of(config.env) if env is None else env
+    # A maker may be a `functools.partial` of the class that has the declarations.
     return getattr(maker, "func", maker) if callable(maker) else maker.unwrapped
 
 
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
     """What an environment declares for the embedded model in use: the attribute and its value."""
     own = declared_in(f"{shipped(config.model)}{ending}")
+    # An environment that declares nothing for this embedded model has what it declares for the
+    # default one.
     name = own if hasattr(kind, own) else f"{DEFAULT}{ending}"
     return name, getattr(kind, name, {})
 

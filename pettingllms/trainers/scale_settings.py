@@ -27,6 +27,7 @@ MAX_STALENESS = _scale(
     "Updates by which the weights that play may be older than those that learn: 1 plays the "
     "next step during an update, and is part of the results",
     at_least=0,
+    # The driver keeps the weights of one update before, and engines two versions of an adapter.
     at_most=1,
 )
 RAY_ADDRESS = _scale(

@@ -70,5 +70,7 @@ def advance(scheduler: LRScheduler, config: ResolvedConfig, tokens: int, updates
     """Moves a schedule on by one of its updates, or to where the tokens are if that is further."""
     if config.max_tokens is not None:
         reached = int(updates * min(1.0, tokens / config.max_tokens))
+        # All schedules here are functions of `last_epoch`, and `step` adds 1 to it. It never falls
+        # back, so that a step without tokens still counts as one.
         scheduler.last_epoch = max(scheduler.last_epoch, reached - 1)
     scheduler.step()

@@ -100,6 +100,7 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
     if float in kinds and isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} must be a finite number, got {value}")
     fits = isinstance(value, kinds) or (float in kinds and isinstance(value, int))
+    # bool is a subclass of int in Python, and True is no number of steps.
     if not fits or (isinstance(value, bool) and bool not in kinds):
         kind = next(each for each in kinds if each is not type(None))
         raise ConfigError(f"{name} must be {_KINDS[kind]}, got {value!r}")
@@ -139,6 +140,8 @@ def json_object(name: str, text: str | None) -> dict[str, Any]:
     if text is None:
         return {}
     try:
+        # Python's reader would take NaN and Infinity, and make infinity of 1e999, none of which is
+        # JSON.
         value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, TypeError) as error:
         raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
@@ -164,6 +167,7 @@ def whole_numbers(name: str, text: str) -> frozenset[int]:
         ConfigError: not whole numbers from 0; names the setting.
     """
     words = [word.strip() for word in text.split(",")]
+    # `isdigit` alone is true of superscripts, which `int` refuses.
     if not all(word.isascii() and word.isdigit() for word in words):
         raise ConfigError(f"{name} must be whole numbers from 0, as in 0,1, got {text!r}")
     return frozenset(map(int, words))

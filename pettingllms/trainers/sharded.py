@@ -24,6 +24,8 @@ class ShardedATGRPO(ATGRPO):
     """One rank's trainer, on `ShardedPolicies`. All ranks have to make the same calls."""
 
     def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
+        # A rank sees its own micro-batches alone. Every rank then takes over all of their meters in
+        # the order of the ranks, so that all log the same numbers.
         mine = LossMeter(policy)
         mine.on_policy = meter.on_policy
         norm = super()._gradient(policy, own, mine)
@@ -52,6 +54,7 @@ class ShardedATGRPO(ATGRPO):
 
 def loaded_on_cpu(config: ResolvedConfig) -> tuple[ResolvedConfig, str]:
     """Settings to load a model with that is divided afterwards, and the kind of device of its parts."""
+    # Resolved before the device becomes the CPU, where an open dtype would mean float32.
     given = (None if each == "auto" else each for each in (config.dtype, config.device))
     dtype, device = ModelSpec("").dtype_and_device(*given)
     return replace(config, device="cpu", dtype=str(dtype).removeprefix("torch.")), device.type

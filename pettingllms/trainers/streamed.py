@@ -81,6 +81,8 @@ class GradientSum:
         """
         for number, samples in units.items():
             meter = self.meters[number] = LossMeter(self.policy)
+            # What is left of the step before, or of a unit that failed, must not be rounded into
+            # this one.
             for parameter in parameters:
                 parameter.grad = None
             backward(replace(UNDIVIDED, samples=tuple(samples)), meter)
@@ -92,8 +94,12 @@ class GradientSum:
         given = [(at, p.grad) for at, p in enumerate(parameters) if p.grad is not None]
         largest = torch.stack([gradient.abs().max().double() for _, gradient in given]).max()
         meter.check_finite("gradient", largest)
+        # The largest entries of all parts, added up, bound every entry of the sum, so that no
+        # overflow can pass unseen; 1 covers the rounding.
         self._bound += int(largest.item() * SCALE) + 1
         if self._bound > LARGEST:
+            # An infinite value makes the check raise, with the advice that it gives for any other
+            # gradient.
             meter.check_finite("sum of gradients", largest * torch.inf)
         for at, gradient in given:
             self._sums[at] += (gradient.double() * SCALE).round().to(torch.int64)
@@ -112,6 +118,8 @@ class GradientSum:
             add: adds the processes' tensors, in place.
             meters: of all units that they have added.
         """
+        # A rank that was given no unit still has to take part in the addition, or the others would
+        # wait for it.
         self._sums = self._sums or [torch.zeros_like(p, dtype=torch.int64) for p in parameters]
         for each in self._sums:
             add(each)
@@ -128,6 +136,7 @@ class GradientSum:
             meter: takes over what the units' meters saw, in the order of the units.
         """
         for parameter, total in zip(parameters, self._sums, strict=True):
+            # In float64: float32 would keep 24 bits of a sum that may have 57.
             parameter.grad = (total.double() / (SCALE * divisor)).to(parameter.dtype)
         for _, own in sorted(self.meters.items()):
             meter.take_over(own, divisor)
@@ -154,6 +163,8 @@ def obstacle(
     if config.scale_rewards == "batch":
         return "scale_rewards batch divides by the deviation over all shards"
     for own in settings:
+        # `UNDIVIDED` stands for both means while units are added, and the sum is divided once, by
+        # one number.
         if own.entropy_coef and own.loss_type in BY_REPLIES:
             return f"entropy_coef is a mean over tokens, loss_type {own.loss_type} one over replies"
     for part in parts:

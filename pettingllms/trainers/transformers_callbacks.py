@@ -51,7 +51,10 @@ class TransformersCallback(Callback):
             eval_steps=config.eval_steps or None,
             save_steps=config.save_steps,
             logging_steps=1,
+            # transformers' `set_seed`, which a callback may call with it, seeds NumPy, which takes
+            # 32 bits.
             seed=config.seed % (1 << 32),
+            # The run's own trackers (`pettingllms.runs.trackers`) log the metrics.
             report_to=[],
             use_cpu=trainer.policies.device.type == "cpu",
         )
@@ -85,6 +88,7 @@ class TransformersCallback(Callback):
         """Tells an event; returns whether training is to end."""
         told = getattr(self.wrapped, event)
         given = {"processing_class": trainer.policies.chat.tokenizer, "trainer": trainer, **more}
+        # A callback may change the control in place and return None.
         self.control = told(self._args, self.state, self.control, **given) or self.control
         return bool(self.control.should_training_stop)
 

@@ -43,6 +43,8 @@ class Cast(Plugin):
     def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
         """Optimizer steps of a policy in the whole run, which its learning rate falls over."""
         config = self.config
+        # Counted by asking for every step, so that a cast of one's own need not say how often a
+        # policy learns.
         taken = [policy in self.at(n, players, trained).learners for n in range(config.max_steps)]
         return sum(taken) * config.num_iterations
 

@@ -35,5 +35,6 @@ class SwapPlaces(Periodic):
             return Casting(players, tuple(trained))
         one, other = trained
         places = {one: other, other: one}
+        # Policies that are not trained stay where they are.
         swapped = {role: places.get(policy, policy) for role, policy in players.items()}
         return Casting(swapped, tuple(trained))

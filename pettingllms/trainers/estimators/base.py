@@ -49,6 +49,8 @@ class Estimator(Plugin, ABC):
         fitting = self.shapes or (("tree",) if self.tree else ("episodes",))
         name = self.config.shape or fitting[0]
         made = SHAPES.load(name)
+        # A shape of another package may sample what the estimator needs, which nobody can know
+        # here.
         if name in SHAPES.own and name not in fitting:
             raise ConfigError(
                 f"estimator {self.config.estimator} cannot compare what shape {name} samples; it "
@@ -96,6 +98,7 @@ def estimator_of(
             f"num_generations must be at least {found.least} for estimator {config.estimator}, got "
             f"{config.num_generations} (a group of one has no advantage)"
         )
+    # Asked only for the error that it raises, before a model is loaded.
     found.shape()
     if env is not None:
         check_needs(Estimator.setting, config.estimator, found.needs, env, ESTIMATORS)

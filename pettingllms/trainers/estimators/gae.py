@@ -101,8 +101,10 @@ class Gae(Estimator):
         unplayed = self._features([g.unplayed for g in groups if g.unplayed is not None])
         ends_N[cut] = self._values(len(cut), unplayed)
         found_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
+        # Read before the critics count this step, so that `warmup` steps rest and not one less.
         resting = max((own.fits for own in self.critics.values()), default=0) < self.warmup
         for base, (rows, features_NX) in features.items():
+            # Before the advantages are standardized: the target A + V is in units of reward.
             self.critics[base].fit(features_NX, (found_N + values_N)[rows])
         if resting:
             return [0.0] * len(groups)
@@ -133,6 +135,8 @@ class Gae(Estimator):
             raise ConfigError("estimator gae reads the base model; a trainer attaches it")
         bases, rows = self._policies.bases, defaultdict[int, list[int]](list)
         for row, (policy, _) in enumerate(asked):
+            # Partners behind an API have no hidden states here, and keep the V of 0 that `_values`
+            # begins with.
             if policy in self._policies.names:
                 rows[bases.index(self._policies.base_of(policy))].append(row)
         found = {}
@@ -182,6 +186,7 @@ def chained(
     """
     found_N = torch.zeros_like(values_N)
     after: dict[tuple[str, int, str], _Next] = {}
+    # Later decisions first, because an advantage needs the one that follows it in its chain.
     for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
         group, value, chain = groups[at], float(values_N[at]), member_of(groups[at])
         end = 0.0 if ends_N is None else float(ends_N[at])

@@ -57,6 +57,7 @@ class Gdpo(Estimator):
         values_C = torch.zeros_like(sums_C)
         for places in by_policy.values():
             own = sums_C[places]
+            # Written as in `centered`, so that NaN is not taken for no difference.
             if not own.max() - own.min() <= SAME:
                 values_C[places] = (own - own.mean()) / (own.std() + EPSILON)
         silent = sums_C == 0  # a group without a difference has nothing to learn from the batch

@@ -163,6 +163,7 @@ def centered(
         batch = None if batches is None else batches[indices[0]]
         # `not (... <= SAME)` lets NaN propagate instead of treating it as zero variance.
         if not compared.max() - compared.min() <= SAME:
+            # The mean is the group's own in every case; only the deviation may be of the batch.
             divisor = {"group": compared, "batch": rewards_C[together[batch]]}.get(scale_rewards)
             scale = 1.0 if divisor is None else divisor.std() + EPSILON
             values_C[indices] = (compared - compared.mean()) / scale

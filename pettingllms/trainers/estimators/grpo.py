@@ -49,6 +49,7 @@ class Grpo(Estimator):
             counts[member] = counts.get(member, 0) + 1
         returns = [values[member] / (counts[member] if self.mean else 1) for member in values]
         tasks = [task for task, _, _ in values]
+        # Without batches by policy: a team's return is no single policy's.
         compared = centered(
             torch.tensor(returns, dtype=torch.float64), tasks, self.config.scale_rewards
         )

@@ -70,6 +70,8 @@ class MGrpo(Estimator):
             roots[task].append([group for group in decisions if group.key.agent == caller])
             made = calls_of(decisions, caller)
             for agent in agents:
+                # An episode that never called the agent is listed with no call, because it counts
+                # in the choice of d.
                 own = [call for call in made if call[0].key.agent == agent]
                 calls[agent].setdefault(task, []).append(own)
         for members in roots.values():
@@ -78,6 +80,7 @@ class MGrpo(Estimator):
             counts = [len(each) for episodes_of in tasks.values() for each in episodes_of]
             d = self.calls or smallest(counts)
             for task, called in tasks.items():
+                # By task and agent, so that the draw does not depend on what other tasks did.
                 rng = random.Random(f"{self.config.seed} {task} {agent} aligned")
                 times = aligned([len(each) for each in called], d, rng)
                 flat = [call for each in called for call in each]

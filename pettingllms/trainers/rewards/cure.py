@@ -70,6 +70,7 @@ class MutualRewards(RewardTransform):
                 paid[turn, tester] = self._tests(trajectory.task, groups, coder, tester)
 
         def reward(group: Group, candidate: Candidate) -> float:
+            # By identity, because equal candidates compare equal and each has a place of its own.
             (k,) = [n for n, each in enumerate(group.candidates) if each is candidate]
             own = paid.get((group.key.turn, group.key.role))
             return candidate.reward if own is None else own[k]
@@ -82,10 +83,14 @@ class MutualRewards(RewardTransform):
         """What each candidate of the tester earns."""
         programs = groups[coder].candidates if coder in groups else ()
         readable = [c for c in programs if c.info.get("parse_error") is None]
+        # An unreadable reply becomes an empty one in place, so that places in the matrix are those
+        # of the candidates.
         said = [
             "" if c.info.get("parse_error") is not None else c.completion.text
             for c in groups[tester].candidates
         ]
+        # The template is never reset itself; a copy at the task's seed knows the task's function
+        # and limits.
         env = clone_env(self._env)
         options = {} if task.options is None else {"options": dict(task.options)}
         env.reset(seed=reset_seed(env, task.seed), **options)
@@ -96,6 +101,8 @@ class MutualRewards(RewardTransform):
         found = []
         for n in range(len(said)):
             columns = matrix.tests.get(n)
+            # `earned` is None where no program of the step is right, and then a readable test earns
+            # 0.
             each = [earned[column] for column in columns] if columns and earned else []
             found.append(UNREADABLE if columns is None else sum(each) / max(1, len(each)))
         return found

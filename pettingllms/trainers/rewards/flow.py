@@ -53,6 +53,7 @@ class Flow(RewardTransform):
         shares = flowing(users, outcomes)
 
         def reward(group: Group, candidate: Candidate) -> float:
+            # By identity, because equal candidates compare equal and each has a place of its own.
             (k,) = [n for n, each in enumerate(group.candidates) if each is candidate]
             return shares[place_of(group, k)] + min(0.0, candidate.local_reward)
 

@@ -79,6 +79,8 @@ class Debate(RewardTransform):
 
         def reward(group: Group, candidate: Candidate) -> float:
             t, agent = group.key.turn, group.key.agent
+            # Of several candidates one is continued from; the others are scored as if the debate
+            # had followed them in the same way.
             own = {**rounds[t], agent: self._score(candidate)}
             debate = [*rounds[:t], own, *rounds[t + 1 :]]
             return discounted(debate, t, agent, self.gamma) + self._incentive(debate, t, agent)
@@ -89,6 +91,8 @@ class Debate(RewardTransform):
         found: dict[int, dict[str, float]] = defaultdict(dict)
         for group in trajectory.groups:
             found[group.key.turn][group.key.agent] = self._score(group.chosen)
+        # A round in which no agent spoke stays, empty, so that the others keep their distance in
+        # `gamma`.
         return [found[t] for t in range(max(found, default=-1) + 1)]
 
     def _score(self, candidate: Candidate) -> float:

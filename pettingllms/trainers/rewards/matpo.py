@@ -41,6 +41,7 @@ class RootRewards(RewardTransform):
 
         def reward(group: Group, candidate: Candidate) -> float:
             del candidate
+            # A return is the sum of the rewards of its episode, so that R may be paid once only.
             return total if group is trajectory.groups[-1] else 0.0
 
         return repaid(trajectory, reward)

@@ -38,6 +38,8 @@ class SharedRewards(RewardTransform):
             rounds[group.key.turn] += group.chosen.reward
 
         def reward(group: Group, candidate: Candidate) -> float:
+            # The sum of the round has the reward of the chosen candidate, which this one takes the
+            # place of.
             return candidate.reward + rounds[group.key.turn] - group.chosen.reward
 
         return repaid(trajectory, reward)
