@@ -315,6 +315,18 @@ def test_more_iterations_leave_the_sampling_distribution(model_dir):
     assert several["writer/clip_ratio/region_mean"] > 0
 
 
+def test_the_loss_that_is_logged_does_not_grow_with_the_optimizer_steps(model_dir):
+    """Without a learning rate each of them has the same."""
+    settings = {"learning_rate": 0.0}
+    once, thrice = (
+        a_trainer(model_dir, num_iterations=count, **settings).train_step()[1] for count in (1, 3)
+    )
+    for role in ROLES:
+        assert once[f"{role}/loss"] != 0
+        assert thrice[f"{role}/loss"] == pytest.approx(once[f"{role}/loss"], rel=1e-4)
+        assert thrice[f"{role}/entropy"] == pytest.approx(once[f"{role}/entropy"], rel=1e-4)
+
+
 def test_equal_replies_are_computed_once_and_counted(model_dir):
     # Replies of one token, many of them, so that some must be equal.
     trainer = a_trainer(model_dir, max_completion_length=1, num_generations=32, tasks_per_step=2)

@@ -133,6 +133,19 @@ def test_a_cache_whose_rows_cannot_come_and_go_is_refused_with_what_to_use():
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [
+        ("MambaConfig", {}),
+        ("Mamba2Config", {"num_heads": 4, "head_dim": 16, "n_groups": 1}),
+    ],
+)
+def test_a_cache_of_states_alone_is_refused_with_what_to_use(kind, changes):
+    model = made(kind, {"state_size": 8, **changes})
+    with pytest.raises(ConfigError, match=r"keeps keys and values; use --backend vllm$"):
+        prompt_cache(model)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
         ("MambaConfig", {"state_size": 8}),
         (
             "MiniMaxConfig",

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from pettingllms.errors import ConfigError, StaleSamplerError
 from pettingllms.policies.loading import load_policies
+from pettingllms.samplers.base import SamplingParams
+from pettingllms.samplers.vllm import PublishedAdapter
+from pettingllms.samplers.vllm_loop import Completed, Query, VllmLoop, _Running
 from pettingllms.types import Request
 from tests.vllm_policies import ROLES, differences, sampled, save_model, stir, team, told
 
@@ -227,3 +233,26 @@ def test_what_vllm_says_goes_to_the_folder(model_dir, tmp_path, capfd):
     assert [path.name for path in (tmp_path / "run").iterdir()] == ["vllm.log"]
     assert "Initializing a V1 LLM engine" in (tmp_path / "run" / "vllm.log").read_text()
     assert "INFO" not in capfd.readouterr().out
+
+
+@pytest.mark.parametrize("order", [(1, 2), (2, 1)])
+def test_an_answer_of_which_one_completion_is_of_other_weights_says_so(tmp_path, order):
+    """vLLM's word for each completion counts, not that for the last one alone."""
+
+    def no_engine() -> dict[str, Any]:
+        raise ConfigError("none is needed: what vLLM would say is given below")
+
+    loop = VllmLoop("base", (2,), no_engine, folder=tmp_path, log=None)
+    with pytest.raises(ConfigError, match="none is needed"):
+        loop.started.result(60)
+    old, new = (PublishedAdapter(f"p-{n}", n, n, tmp_path) for n in (1, 2))
+    loop._full, loop._held = False, {("p", "1"): old, ("p", "2"): new}
+    query = Query(Request("p", (5,), 0), 2, SamplingParams(4), 2, "2", {})
+    answer: Future[Completed] = Future()
+    running = _Running(query, new, answer, {}, {}, {"first": 0, "second": 1})
+    loop._running = {"first": running, "second": running}
+    for name, number in zip(("first", "second"), order, strict=True):
+        token = SimpleNamespace(token_ids=[7], logprobs=[{7: SimpleNamespace(logprob=-1.0)}])
+        used = SimpleNamespace(lora_int_id=number)
+        loop._finish(SimpleNamespace(request_id=name, lora_request=used, outputs=[token]))
+    assert answer.result(0).version == 1

@@ -60,6 +60,12 @@ def prompt_cache(model: PreTrainedModel) -> DynamicCache:
                 f"requests that come and go cannot share a {type(layer).__name__}; use --backend "
                 "vllm"
             )
+    # Rows are found by the columns of their keys, which states alone do not have.
+    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} cannot be served in this process: no layer "
+            "keeps keys and values; use --backend vllm"
+        )
     return cache
 
 

@@ -74,6 +74,8 @@ class _Running(NamedTuple):
     answer: Future[Completed]
     done: dict[int, SampledTokens]
     """Its completions so far, by their numbers."""
+    versions: dict[int, int]
+    """The version that has made each of them."""
     left: dict[str, int]
     """vLLM's name for each of the others -> its number."""
 
@@ -190,12 +192,12 @@ class VllmLoop:
         adapter = None if self._full else weights
         names = enqueued(self._engine, request, question.n, params, self._end_ids, adapter)
         left = {name: k for k, name in enumerate(names)}
-        running = _Running(question, weights, answer, {}, left)
+        running = _Running(question, weights, answer, {}, {}, left)
         self._running |= dict.fromkeys(names, running)
         return True
 
     def _finish(self, output: Any) -> None:
-        question, weights, answer, done, left = self._running.pop(output.request_id)
+        question, weights, answer, done, versions, left = self._running.pop(output.request_id)
         used = weights
         if not self._full:
             # vLLM's own word for what has computed the tokens, not what it was asked to use.
@@ -203,13 +205,18 @@ class VllmLoop:
             used = next(each for each in self._held.values() if each.number == number)
         k = left.pop(output.request_id)
         done[k] = sampled_tokens(output.outputs[0], self._end_ids)
+        versions[k] = used.version
         # Tokens of other weights are not handed out early, where no version goes with them.
         if question.on_tokens is not None and used is weights:
             question.on_tokens(k, done[k])
         if not left:
             completions = [done[k] for k in sorted(done)]
             repeats = question.n if question.params.greedy else 1
-            answer.set_result(Completed(used.version, completions * repeats))
+            # One completion of other weights is enough to make the whole answer theirs: whoever
+            # asked compares one version.
+            others = set(versions.values()) - {weights.version}
+            version = min(others, default=weights.version)
+            answer.set_result(Completed(version, completions * repeats))
 
     # -------------------------------------------------------------------------------- weights
 

@@ -203,7 +203,7 @@ class ATGRPO:
                 self.optimizers[policy].zero_grad(set_to_none=True)
             for policy, meter in meters.items():
                 norms[policy] = self._gradient(policy, batches[policy], meter)
-                meter.on_policy = False
+                meter.stepped()
             self.intact = False
             # A policy without a gradient stays as it is; its learning rate falls with the others'.
             for policy in batches:

@@ -156,6 +156,7 @@ class LossMeter:
         self._sums: dict[str, torch.Tensor] = {}
         self._tokens = 0.0
         self._worst = 0.0
+        self._steps = 0
 
     def add(
         self,
@@ -203,6 +204,11 @@ class LossMeter:
         self._sums["loss"] = self._sums.get("loss", torch.zeros(())) + loss.detach().cpu()
         self._tokens += weight_BT.sum().item()
 
+    def stepped(self) -> None:
+        """Takes note of an optimizer step: what follows is of other weights."""
+        self.on_policy = False
+        self._steps += 1
+
     def fresh(self) -> LossMeter:
         """An empty meter of the same policy, for other micro-batches of the same weights."""
         meter = LossMeter(self.policy)
@@ -230,7 +236,7 @@ class LossMeter:
             raise NonFiniteError(f"the {what} of policy {self.policy!r} is {value.item()}; {cure}")
 
     def metrics(self, grad_norm: float, learning_rate: float) -> dict[str, float]:
-        """Means over tokens; the loss as the sum of its parts."""
+        """Means over tokens; the loss is the sum of its parts, and the mean over optimizer steps."""
         means = {
             name: total.item() / self._tokens
             for name, total in self._sums.items()
@@ -238,7 +244,7 @@ class LossMeter:
         }
         gap = "sampling/sampling_logp_difference"
         return means | {
-            "loss": self._sums["loss"].item(),
+            "loss": self._sums["loss"].item() / max(1, self._steps),
             f"{gap}/mean": self._sums["gap"].item() / self._sums["gap_tokens"].item(),
             f"{gap}/max": self._worst,
             "sampling/kl": self._sums["gap_kl"].item() / self._sums["gap_tokens"].item(),
