@@ -267,11 +267,11 @@ class ATGRPOConfig:
     mask_truncated_completions: bool = _algorithm(
         False, "Leave completions that were cut at the limit out of the loss"
     )
-    silent_groups: str = _algorithm(
-        "drop",
-        "Groups in which all earned the same: drop leaves them out of the loss and its means, count "
-        "keeps them, as TRL does",
-        choices=("drop", "count"),
+    silent_groups: str | None = _algorithm(
+        None,
+        "Groups in which all earned the same: count keeps them in the means of the loss, as TRL does, "
+        "drop leaves them out",
+        choices=("count", "drop"),
     )
     loss_type: str = _algorithm(
         "dapo",
@@ -466,6 +466,7 @@ if TYPE_CHECKING:
         eval_tasks: int
         save_steps: int
         num_iterations: int
+        silent_groups: str
 
 else:
     # A class only for type checkers: settings that were resolved, saved and read again are equal.
