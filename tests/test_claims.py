@@ -12,7 +12,7 @@ import pytest
 from benchmarks import tables
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import cells, experiments, groupings, report, statistics
-from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SMALL, TUNING
+from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SHORT, TUNING
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey
 
@@ -188,7 +188,7 @@ def test_other_groupings_sample_the_same_trees():
 
 
 def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
-    ground = SMALL["plan_path"]._replace(tokens=700, updates=3)
+    ground = SHORT["plan_path"]._replace(tokens=700, updates=3)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     cell = cells.Cell("plan_path", experiments.AT_GRPO, 1.0, 0)
     trainer = cells.trainer_of(cell, ground._replace(settings=few), {})
@@ -211,7 +211,7 @@ def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch
         return "01"
 
     monkeypatch.setattr(cells, "played", play)
-    ground = SMALL["plan_path"]._replace(tokens=tokens, updates=1)
+    ground = SHORT["plan_path"]._replace(tokens=tokens, updates=1)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     arm = experiments.AT_GRPO
     found = cells.measured(
@@ -238,7 +238,7 @@ def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
 
     monkeypatch.setattr(command, "measured", measured)
     wanted = ["plan_path", experiments.AT_GRPO, "tree, by task"]
-    lab = command.Lab(["grouping"], small=True, out=tmp_path, wanted=wanted, before=before)
+    lab = command.Lab(["grouping"], budget="small", out=tmp_path, wanted=wanted, before=before)
     return lab, ran
 
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.claims import experiments, report
-from benchmarks.claims.cells import READINGS, Cell, cell_of, measured
+from benchmarks.claims.cells import READINGS, Cell, cell_of, material, measured
 from benchmarks.claims.experiments import (
     ARMS,
     EXPERIMENTS,
@@ -42,6 +42,11 @@ from pettingllms.runs import versions
 
 OUT = Path(__file__).parents[1] / "out" / "claims"
 RESULTS = Path(__file__).parents[1] / "results" / "claims.json"
+BUDGETS = {
+    "small": "short trainings where they cost least: at most two CPU-hours",
+    "medium": "the same, and short trainings elsewhere: what is published",
+}
+"""Option -> what it says; without one, trainings are long."""
 
 
 class Lab:
@@ -49,8 +54,8 @@ class Lab:
 
     Args:
         names: of the experiments.
-        small: with the budgets of `--small`.
-        out: the folder of the cells; two budgets need two.
+        budget: small, medium or full.
+        out: the folder of the cells.
         wanted: arms and grounds to leave all others out.
         before: published results, whose cells count as run.
     """
@@ -59,25 +64,22 @@ class Lab:
         self,
         names: Sequence[str],
         *,
-        small: bool,
+        budget: str,
         out: Path,
         wanted: Sequence[str] = (),
         before: Path | None = None,
     ) -> None:
-        self.small, self.out = small, out / ("small" if small else "full")
+        # Small trainings are some of the medium ones; longer ones have the same names.
+        self.budget, self.out = budget, out / ("long" if budget == "full" else "short")
         self.before: dict[str, Any] = {}
         if before is not None and before.is_file():
-            published = json.loads(before.read_text(encoding="utf-8"))
-            if published["settings"]["small"] == small:
-                self.before = published
+            self.before = json.loads(before.read_text(encoding="utf-8"))
         self.pairs: dict[tuple[str, str], Ground] = {}
         """Every ground with every arm that some experiment has there."""
         for name in names:
-            grounds = experiments.grounds(EXPERIMENTS[name], small=small)
-            for ground, record in grounds.items():
-                for arm in record.arms or EXPERIMENTS[name].arms:
-                    if not wanted or {ground, arm} <= set(wanted):
-                        self.pairs.setdefault((ground, arm), record)
+            for ground, arm, record in experiments.pairs(EXPERIMENTS[name], budget):
+                if not wanted or {ground, arm} <= set(wanted):
+                    self.pairs.setdefault((ground, arm), record)
 
     def found(self, cell: Cell) -> dict[str, Any] | None:
         """What a cell measured, if it has, with the settings of today."""
@@ -173,7 +175,7 @@ class Lab:
         spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
         result = {
             "settings": {
-                "small": self.small,
+                "budget": self.budget,
                 "seeds": SEEDS,
                 "tuning_seeds": TUNING,
                 "rates": RATES,
@@ -210,10 +212,10 @@ class Lab:
 
     def dry(self) -> None:
         """Prints the commands that are missing, and what all of it costs."""
-        small = " --small" if self.small else ""
+        budget = "" if self.budget == "full" else f" --{self.budget}"
         for cell in self.cells():
             done = "done" if self.found(cell) else "to do"
-            print(f"{done:5}  python -m benchmarks.claims{small} --cell '{cell.name}'")
+            print(f"{done:5}  python -m benchmarks.claims{budget} --cell '{cell.name}'")
         each = len(RATES) * len(TUNING) + len(SEEDS)
         hours = sum(ground.seconds for ground in self.pairs.values()) * each / 3600
         print(
@@ -227,11 +229,14 @@ class Lab:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _settings(self, cell: Cell) -> Any:
-        """Everything that a cell depends on but its name, as JSON gives it back."""
+        """Everything that what a cell measures depends on but its name, as JSON gives it back."""
         ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
         settings = {"ground": ground._asdict(), "arm": arm._asdict()}
-        settings["ground"] |= {"model": ground.model.name, "seconds": None}
-        del settings["ground"]["arms"]
+        for each in settings.values():
+            each["settings"] = material(each["settings"])
+        settings["ground"]["model"] = ground.model.name
+        for name in ("seconds", "arms", "habits"):
+            del settings["ground"][name]
         return json.loads(json.dumps(settings, default=dict))
 
 
@@ -255,7 +260,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="three to four CPU-hours")
+    budgets = parser.add_mutually_exclusive_group()
+    for name, text in BUDGETS.items():
+        budgets.add_argument(
+            f"--{name}", dest="budget", action="store_const", const=name, help=text
+        )
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--arms", nargs="+", default=[], help="these arms and grounds alone")
     parser.add_argument("--cell", help="one cell; see --dry-run")
@@ -267,7 +276,11 @@ def main() -> None:
     options = parser.parse_args()
     before = None if options.afresh else options.results
     lab = Lab(
-        options.only, small=options.small, out=options.out, wanted=options.arms, before=before
+        options.only,
+        budget=options.budget or "full",
+        out=options.out,
+        wanted=options.arms,
+        before=before,
     )
     if options.dry_run:
         lab.dry()

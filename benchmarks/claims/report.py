@@ -53,7 +53,7 @@ def _claims(names: Sequence[str], grounds: Sequence[str]) -> Iterator[tuple[str,
         own = EXPERIMENTS[name]
         for claim in own.claims:
             for ground in grounds:
-                if ground in (*own.small, *own.full):
+                if ground in own.grounds:
                     yield name, claim, ground
 
 
@@ -212,7 +212,7 @@ def missing(result: Mapping[str, Any]) -> list[str]:
     for name, own in EXPERIMENTS.items():
         lacking = {
             ground: sum((name, ground, claim.text) not in done for claim in own.claims)
-            for ground in dict.fromkeys((*own.small, *own.full))
+            for ground in own.grounds
         }
         grounds = [
             ground
