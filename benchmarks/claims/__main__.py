@@ -19,7 +19,7 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -158,7 +158,11 @@ class Lab:
         return True
 
     def publish(self, names: Sequence[str], path: Path) -> None:
-        """Judges what is there, and writes it."""
+        """Judges what is there, and writes it.
+
+        Raises:
+            SystemExit: the file holds cells that are not among these.
+        """
         done: dict[tuple[str, str], list[dict[str, Any]]] = {}
         sweeps: dict[str, Any] = {}
         for cell in self.cells():
@@ -170,8 +174,10 @@ class Lab:
                 sweeps[cell.name]["cpu_s"] = found["cpu_s"]
         runs = report.complete(done)
         grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
-        arms, verdicts = report.published(runs, names, {n: g.habits for n, g in grounds.items()})
+        habits = {name: ground.habits for name, ground in grounds.items()}
+        arms, verdicts, correlation = report.published(runs, names, habits)
         every = [cell for each in runs.values() for cell in each]
+        _refuse_to_lose(path, {cell["cell"] for cell in every})
         spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
         result = {
             "settings": {
@@ -200,6 +206,7 @@ class Lab:
             "given": {_group(cell): self._given(cell) for cell in self.cells()},
             "cpu_minutes": round(spent / 60, 1),
             "verdicts": verdicts,
+            "difference": correlation,
             "arms": arms,
             "rliable": report.rliable_scores(runs),
             "sweeps": sweeps,
@@ -238,6 +245,15 @@ class Lab:
         for name in ("seconds", "arms", "habits"):
             del settings["ground"][name]
         return json.loads(json.dumps(settings, default=dict))
+
+
+def _refuse_to_lose(path: Path, kept: Collection[str]) -> None:
+    lost = json.loads(path.read_text(encoding="utf-8"))["cells"].keys() - kept if path.is_file() else ()  # fmt: skip
+    if lost:
+        raise SystemExit(
+            f"{path} holds {len(lost)} cells that these options leave out, {min(lost)!r} for one: "
+            "give --results another file"
+        )
 
 
 def _group(cell: Cell) -> str:

@@ -79,8 +79,8 @@ SHORT: Mapping[str, Ground] = {
     ),
     "math": _short("math", 30_000, 6, 25, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 25, _QUESTIONS),
-    "sudoku": _short("sudoku", 30_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 24_000, 6, 40, _PAIR),
+    "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
+    "sokoban": _short("sokoban", 21_000, 6, 40, _PAIR),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
