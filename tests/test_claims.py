@@ -15,6 +15,7 @@ from benchmarks import tables
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import cells, difference, experiments, groupings, report, statistics
 from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SHORT, TUNING
+from pettingllms.evaluation.folder import digest
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey
 
@@ -323,6 +324,9 @@ def test_what_is_published_is_not_run_again_unless_its_settings_have_changed(tmp
     other.pairs[ground, arm] = wanted[ground, arm]._replace(tokens=7)
     assert other.run(1) == 0
     assert len(ran) == times / 2
+    again.write_text(again.read_text().replace(digest(wanted[ground, arm].model), "another base"))
+    another, _ = a_lab(tmp_path / "with another base", monkeypatch, before=again)
+    assert not any(another.found(cell) for cell in another.cells())
 
 
 def given(tmp_path, settings: dict) -> str:

@@ -1,8 +1,9 @@
 """Runs the experiments on the paper's claims, judges them, and writes `results/claims.json`.
 
     python -m benchmarks.priming.protocol                      the base of `signal`
-    python -m benchmarks.claims --small                        three to four CPU-hours
-    python -m benchmarks.claims [--only grouping] [--dry-run]
+    python -m benchmarks.claims --small                        at most two CPU-hours
+    python -m benchmarks.claims --medium                       what is published
+    python -m benchmarks.claims [--only grouping] [--dry-run]  long trainings
 
 Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
 was, and the same command in a second shell takes cells that nobody works on. What the published results hold with
@@ -20,6 +21,7 @@ import json
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +89,21 @@ class Lab:
         if path.is_file():
             record = json.loads(path.read_text(encoding="utf-8"))
             return record if record["settings"] == self._settings(cell) else None
-        if self.before and self.before["given"].get(_group(cell)) == self._given(cell):
-            return self._published(cell)
-        return None
+        if not self.before or self.before["given"].get(_group(cell)) != self._given(cell):
+            return None
+        now = self._base(self.pairs[cell.ground, cell.arm])
+        if now and now != (self._base_before(cell.ground) or now):
+            return None
+        return self._published(cell)
+
+    def _base(self, ground: Ground) -> str | None:
+        """The digest of a ground's base; None where it is not here."""
+        return _digest(ground.model) if ground.model.exists() else None
+
+    def _base_before(self, name: str) -> str | None:
+        """The digest of the published base; None where the results were judged without it."""
+        known: dict[str, str] = self.before.get("settings", {}).get("grounds", {}).get(name, {})
+        return known.get("model")
 
     def _published(self, cell: Cell) -> dict[str, Any] | None:
         """What the results hold of a cell; of a sweep that is the share of solved tasks, in no order."""
@@ -191,8 +205,7 @@ class Lab:
                     name: {
                         "tokens": ground.tokens,
                         "updates": ground.updates,
-                        # None where the results of another machine are judged and the base is not here.
-                        "model": digest(ground.model) if ground.model.exists() else None,
+                        "model": self._base(ground) or self._base_before(name),
                     }
                     for name, ground in grounds.items()
                 },
@@ -254,6 +267,11 @@ def _refuse_to_lose(path: Path, kept: Collection[str]) -> None:
             f"{path} holds {len(lost)} cells that these options leave out, {min(lost)!r} for one: "
             "give --results another file"
         )
+
+
+@cache
+def _digest(model: Path) -> str:
+    return digest(model)
 
 
 def _group(cell: Cell) -> str:
