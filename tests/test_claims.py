@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -357,6 +358,26 @@ def test_everything_that_is_published_counts_as_run():
     lab = command.Lab(list(EXPERIMENTS), budget=result["settings"]["budget"], out=Path("no folder"), before=command.RESULTS)  # fmt: skip
     counted = {cell.name for cell in lab.cells() if lab.found(cell)}
     assert {*result["cells"], *result["sweeps"]} == counted
+
+
+@pytest.mark.parametrize(("budget", "hours"), [("small", 2), ("full", 40)])
+def test_a_budget_is_kept_by_the_estimate_that_is_shown(budget, hours, tmp_path, capsys):
+    command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path).dry()
+    (told,) = re.findall(r"about ([\d.]+) CPU-hours", capsys.readouterr().out)
+    assert 0 < float(told) <= hours
+
+
+@pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
+def test_the_published_cells_of_small_took_two_cpu_hours_at_most():
+    result = tables.load("claims")
+    pairs = command.Lab(list(EXPERIMENTS), budget="small", out=Path("no folder")).pairs
+    spent = {
+        name: each["cpu_s"]
+        for name, each in {**result["cells"], **result["sweeps"]}.items()
+        if tuple(name.split("/")[:2]) in pairs
+    }
+    assert len(spent) == 11 * len(pairs)
+    assert sum(spent.values()) <= 2 * 3600
 
 
 def test_small_is_a_part_of_medium_and_results_are_not_overwritten_by_fewer(tmp_path, monkeypatch):

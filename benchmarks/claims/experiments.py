@@ -72,15 +72,15 @@ _MATH = (
     *("3: and a judge", "4: two tools", "5: two reasoners"),
 )
 SHORT: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 20),
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(
+    "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
     ),
-    "math": _short("math", 30_000, 6, 25, _MATH),
-    "search": Ground("search", *_own("search"), 20_000, 10, 25, _QUESTIONS),
+    "math": _short("math", 30_000, 6, 30, _MATH),
+    "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 21_000, 6, 40, _PAIR),
+    "sokoban": _short("sokoban", 21_000, 6, 30, _PAIR),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
