@@ -1,7 +1,7 @@
 """Runs the experiments on the paper's claims, judges them, and writes `results/claims.json`.
 
     python -m benchmarks.priming.protocol                      the base of `signal`
-    python -m benchmarks.claims --small                        at most two CPU-hours
+    python -m benchmarks.claims --small                        about two CPU-hours
     python -m benchmarks.claims --medium                       what is published
     python -m benchmarks.claims [--only grouping] [--dry-run]  long trainings
 
@@ -45,7 +45,7 @@ from pettingllms.runs import versions
 OUT = Path(__file__).parents[1] / "out" / "claims"
 RESULTS = Path(__file__).parents[1] / "results" / "claims.json"
 BUDGETS = {
-    "small": "short trainings where they cost least: at most two CPU-hours",
+    "small": "short trainings where they cost least: about two CPU-hours",
     "medium": "the same, and short trainings elsewhere: what is published",
 }
 """Option -> what it says; without one, trainings are long."""
