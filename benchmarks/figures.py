@@ -192,11 +192,12 @@ def draw_arms() -> Figure:
     for (left, right), (grounds, arms) in zip(axes, sets.items(), strict=True):
         points = [Point(arm, Estimate(*own["iqm"]), "", colors[arm]) for arm, own in arms.items()]
         rows_of_points(left, points, label="interquartile mean of success")
-        left.set(title=grounds, xlim=(0, 1))
+        title = "all of them together" if ", " in grounds else grounds
+        left.set(title=title, xlim=(0, 1))
         for arm, own in arms.items():
             right.step(TAUS, own["profile"], where="post", color=colors[arm], lw=1.6)
         right.set(
-            title=grounds, xlabel="success", ylabel="runs above it", xlim=(0, 1), ylim=(0, 1.03)
+            title=title, xlabel="success", ylabel="runs above it", xlim=(0, 1), ylim=(0, 1.03)
         )
         right.grid(alpha=0.3)
     figure.tight_layout()

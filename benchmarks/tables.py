@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import parts, peers_report, search_report, speed_tables
+from benchmarks.claims import difference
 from benchmarks.claims import report as claims_report
 from benchmarks.evidence import Table, estimate, shown
 from benchmarks.method_table import EXPERIMENTS
@@ -191,6 +192,12 @@ def claims() -> str:
     )
 
 
+def claims_roles() -> str:
+    """What a policy for each role gains, by how much an exchange loses."""
+    result = load("claims")
+    return f"{markdown(*difference.table(result))}\n\n{difference.sentence(result)}"
+
+
 def peers() -> str:
     """TRL's trainer beside ours, and the comparison in a sentence."""
     results = load("peers")
@@ -272,6 +279,8 @@ def tables() -> dict[str, Callable[[], str]]:
     if published("claims"):
         found["claims"] = claims
         found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
+        if load("claims")["difference"]:
+            found["claims_roles"] = claims_roles
     return found
 
 

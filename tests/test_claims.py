@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ import pytest
 
 from benchmarks import tables
 from benchmarks.claims import __main__ as command
-from benchmarks.claims import cells, experiments, groupings, report, statistics
-from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SMALL, TUNING
+from benchmarks.claims import cells, difference, experiments, groupings, report, statistics
+from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SHORT, TUNING
+from pettingllms.evaluation.folder import digest
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey
 
@@ -65,6 +69,17 @@ def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order():
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 
+def test_ranks_are_correlated_as_by_hand_and_few_of_them_decide_little():
+    assert statistics.rank_correlation([1, 2, 3, 4, 5], [5, 6, 7, 8, 7]).mean == pytest.approx(0.8208, abs=1e-4)  # fmt: skip
+    assert statistics.rank_correlation([1, 2, 3, 4, 5], [1] * 5).mean == 0
+    up = [0.1, 0.2, 0.4, 0.8, 1.6, 3.2]
+    assert statistics.rank_correlation(up, up[::-1]).mean == pytest.approx(-1)
+    assert statistics.rank_p_value(up, up[::-1]) == pytest.approx(2 / 720)
+    assert statistics.rank_p_value(up[:3], up[:3]) == pytest.approx(2 / 6)
+    _, low, high = statistics.rank_correlation(up, [1, 3, 2, 6, 4, 5])
+    assert low < 0 < 0.77 < high < 1
+
+
 # -------------------------------------------------------------------------------------- verdicts
 
 
@@ -90,7 +105,7 @@ def runs_of(**shares: float) -> report.Runs:
 
 
 def verdicts(runs: report.Runs) -> dict[str, dict]:
-    _, found = report.published(runs, list(EXPERIMENTS), {"plan_path": False})
+    _, found, _ = report.published(runs, list(EXPERIMENTS), {"plan_path": False})
     return {each["claim"]: each for each in found}
 
 
@@ -130,6 +145,43 @@ def test_tokens_that_are_not_equal_are_a_confound():
         each["tokens"]["tokens"] = 36_000
     (found,) = verdicts(runs).values()
     assert told in found["confounds"]
+
+
+def several(count: int, gains: Sequence[float], losses: Sequence[float]) -> report.Runs:
+    """Made-up pairs of arms on `count` grounds: gains of a policy for each role, losses by an exchange."""
+    runs: dict[tuple[str, str], list[dict]] = {}
+    for number, (gain, loss) in enumerate(zip(gains[:count], losses[:count], strict=True)):
+        shares = ((experiments.AT_GRPO, 0.6), (experiments.SHARED, 0.6 - gain))
+        for arm, share in shares:
+            runs[f"g{number}", arm] = [a_cell(f"g{number}", arm, seed, share) for seed in SEEDS]
+        for cell in runs[f"g{number}", experiments.AT_GRPO]:
+            other = a_cell("", "", int(cell["cell"][-1]), 0.6 - loss)["tokens"]["own"]
+            cell["tokens"] = {**cell["tokens"], experiments.EXCHANGED: other}
+    return runs
+
+
+def test_whether_gains_follow_what_an_exchange_loses_is_one_test_over_six_environments():
+    losses = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
+    found = difference.correlated(several(6, losses, losses))
+    assert found is not None
+    assert found["points"]["g5"] == pytest.approx({"loss": 0.5, "tokens": 0.5, "updates": 0.5}, abs=0.05)  # fmt: skip
+    assert found["p"] == pytest.approx(2 / 720, rel=0.02)
+    assert [found[name][0] for name in cells.READINGS] == [1, 1]
+    assert "**supported**" in difference.sentence({"difference": {**found, "p_holm": 0.01}})
+    assert "**not decided**" in difference.sentence({"difference": {**found, "p_holm": 0.2}})
+    against = difference.correlated(several(6, losses[::-1], losses))
+    assert "**refuted**" in difference.sentence({"difference": {**(against or {}), "p_holm": 0.01}})
+    assert difference.correlated(several(5, losses, losses)) is None
+
+
+def test_the_correlation_is_corrected_together_with_the_verdicts():
+    losses = [0.05, 0.1, 0.2, 0.3, 0.4, 0.5]
+    runs = {**several(6, losses, losses), **runs_of(team=0.8, task=0.8)}
+    arms, found, correlation = report.published(runs, list(EXPERIMENTS), dict.fromkeys((*(f"g{n}" for n in range(6)), "plan_path"), False))  # fmt: skip
+    assert correlation is not None
+    assert len(found) == 1
+    assert len(arms) == 7
+    assert correlation["p_holm"] == pytest.approx(2 * correlation["p"], rel=0.02)
 
 
 def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
@@ -188,7 +240,7 @@ def test_other_groupings_sample_the_same_trees():
 
 
 def test_a_cell_is_trained_until_it_has_its_tokens_and_its_updates():
-    ground = SMALL["plan_path"]._replace(tokens=700, updates=3)
+    ground = SHORT["plan_path"]._replace(tokens=700, updates=3)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     cell = cells.Cell("plan_path", experiments.AT_GRPO, 1.0, 0)
     trainer = cells.trainer_of(cell, ground._replace(settings=few), {})
@@ -211,7 +263,7 @@ def test_readings_of_the_same_weights_are_played_once(tokens, times, monkeypatch
         return "01"
 
     monkeypatch.setattr(cells, "played", play)
-    ground = SMALL["plan_path"]._replace(tokens=tokens, updates=1)
+    ground = SHORT["plan_path"]._replace(tokens=tokens, updates=1)
     few = {**ground.settings, "tasks_per_step": 1, "num_generations": 2}
     arm = experiments.AT_GRPO
     found = cells.measured(
@@ -238,7 +290,7 @@ def a_lab(tmp_path, monkeypatch, before=None) -> tuple[command.Lab, list[str]]:
 
     monkeypatch.setattr(command, "measured", measured)
     wanted = ["plan_path", experiments.AT_GRPO, "tree, by task"]
-    lab = command.Lab(["grouping"], small=True, out=tmp_path, wanted=wanted, before=before)
+    lab = command.Lab(["grouping"], budget="small", out=tmp_path, wanted=wanted, before=before)
     return lab, ran
 
 
@@ -273,6 +325,73 @@ def test_what_is_published_is_not_run_again_unless_its_settings_have_changed(tmp
     other.pairs[ground, arm] = wanted[ground, arm]._replace(tokens=7)
     assert other.run(1) == 0
     assert len(ran) == times / 2
+    again.write_text(again.read_text().replace(digest(wanted[ground, arm].model), "another base"))
+    another, _ = a_lab(tmp_path / "with another base", monkeypatch, before=again)
+    assert not any(another.found(cell) for cell in another.cells())
+
+
+def given(tmp_path, settings: dict) -> str:
+    """What stands for a ground with other settings of the trainer."""
+    lab = command.Lab(["grouping"], budget="small", out=tmp_path)
+    first = next(lab.cells())
+    own = lab.pairs[first.ground, first.arm]
+    lab.pairs[first.ground, first.arm] = own._replace(settings=settings)
+    return lab._given(first)
+
+
+def test_a_cell_is_another_where_another_thing_is_measured_and_only_there(tmp_path):
+    own = dict(SHORT["plan_path"].settings)
+    same = given(tmp_path, own)
+    unnamed = {name: value for name, value in own.items() if name not in cells.UNNAMED}
+    assert given(tmp_path, {**unnamed, "tokens_per_batch": 4096}) == same
+    assert given(tmp_path, {**own, "eval_steps": 3, "max_steps": 7, "warmup_steps": 5}) == same
+    for other in ({"num_iterations": 3}, {"epsilon_high": 0.28}, {"learning_rate": 1e-3}, {"beta": 0.1}):  # fmt: skip
+        assert given(tmp_path, {**own, **other}) != same
+    bare = resolve(ATGRPOConfig(env="math"))
+    assert bare.num_iterations == cells.UNNAMED["num_iterations"]
+    assert bare.epsilon_high == bare.epsilon  # as wherever nothing is named
+
+
+@pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
+def test_everything_that_is_published_counts_as_run():
+    result = tables.load("claims")
+    lab = command.Lab(list(EXPERIMENTS), budget=result["settings"]["budget"], out=Path("no folder"), before=command.RESULTS)  # fmt: skip
+    counted = {cell.name for cell in lab.cells() if lab.found(cell)}
+    assert {*result["cells"], *result["sweeps"]} == counted
+
+
+@pytest.mark.parametrize(("budget", "hours"), [("small", 2), ("full", 40)])
+def test_a_budget_is_kept_by_the_estimate_that_is_shown(budget, hours, tmp_path, capsys):
+    command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path).dry()
+    (told,) = re.findall(r"about ([\d.]+) CPU-hours", capsys.readouterr().out)
+    assert 0 < float(told) <= hours
+
+
+@pytest.mark.skipif(not tables.published("claims"), reason="no results are published")
+def test_the_published_cells_of_small_took_two_cpu_hours_at_most():
+    result = tables.load("claims")
+    pairs = command.Lab(list(EXPERIMENTS), budget="small", out=Path("no folder")).pairs
+    spent = {
+        name: each["cpu_s"]
+        for name, each in {**result["cells"], **result["sweeps"]}.items()
+        if tuple(name.split("/")[:2]) in pairs
+    }
+    assert len(spent) == 11 * len(pairs)
+    assert sum(spent.values()) <= 2 * 3600
+
+
+def test_small_is_a_part_of_medium_and_results_are_not_overwritten_by_fewer(tmp_path, monkeypatch):
+    small, medium = (command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path) for budget in ("small", "medium"))  # fmt: skip
+    assert small.pairs.items() < medium.pairs.items()
+    assert small.out == medium.out
+    monkeypatch.setattr(report, "rliable_scores", lambda runs: {})
+    lab, _ = a_lab(tmp_path, monkeypatch)
+    lab.run(1)
+    lab.publish(["grouping"], results := tmp_path / "claims.json")
+    first = next(iter(lab.pairs))
+    del lab.pairs[first]
+    with pytest.raises(SystemExit, match="holds 5 cells that these options leave out"):
+        lab.publish(["grouping"], results)
 
 
 def test_the_rate_of_each_arm_is_the_best_of_its_own_sweep(tmp_path, monkeypatch):
@@ -315,9 +434,11 @@ def test_published_verdicts_are_those_of_the_published_cells():
     habits = {
         ground: next(iter(arms.values()))["habits"] for ground, arms in result["arms"].items()
     }
-    arms, found = report.published(report.complete(runs), list(EXPERIMENTS), habits)
-    assert json.loads(json.dumps(found)) == result["verdicts"]
-    assert json.loads(json.dumps(arms)) == result["arms"]
+    made = report.published(report.complete(runs), list(EXPERIMENTS), habits)
+    arms, found, correlation = json.loads(json.dumps(made))
+    assert found == result["verdicts"]
+    assert arms == result["arms"]
+    assert correlation == result["difference"]
     for ground, each in result["arms"].items():
         budget = result["settings"]["grounds"][ground]
         for name, arm in each.items():
@@ -331,7 +452,7 @@ def test_published_verdicts_are_those_of_the_published_cells():
 
 
 def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():
-    arms, found = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    arms, found, _ = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
     result = {"verdicts": found, "arms": arms}
     header, rows = report.table(result)
     letters = report.open_questions(result)

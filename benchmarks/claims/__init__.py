@@ -6,6 +6,7 @@
 | `groupings.py` | estimators that compare the completions of a tree in other groups than AT-GRPO's |
 | `cells.py` | one cell: a training, read at equal tokens and at equal updates, and its test tasks |
 | `statistics.py` | hierarchical bootstrap, Student's test over seeds, Holm's correction |
+| `difference.py` | whether a policy for each role gains more where the roles' policies differ more |
 | `report.py` | from cells to verdicts, tables and `results/claims.json` |
 | `__main__.py` | the command |
 """

@@ -1,8 +1,9 @@
 """Runs the experiments on the paper's claims, judges them, and writes `results/claims.json`.
 
     python -m benchmarks.priming.protocol                      the base of `signal`
-    python -m benchmarks.claims --small                        three to four CPU-hours
-    python -m benchmarks.claims [--only grouping] [--dry-run]
+    python -m benchmarks.claims --small                        about two CPU-hours
+    python -m benchmarks.claims --medium                       what is published
+    python -m benchmarks.claims [--only grouping] [--dry-run]  long trainings
 
 Every cell is a command (`--cell NAME`, as `--dry-run` lists them) and is run once: a killed run goes on where it
 was, and the same command in a second shell takes cells that nobody works on. What the published results hold with
@@ -19,14 +20,15 @@ import hashlib
 import json
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.claims import experiments, report
-from benchmarks.claims.cells import READINGS, Cell, cell_of, measured
+from benchmarks.claims.cells import READINGS, Cell, cell_of, material, measured
 from benchmarks.claims.experiments import (
     ARMS,
     EXPERIMENTS,
@@ -42,6 +44,11 @@ from pettingllms.runs import versions
 
 OUT = Path(__file__).parents[1] / "out" / "claims"
 RESULTS = Path(__file__).parents[1] / "results" / "claims.json"
+BUDGETS = {
+    "small": "short trainings where they cost least: about two CPU-hours",
+    "medium": "the same, and short trainings elsewhere: what is published",
+}
+"""Option -> what it says; without one, trainings are long."""
 
 
 class Lab:
@@ -49,8 +56,8 @@ class Lab:
 
     Args:
         names: of the experiments.
-        small: with the budgets of `--small`.
-        out: the folder of the cells; two budgets need two.
+        budget: small, medium or full.
+        out: the folder of the cells.
         wanted: arms and grounds to leave all others out.
         before: published results, whose cells count as run.
     """
@@ -59,25 +66,22 @@ class Lab:
         self,
         names: Sequence[str],
         *,
-        small: bool,
+        budget: str,
         out: Path,
         wanted: Sequence[str] = (),
         before: Path | None = None,
     ) -> None:
-        self.small, self.out = small, out / ("small" if small else "full")
+        # Small trainings are some of the medium ones; longer ones have the same names.
+        self.budget, self.out = budget, out / ("long" if budget == "full" else "short")
         self.before: dict[str, Any] = {}
         if before is not None and before.is_file():
-            published = json.loads(before.read_text(encoding="utf-8"))
-            if published["settings"]["small"] == small:
-                self.before = published
+            self.before = json.loads(before.read_text(encoding="utf-8"))
         self.pairs: dict[tuple[str, str], Ground] = {}
         """Every ground with every arm that some experiment has there."""
         for name in names:
-            grounds = experiments.grounds(EXPERIMENTS[name], small=small)
-            for ground, record in grounds.items():
-                for arm in record.arms or EXPERIMENTS[name].arms:
-                    if not wanted or {ground, arm} <= set(wanted):
-                        self.pairs.setdefault((ground, arm), record)
+            for ground, arm, record in experiments.pairs(EXPERIMENTS[name], budget):
+                if not wanted or {ground, arm} <= set(wanted):
+                    self.pairs.setdefault((ground, arm), record)
 
     def found(self, cell: Cell) -> dict[str, Any] | None:
         """What a cell measured, if it has, with the settings of today."""
@@ -85,9 +89,21 @@ class Lab:
         if path.is_file():
             record = json.loads(path.read_text(encoding="utf-8"))
             return record if record["settings"] == self._settings(cell) else None
-        if self.before and self.before["given"].get(_group(cell)) == self._given(cell):
-            return self._published(cell)
-        return None
+        if not self.before or self.before["given"].get(_group(cell)) != self._given(cell):
+            return None
+        now = self._base(self.pairs[cell.ground, cell.arm])
+        if now and now != (self._base_before(cell.ground) or now):
+            return None
+        return self._published(cell)
+
+    def _base(self, ground: Ground) -> str | None:
+        """The digest of a ground's base; None where it is not here."""
+        return _digest(ground.model) if ground.model.exists() else None
+
+    def _base_before(self, name: str) -> str | None:
+        """The digest of the published base; None where the results were judged without it."""
+        known: dict[str, str] = self.before.get("settings", {}).get("grounds", {}).get(name, {})
+        return known.get("model")
 
     def _published(self, cell: Cell) -> dict[str, Any] | None:
         """What the results hold of a cell; of a sweep that is the share of solved tasks, in no order."""
@@ -156,7 +172,11 @@ class Lab:
         return True
 
     def publish(self, names: Sequence[str], path: Path) -> None:
-        """Judges what is there, and writes it."""
+        """Judges what is there, and writes it.
+
+        Raises:
+            SystemExit: the file holds cells that are not among these.
+        """
         done: dict[tuple[str, str], list[dict[str, Any]]] = {}
         sweeps: dict[str, Any] = {}
         for cell in self.cells():
@@ -168,12 +188,14 @@ class Lab:
                 sweeps[cell.name]["cpu_s"] = found["cpu_s"]
         runs = report.complete(done)
         grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
-        arms, verdicts = report.published(runs, names, {n: g.habits for n, g in grounds.items()})
+        habits = {name: ground.habits for name, ground in grounds.items()}
+        arms, verdicts, correlation = report.published(runs, names, habits)
         every = [cell for each in runs.values() for cell in each]
+        _refuse_to_lose(path, {cell["cell"] for cell in every})
         spent = sum(cell["cpu_s"] for cell in (*every, *sweeps.values()))
         result = {
             "settings": {
-                "small": self.small,
+                "budget": self.budget,
                 "seeds": SEEDS,
                 "tuning_seeds": TUNING,
                 "rates": RATES,
@@ -183,8 +205,7 @@ class Lab:
                     name: {
                         "tokens": ground.tokens,
                         "updates": ground.updates,
-                        # None where the results of another machine are judged and the base is not here.
-                        "model": digest(ground.model) if ground.model.exists() else None,
+                        "model": self._base(ground) or self._base_before(name),
                     }
                     for name, ground in grounds.items()
                 },
@@ -198,6 +219,7 @@ class Lab:
             "given": {_group(cell): self._given(cell) for cell in self.cells()},
             "cpu_minutes": round(spent / 60, 1),
             "verdicts": verdicts,
+            "difference": correlation,
             "arms": arms,
             "rliable": report.rliable_scores(runs),
             "sweeps": sweeps,
@@ -210,10 +232,10 @@ class Lab:
 
     def dry(self) -> None:
         """Prints the commands that are missing, and what all of it costs."""
-        small = " --small" if self.small else ""
+        budget = "" if self.budget == "full" else f" --{self.budget}"
         for cell in self.cells():
             done = "done" if self.found(cell) else "to do"
-            print(f"{done:5}  python -m benchmarks.claims{small} --cell '{cell.name}'")
+            print(f"{done:5}  python -m benchmarks.claims{budget} --cell '{cell.name}'")
         each = len(RATES) * len(TUNING) + len(SEEDS)
         hours = sum(ground.seconds for ground in self.pairs.values()) * each / 3600
         print(
@@ -227,12 +249,29 @@ class Lab:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def _settings(self, cell: Cell) -> Any:
-        """Everything that a cell depends on but its name, as JSON gives it back."""
+        """Everything that what a cell measures depends on but its name, as JSON gives it back."""
         ground, arm = self.pairs[cell.ground, cell.arm], ARMS[cell.arm]
         settings = {"ground": ground._asdict(), "arm": arm._asdict()}
-        settings["ground"] |= {"model": ground.model.name, "seconds": None}
-        del settings["ground"]["arms"]
+        for each in settings.values():
+            each["settings"] = material(each["settings"])
+        settings["ground"]["model"] = ground.model.name
+        for name in ("seconds", "arms", "habits"):
+            del settings["ground"][name]
         return json.loads(json.dumps(settings, default=dict))
+
+
+def _refuse_to_lose(path: Path, kept: Collection[str]) -> None:
+    lost = json.loads(path.read_text(encoding="utf-8"))["cells"].keys() - kept if path.is_file() else ()  # fmt: skip
+    if lost:
+        raise SystemExit(
+            f"{path} holds {len(lost)} cells that these options leave out, {min(lost)!r} for one: "
+            "give --results another file"
+        )
+
+
+@cache
+def _digest(model: Path) -> str:
+    return digest(model)
 
 
 def _group(cell: Cell) -> str:
@@ -255,7 +294,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--small", action="store_true", help="three to four CPU-hours")
+    budgets = parser.add_mutually_exclusive_group()
+    for name, text in BUDGETS.items():
+        budgets.add_argument(
+            f"--{name}", dest="budget", action="store_const", const=name, help=text
+        )
     parser.add_argument("--only", nargs="+", choices=EXPERIMENTS, default=list(EXPERIMENTS))
     parser.add_argument("--arms", nargs="+", default=[], help="these arms and grounds alone")
     parser.add_argument("--cell", help="one cell; see --dry-run")
@@ -267,7 +310,11 @@ def main() -> None:
     options = parser.parse_args()
     before = None if options.afresh else options.results
     lab = Lab(
-        options.only, small=options.small, out=options.out, wanted=options.arms, before=before
+        options.only,
+        budget=options.budget or "full",
+        out=options.out,
+        wanted=options.arms,
+        before=before,
     )
     if options.dry_run:
         lab.dry()

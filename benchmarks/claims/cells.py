@@ -45,6 +45,15 @@ FIXED: Mapping[str, Any] = {
     "max_steps": 100_000,
 }
 """Of all arms; steps are counted here."""
+IDLE = (
+    *FIXED,
+    *("max_tokens", "eval_steps", "eval_tasks", "save_steps"),
+    *("tokens_per_batch", "gradient_checkpointing"),
+)
+"""Settings of a ground that change nothing that is measured: overridden, or of what no cell does, or only how much is
+computed at a time, by which results differ as much as they do by rounding."""
+UNNAMED: Mapping[str, Any] = {"num_iterations": 1, "epsilon_high": None}
+"""The trainer's own values where a setting is not named, so that naming one of them makes no other cell."""
 State = Mapping[str, Mapping[str, torch.Tensor]]
 """Policy -> its tensors."""
 
@@ -77,6 +86,15 @@ def cell_of(name: str) -> Cell:
     """
     ground, arm, scale, seed = name.split("/")
     return Cell(ground, arm, float(scale), int(seed))
+
+
+def material(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a ground's or an arm's settings that can change what is measured."""
+    return {
+        name: value
+        for name, value in settings.items()
+        if name not in IDLE and not (name in UNNAMED and value == UNNAMED[name])
+    }
 
 
 class Reading(NamedTuple):

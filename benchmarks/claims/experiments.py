@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +37,7 @@ class Ground(NamedTuple):
     seconds: float
     """CPU-seconds of a cell with both, about; for the estimate of `--dry-run`."""
     arms: tuple[str, ...] = ()
-    """Those that are compared here; all where none is named."""
+    """Those of an experiment's arms that are compared here; all where none is named."""
     habits: bool = False
     """Whether the base was primed with bad habits, so that part of any gain is a habit overcome."""
 
@@ -51,36 +51,42 @@ def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
     return SHIPPED[name], getattr(kind, declared), settings
 
 
-def _short_math() -> Ground:
+def _short(env: str, tokens: int, updates: int, seconds: float, arms: tuple[str, ...]) -> Ground:
     # Twice the default's learning rate in the middle of the grid: trainings are a sixteenth as long.
-    model, arguments, settings = _own("math")
-    settings = {**settings, "learning_rate": 1e-3}
-    return Ground("math", model, arguments, settings, 30_000, 6, 25, _ALONE, habits=True)
+    model, arguments, settings = _own(env)
+    settings = {**settings, "learning_rate": 2 * settings["learning_rate"]}
+    return Ground(env, model, arguments, settings, tokens, updates, seconds, arms, habits=True)
 
 
 _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
 # Of all families of problems and in four turns, which is harder than the default.
 _HARDER = {"prompt": "compact", "steps": (3, 3)}
 _LONGER = presets.EMBEDDED | {"max_steps": 60, "eval_steps": 10}
-AT_GRPO, EXCHANGED = "AT-GRPO", "exchanged"
-_FEW = (AT_GRPO, "tree, by task", "GRPO, by episode", "random branch")
-_ALONE = (
-    *(AT_GRPO, "single agent", "alpha 0", "alpha 0.25", "alpha 0.5", "alpha 2"),
-    *("3: and a judge", "4: two tools", "5: two reasoners", "7: three of each"),
+AT_GRPO, EXCHANGED, SHARED = "AT-GRPO", "exchanged", "shared policy"
+_PAIR = (AT_GRPO, SHARED)
+_FEW = (*_PAIR, "tree, by task", "GRPO, by episode", "random branch")
+_QUESTIONS = (*_PAIR, "tree, by task", "GRPO, by episode", "trained apart", "outcome only")
+_MATH = (
+    *_QUESTIONS,
+    *("single agent", "alpha 0", "alpha 0.25", "alpha 0.5", "alpha 2"),
+    *("3: and a judge", "4: two tools", "5: two reasoners"),
 )
-SMALL: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 20),
+SHORT: Mapping[str, Ground] = {
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
-    "coding": Ground("coding", *_own("coding"), 60_000, 5, 65, _FEW)._replace(
+    "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
     ),
-    "math": _short_math(),
+    "math": _short("math", 30_000, 6, 30, _MATH),
+    "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
+    "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
+    "sokoban": _short("sokoban", 21_000, 6, 30, _PAIR),
 }
-"""What can be decided in minutes; on bases without a planted habit, but for math."""
-FULL: Mapping[str, Ground] = {
-    "plan_path": SMALL["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
-    "signal": SMALL["signal"],
-    "coding": SMALL["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
+"""What can be decided in minutes, with `--small` and `--medium`."""
+LONG: Mapping[str, Ground] = {
+    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
+    "signal": SHORT["signal"],
+    "coding": SHORT["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
     "search": Ground("search", *_own("search"), 20_000, 15, 60),
     "math": Ground("math", *_own("math"), 120_000, 20, 120, habits=True),
     "sudoku": Ground("sudoku", *_own("sudoku"), 120_000, 20, 150, habits=True),
@@ -112,7 +118,7 @@ ARMS: Mapping[str, Arm] = {
     "GRPO, by agent": Arm({"estimator": "agent"}),
     "GRPO, by turn": Arm({"estimator": "turn"}),
     "trained apart": Arm(apart=True),
-    "shared policy": Arm({"policies": "shared"}),
+    SHARED: Arm({"policies": "shared"}),
     "outcome only": Arm(arguments={"rewards": "sparse"}),
     "outcome only, look-ahead": Arm({"method": "look_ahead"}, {"rewards": "sparse"}),
     "single agent": Arm(arguments={"agents": "single"}),
@@ -144,9 +150,16 @@ class Experiment(NamedTuple):
     question: str
     small: tuple[str, ...]
     """Grounds with `--small`."""
+    medium: tuple[str, ...]
+    """More of them, with `--medium`."""
     full: tuple[str, ...]
-    """Grounds without."""
+    """Grounds with neither."""
     claims: tuple[Claim, ...]
+
+    @property
+    def grounds(self) -> tuple[str, ...]:
+        """Where it is run with any budget."""
+        return tuple(dict.fromkeys((*self.small, *self.medium, *self.full)))
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -164,7 +177,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "grouping": Experiment(
         "Claim 3: grouping",
         "Does it matter which completions are compared with which?",
-        ("plan_path", "signal", "coding"),
+        ("plan_path", "signal"),
+        ("coding", "math", "search"),
         ("plan_path", "signal", "coding", "math", "search", "sokoban"),
         (
             *(
@@ -187,7 +201,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 1: joint training",
         "Are roles that are trained together better than roles trained apart and combined?",
         ("plan_path", "signal"),
-        tuple(FULL),
+        ("math", "search"),
+        tuple(LONG),
         (
             Claim(
                 "Training together beats training apart",
@@ -201,8 +216,9 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "swap": Experiment(
         "Claim 2: exchanged policies",
         "What is left of a team whose roles play with each other's policies?",
-        ("plan_path", "signal"),
-        tuple(FULL),
+        ("plan_path", "signal", "math"),
+        ("coding", "search", "sudoku", "sokoban"),
+        tuple(LONG),
         (
             Claim(
                 "A team beats itself with its policies exchanged",
@@ -218,12 +234,13 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 4: one policy or one for each role",
         "Is a policy for each role better than a shared one?",
         ("plan_path", "signal"),
-        tuple(FULL),
+        ("coding", "math", "search", "sudoku", "sokoban"),
+        tuple(LONG),
         (
             Claim(
                 "A policy for each role beats a shared one",
                 AT_GRPO,
-                "shared policy",
+                SHARED,
                 "A policy for each role has as many more trained weights, a shared one as many "
                 f"more completions an update. {_EARLY}",
             ),
@@ -233,6 +250,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 5: rewards for the outcome alone",
         "What is lost without local rewards?",
         ("plan_path",),
+        ("math", "search"),
         ("plan_path", "coding", "math", "search", "sudoku", "sokoban"),
         (
             Claim(
@@ -256,6 +274,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "A team or a single agent",
         "Does a trained team beat a trained single agent?",
         ("math",),
+        (),
         ("coding", "math", "sudoku", "sokoban"),
         (
             Claim(
@@ -271,6 +290,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 6: weight of the team's reward",
         "How much should the team's reward count?",
         ("math",),
+        (),
         ("coding", "math"),
         tuple(
             Claim(
@@ -286,6 +306,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
     "team_size": Experiment(
         "Claim 7: larger teams",
         "Are larger math teams better?",
+        (),
         ("math",),
         ("math",),
         tuple(
@@ -302,7 +323,14 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 
 
-def grounds(experiment: Experiment, *, small: bool) -> dict[str, Ground]:
-    """Where an experiment is run, by name."""
-    names = experiment.small if small else experiment.full
-    return {name: (SMALL if small else FULL)[name] for name in names}
+def pairs(experiment: Experiment, budget: str) -> Iterator[tuple[str, str, Ground]]:
+    """The grounds of an experiment within a budget, each with every arm that it has there."""
+    names, records = {
+        "small": (experiment.small, SHORT),
+        "medium": ((*experiment.small, *experiment.medium), SHORT),
+        "full": (experiment.full, LONG),
+    }[budget]
+    for name in names:
+        for arm in experiment.arms:
+            if not records[name].arms or arm in records[name].arms:
+                yield name, arm, records[name]

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.claims.cells import READINGS
+from benchmarks.claims.difference import correlated
 from benchmarks.claims.experiments import EXPERIMENTS, RATES, SEEDS, Claim
 from benchmarks.claims.statistics import LEVEL, digits, holm, interval, p_value
 from benchmarks.evidence import CEILING, Table
@@ -53,7 +54,7 @@ def _claims(names: Sequence[str], grounds: Sequence[str]) -> Iterator[tuple[str,
         own = EXPERIMENTS[name]
         for claim in own.claims:
             for ground in grounds:
-                if ground in (*own.small, *own.full):
+                if ground in own.grounds:
                     yield name, claim, ground
 
 
@@ -180,14 +181,21 @@ def _sets(runs: Runs) -> list[tuple[str, ...]]:
 
 def published(
     runs: Runs, names: Sequence[str], habits: Mapping[str, bool]
-) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """The arms by ground, and the verdicts."""
+) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any] | None]:
+    """The arms by ground, the verdicts, and the correlation over grounds, where there are enough.
+
+    All p-values are corrected together.
+    """
     arms: dict[str, Any] = {}
     for ground, arm in runs:
         arms.setdefault(ground, {})[arm] = summary(runs, ground, arm, habits=habits[ground])
     found = judged(runs, names)
     keys = [f"{each.experiment}/{each.claim.text}/{each.ground}" for each in found]
-    corrected = holm({key: each.p for key, each in zip(keys, found, strict=True)})
+    correlation = correlated(runs)
+    values = {key: each.p for key, each in zip(keys, found, strict=True)}
+    corrected = holm(values | ({"": correlation["p"]} if correlation else {}))
+    if correlation:
+        correlation["p_holm"] = float(f"{corrected['']:.2g}")
     verdicts = [
         {
             "experiment": each.experiment,
@@ -202,7 +210,7 @@ def published(
         }
         for key, each in zip(keys, found, strict=True)
     ]  # fmt: skip
-    return arms, verdicts
+    return arms, verdicts, correlation
 
 
 def missing(result: Mapping[str, Any]) -> list[str]:
@@ -212,7 +220,7 @@ def missing(result: Mapping[str, Any]) -> list[str]:
     for name, own in EXPERIMENTS.items():
         lacking = {
             ground: sum((name, ground, claim.text) not in done for claim in own.claims)
-            for ground in dict.fromkeys((*own.small, *own.full))
+            for ground in own.grounds
         }
         grounds = [
             ground
