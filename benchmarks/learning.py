@@ -136,22 +136,31 @@ def train(folder: Path, *words: str) -> None:
     (folder / CPU).write_text(f"{seconds:.1f}\n", encoding="utf-8")
 
 
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Settings by name as a command line; those that are None are left open."""
+    words = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return words
+
+
 def evaluate(
-    folder: Path,
-    name: str,
+    out: Path,
     *words: str,
     tasks: int = TASKS,
     read: Callable[[Sequence[Trajectory]], Any] = solved_digits,
 ) -> dict[str, Any]:
-    """Scores of `pettingllms-eval` on test tasks, kept beside the run as `name`.
+    """Scores of `pettingllms-eval` on test tasks, kept in `out`.
 
     `solved` has what `read` makes of each team's episodes, by default a digit for each task: intervals over
     seeds and tasks need them.
     """
-    out = folder / f"eval-{name}"
     if not (out / "results.json").exists():
-        limit = ["--limit", str(tasks), "--out", str(out)]
-        command("evaluate", "--adapters", str(folder), *limit, *words)
+        command("evaluate", *words, "--limit", str(tasks), "--out", str(out))
     solved = {team: read(its) for team, its in read_trajectories(out).items()}
     return json.loads((out / "results.json").read_text()) | {"solved": solved}
 
@@ -184,19 +193,32 @@ def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
     """Everything that the tables and the picture need of one run; `several`: also pass@k."""
     swap = ["--swap", SWAPS[run.env]] if run.policies == "per-role" else []
     size, larger = BEYOND[run.env]
+
+    def played(name: str, *words: str, **other: Any) -> dict[str, Any]:
+        return evaluate(folder / f"eval-{name}", "--adapters", str(folder), *words, **other)
+
     found = {
         "config": (folder / "config.yaml").read_text(),
         "versions": json.loads((folder / "run.json").read_text()),
         "timing": timing(folder),
         "curve": curve(folder, SCORES[run.env]),
-        "sampled": evaluate(folder, "sampled", *swap),
-        "greedy": evaluate(folder, "greedy", "--greedy"),
-        "beyond": evaluate(folder, "beyond", "--env-args", json.dumps(larger)) | {"size": size},
+        "sampled": played("sampled", *swap),
+        "greedy": played("greedy", "--greedy"),
+        "beyond": played("beyond", "--env-args", json.dumps(larger)) | {"size": size},
     }
     if several:
         samples = ["--samples", str(PASSES[-1])]
-        found["passes"] = evaluate(folder, "passes", *samples, tasks=PASS_TASKS, read=solved_counts)
+        found["passes"] = played("passes", *samples, tasks=PASS_TASKS, read=solved_counts)
     return found
+
+
+def beside(before: Mapping[str, Any], name: str, found: Any) -> dict[str, Any]:
+    """A run and those of before that were played at its revision: a table of two would hide which row is whose."""
+
+    def commit(run: Any) -> str:
+        return str(run["sampled"]["revision"]["commit"])
+
+    return {own: run for own, run in before.items() if commit(run) == commit(found)} | {name: found}
 
 
 def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
@@ -229,7 +251,7 @@ def main() -> None:
     out = HERE / "out" / file.stem
     for folder in (out, file.parent):
         folder.mkdir(parents=True, exist_ok=True)
-    before = json.loads(file.read_text()) if file.exists() else {}
+    runs = json.loads(file.read_text()) if file.exists() else {}
     for policies in options.policies:
         for seed in options.seeds:
             run = Run(options.env, policies, seed)
@@ -237,14 +259,12 @@ def main() -> None:
             # The base with habits, also where an environment has another default.
             train(out / run.name, *words, "--model", DEFAULT, *extra)
             found = collect(run, out / run.name, several=seed == options.seeds[0])
-            revision = found["sampled"]["revision"]
-            before = {n: r for n, r in before.items() if r["sampled"]["revision"] == revision}
-            before[run.name] = found
+            runs = beside(runs, run.name, found)
             # Paths below the checkout, not those of this machine.
-            text = json.dumps(before, indent=1).replace(f"{HERE.parent}/", "")
+            text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")
             file.write_text(f"{text}\n", encoding="utf-8")
             print(f"wrote {run.name} to {file}", flush=True)
-    draw(before, SCORES[options.env], file.with_suffix(".png"))
+    draw(runs, SCORES[options.env], file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

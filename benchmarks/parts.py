@@ -42,7 +42,7 @@ from benchmarks.evidence import (
     solved_digits,
     spread,
 )
-from benchmarks.learning import HERE, curve, timing, train
+from benchmarks.learning import HERE, curve, timing, train, words_of
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import held_out
@@ -156,17 +156,8 @@ def run_of(env: str, model: Path, seed: int, out: Path) -> Path:
     run = out / f"{env}-{seed}"
     options = settings(env) | {"model": model, "seed": seed, "env": env}
     options |= {"env-args": json.dumps(arguments(env))}
-    train(run, *(word for name, value in options.items() for word in _option(name, value)))
+    train(run, *words_of(options))
     return run
-
-
-def _option(name: str, value: Any) -> list[str]:
-    option = name.replace("_", "-")
-    return (
-        [f"--{'' if value else 'no-'}{option}"]
-        if isinstance(value, bool)
-        else [f"--{option}", str(value)]
-    )
 
 
 def rolled_out(
