@@ -157,7 +157,7 @@ def _sentences(game, seed: int) -> int:
 def test_larger_tasks_are_one_step_or_size_beyond_the_largest_of_training(env):
     declared = dict(make(env).embedded)
     own, larger = (
-        make(env, split="test", **declared | other) for other in ({}, learning.BEYOND[env][1])
+        make(env, split="test", **{**declared, **other}) for other in ({}, learning.BEYOND[env][1])
     )
     assert SIZES[env](larger) == SIZES[env](own) + 1
 
