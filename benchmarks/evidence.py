@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from pettingllms.evaluation.scores import Estimate, scores_by_task, wilson, wilson_of
+from pettingllms.evaluation.scores import Estimate, pass_at_k, scores_by_task, wilson, wilson_of
 from pettingllms.rollout.trajectory import Trajectory
 
 mpl.use("Agg")
@@ -21,6 +22,10 @@ _QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.
 """The 97.5th percentiles of Student's distribution, by degrees of freedom."""
 CEILING = 0.97
 """Success above which a team solves nearly everything, and no other can be better."""
+PASSES = (1, 4, 16, 64)
+"""For which k pass@k is reported; the last is the number of episodes of a task."""
+PASS_TASKS = 32
+"""Test tasks of which so many episodes are played."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
 
 Table = tuple[list[str], list[list[str]]]
@@ -49,6 +54,12 @@ def solved_digits(episodes: Sequence[Trajectory]) -> str:
     """A digit for each task, in order: 1 where it was solved; the tasks were played once each."""
     tasks = scores_by_task(episodes).values()
     return "".join(f"{scores['success']:.0f}" for scores in tasks)
+
+
+def solved_counts(episodes: Sequence[Trajectory]) -> list[int]:
+    """How many episodes of each task succeed; tasks in order."""
+    counts = Counter(episode.task.id for episode in episodes if episode.success)
+    return [counts[task] for task in dict.fromkeys(episode.task.id for episode in episodes)]
 
 
 def estimate(solved: np.ndarray) -> Estimate:
@@ -142,6 +153,12 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     """Mean over seeds, with the least and the greatest."""
     mean = sum(values) / len(values)
     return f"{mean:.{digits}f} [{min(values):.{digits}f}, {max(values):.{digits}f}]"
+
+
+def pass_cells(counts: Sequence[int]) -> list[str]:
+    """pass@k for each of `PASSES`, from how many of `PASSES[-1]` episodes of each task succeed."""
+    shares = [[pass_at_k(PASSES[-1], successes, k) for successes in counts] for k in PASSES]
+    return [f"{sum(each) / len(each):.2f}" for each in shares]
 
 
 def table_of(result: Mapping[str, Any], arms: Sequence[str]) -> Table:

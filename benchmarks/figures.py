@@ -20,7 +20,7 @@ from benchmarks.claims.report import TAUS
 from benchmarks.evidence import COLORS, estimate
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
-from benchmarks.tables import BLIND, blind_success, learned, load, published
+from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
 from pettingllms.evaluation.scores import Estimate
 
 mpl.use("Agg")
@@ -72,32 +72,34 @@ def _below(axis: Any, columns: int) -> None:
     )  # fmt: skip
 
 
-def _solved(runs: Sequence[Any], team: str) -> Estimate:
-    digits = [[float(digit) for digit in run["sampled"]["solved"][team]] for run in runs]
-    # The base plays the same for every seed of training: only its tasks are a sample.
-    return estimate(np.array(digits[:1] if team == "base" else digits))
-
-
 def draw_learned() -> Figure:
-    """Success before and after training, and with policies exchanged, by environment."""
-    figure, axis = plt.subplots(figsize=(7, 3.6))
-    points = []
+    """Success before and after training, and with policies exchanged, by environment; larger tasks beside it."""
+    figure, (own, larger) = plt.subplots(1, 2, figsize=(9.5, 3.6), sharex=True)
+    points, beyond = [], []
     for env, kinds in learned().items():
         runs = kinds["per-role"]
-        points += [
-            Point(env, _solved(runs, "base"), "before training", GRAY),
-            Point(env, _solved(runs, "adapters"), "after training", BLUE),
-            Point(env, _solved(runs, "swapped"), "policies exchanged", ORANGE),
-        ]
-    rows_of_points(axis, points, label="share of 300 test tasks solved")
+        size = larger_of(runs)
+        for name, team, color in (
+            ("before training", "base", GRAY),
+            ("after training", "adapters", BLUE),
+            ("policies exchanged", "swapped", ORANGE),
+        ):
+            points.append(Point(env, estimate(digits(runs, team)), name, color))
+            if size and team != "swapped":
+                found = estimate(digits(runs, team, "beyond"))
+                beyond.append(Point(f"{env}, {size}", found, name, color))
+    rows_of_points(own, points, label="share of 300 test tasks solved")
+    rows_of_points(larger, beyond, label="share of 300 larger test tasks solved")
     rows = list(dict.fromkeys(point.row for point in points))
     known = [(rows.index(env), blind_success(env)) for env in rows if env in BLIND]
     marks = [(row, share) for row, share in known if share is not None]
-    axis.plot(
+    own.plot(
         [share for _, share in marks], [row for row, _ in marks], "kx", ms=6, label="best constant answer"
     )  # fmt: skip
-    axis.set_xlim(0, 1)
-    _below(axis, 4)
+    own.set(title="tasks as in training", xlim=(0, 1))
+    larger.set(title="one step or size beyond training")
+    _below(own, 2)
+    figure.tight_layout()
     return figure
 
 

@@ -1,30 +1,40 @@
 """Does a team learn? `pettingllms-train --env ENV` over several seeds.
 
     python -m benchmarks.learning --env coding [--seeds 0 1 2]
-    python -m benchmarks.learning --env sokoban [--policies per-role shared] [--name NAME] [options of pettingllms-train]
+    python -m benchmarks.learning --env sokoban [--policies per-role shared] [--out FILE] [options of pettingllms-train]
 
 Each run is the command a user types, in a process of its own; finished runs are not repeated and
-stopped ones go on. Then the teams play test tasks, greedily, and with policies swapped. Writes
-`results/learning_<env>.json` (`<name>` for other options) and a picture beside it; `benchmarks.tables` makes the tables of the README files.
+stopped ones go on. Then base and trained teams play test tasks: sampled, also with policies swapped; greedily;
+tasks that are larger than those of training (`BEYOND`); and, with the first seed, many episodes of a few tasks
+for pass@k. Writes `results/learning_<env>.json`, or FILE for other options, and a picture beside it;
+`benchmarks.tables` makes the tables of the pages. Rows of other revisions are not kept beside new ones.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
+import resource
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import matplotlib.pyplot as plt
 
-from benchmarks.evidence import COLORS, draw_curve, solved_digits
+from benchmarks.evidence import (
+    COLORS,
+    PASS_TASKS,
+    PASSES,
+    draw_curve,
+    solved_counts,
+    solved_digits,
+)
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.models import DEFAULT
+from pettingllms.rollout.trajectory import Trajectory
 
 HERE = Path(__file__).parent
 BOARD = {
@@ -53,6 +63,17 @@ SCORES = {
 """What is read off the curves of an environment, with its title."""
 TASKS = 300
 """Test tasks of the final evaluations."""
+BEYOND: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "coding": ("4 steps", {"steps": (4, 4)}),
+    "math": ("4 steps", {"depth": (4, 4)}),
+    "plan_path": ("7 x 7", {"height": 7, "width": 7}),
+    "sokoban": ("7 x 7", {"size": 7}),
+    # A larger Sudoku has numbers that the embedded model was never shown.
+    "sudoku": ("11 empty cells", {"clues": (5, 5)}),
+}
+"""Tasks one step longer, or one size larger, than any of training: what they are called, and what differs."""
+CPU = "cpu_seconds"
+"""A file in a run's folder: what its training took."""
 SWAPS = {
     "coding": "coder=tester",
     "math": "tool=reasoner",
@@ -74,44 +95,74 @@ class Run(NamedTuple):
         return f"{policies}at_grpo-{self.seed}"
 
 
-def train(run: Run, out: Path, extra: list[str]) -> Path:
-    """Train one team unless it is trained already; returns its run folder."""
-    folder = out / run.name
-    if (folder / "summary.json").exists():
-        return folder
-    started = time.monotonic()
-    if (folder / "config.yaml").exists():
-        command = ["--resume", str(folder)]
-    else:
-        command = ["--env", run.env, "--policies", run.policies, "--seed", str(run.seed)]
-        # The base with habits, also where an environment has another default.
-        command += ["--output-dir", str(folder), "--model", DEFAULT, *extra]
-    with (out / f"{run.name}.log").open("a") as log:
-        subprocess.run(
-            [sys.executable, "-m", "pettingllms.cli.train", *command],
-            check=True,
-            stdout=log,
-            stderr=log,
-        )
-    print(f"{run.env} {run.name}: {time.monotonic() - started:.0f} s", flush=True)
-    return folder
+def command(module: str, *words: str, log: Path | None = None) -> float:
+    """Runs a command of this package with one thread; returns the CPU-seconds of it and its children.
 
-
-def evaluate(folder: Path, *words: str) -> dict[str, Any]:
-    """Scores of `pettingllms-eval` on the test tasks, kept beside the run.
-
-    `solved` has, for each team, a digit for each task: intervals over seeds and tasks need them.
+    Args:
+        module: of `pettingllms.cli`.
+        words: the command line.
+        log: a file to which all that it says is appended; None to show errors alone.
     """
-    out = folder / "-".join(["eval", *(word.lstrip("-").replace("=", "-") for word in words)])
-    if not (out / "results.json").exists():
-        command = ["--adapters", str(folder), "--tasks", str(TASKS), "--out", str(out), *words]
+
+    def spent() -> float:
+        usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return usage.ru_utime + usage.ru_stime
+
+    before = spent()
+    with Path(os.devnull if log is None else log).open("a") as said:
         subprocess.run(
-            [sys.executable, "-m", "pettingllms.cli.evaluate", *command],
+            [sys.executable, "-m", f"pettingllms.cli.{module}", *words],
             check=True,
-            stdout=subprocess.DEVNULL,
+            stdout=said,
+            stderr=None if log is None else said,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
         )
-    digits = {team: solved_digits(its) for team, its in read_trajectories(out).items()}
-    return json.loads((out / "results.json").read_text()) | {"solved": digits}
+    return spent() - before
+
+
+def train(folder: Path, *words: str) -> None:
+    """One run of `pettingllms-train`, unless it is finished; one that was begun goes on.
+
+    Notes its CPU-seconds in the folder, except of a run that went on: those of its first part are unknown.
+    """
+    if (folder / "summary.json").exists():
+        return
+    log = folder.with_name(f"{folder.name}.log")
+    print(f"training {folder.name}, a minute or more; log: {log}", flush=True)
+    if (folder / "config.yaml").exists():
+        command("train", "--resume", str(folder), log=log)
+        return
+    seconds = command("train", *words, "--output-dir", str(folder), log=log)
+    (folder / CPU).write_text(f"{seconds:.1f}\n", encoding="utf-8")
+
+
+def words_of(options: Mapping[str, Any]) -> list[str]:
+    """Settings by name as a command line; those that are None are left open."""
+    words = []
+    for name, value in options.items():
+        option = name.replace("_", "-")
+        if isinstance(value, bool):
+            words.append(f"--{'' if value else 'no-'}{option}")
+        elif value is not None:
+            words += [f"--{option}", str(value)]
+    return words
+
+
+def evaluate(
+    out: Path,
+    *words: str,
+    tasks: int = TASKS,
+    read: Callable[[Sequence[Trajectory]], Any] = solved_digits,
+) -> dict[str, Any]:
+    """Scores of `pettingllms-eval` on test tasks, kept in `out`.
+
+    `solved` has what `read` makes of each team's episodes, by default a digit for each task: intervals over
+    seeds and tasks need them.
+    """
+    if not (out / "results.json").exists():
+        command("evaluate", *words, "--limit", str(tasks), "--out", str(out))
+    solved = {team: read(its) for team, its in read_trajectories(out).items()}
+    return json.loads((out / "results.json").read_text()) | {"solved": solved}
 
 
 def curve(folder: Path, scores: Iterable[str]) -> list[dict[str, float]]:
@@ -130,24 +181,44 @@ def curve(folder: Path, scores: Iterable[str]) -> list[dict[str, float]]:
 
 
 def timing(folder: Path) -> dict[str, float]:
-    """Training seconds by part, over the run."""
+    """Training seconds by part, over the run; and CPU-seconds of all of it, where they were measured."""
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     steps = [row for row in rows if row.get("kind") == "train"]
     parts = ("time/step", "time/sample", "time/score", "time/update", "num_tokens")
-    return {part: sum(row[part] for row in steps) for part in parts} | {"steps": len(steps)}
+    found = {part: sum(row[part] for row in steps) for part in parts} | {"steps": len(steps)}
+    return found | ({CPU: float((folder / CPU).read_text())} if (folder / CPU).exists() else {})
 
 
-def collect(run: Run, folder: Path) -> dict[str, Any]:
-    """Everything that the tables and the picture need of one run."""
+def collect(run: Run, folder: Path, *, several: bool) -> dict[str, Any]:
+    """Everything that the tables and the picture need of one run; `several`: also pass@k."""
     swap = ["--swap", SWAPS[run.env]] if run.policies == "per-role" else []
-    return {
+    size, larger = BEYOND[run.env]
+
+    def played(name: str, *words: str, **other: Any) -> dict[str, Any]:
+        return evaluate(folder / f"eval-{name}", "--adapters", str(folder), *words, **other)
+
+    found = {
         "config": (folder / "config.yaml").read_text(),
         "versions": json.loads((folder / "run.json").read_text()),
         "timing": timing(folder),
         "curve": curve(folder, SCORES[run.env]),
-        "sampled": evaluate(folder, *swap),
-        "greedy": evaluate(folder, "--greedy"),
+        "sampled": played("sampled", *swap),
+        "greedy": played("greedy", "--greedy"),
+        "beyond": played("beyond", "--env-args", json.dumps(larger)) | {"size": size},
     }
+    if several:
+        samples = ["--samples", str(PASSES[-1])]
+        found["passes"] = played("passes", *samples, tasks=PASS_TASKS, read=solved_counts)
+    return found
+
+
+def beside(before: Mapping[str, Any], name: str, found: Any) -> dict[str, Any]:
+    """A run and those of before that were played at its revision: a table of two would hide which row is whose."""
+
+    def commit(run: Any) -> str:
+        return str(run["sampled"]["revision"]["commit"])
+
+    return {own: run for own, run in before.items() if commit(run) == commit(found)} | {name: found}
 
 
 def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
@@ -167,34 +238,33 @@ def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
 
 
 def main() -> None:
-    """Run what is missing, write the results."""
+    """Run what is missing, write the results after each run."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--env", choices=SCORES, default="coding")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--policies", nargs="+", default=["per-role"])
-    parser.add_argument("--jobs", type=int, default=1, help="runs at the same time")
-    parser.add_argument("--name", help="of the results; default: learning_<env>")
+    parser.add_argument(
+        "--out", type=Path, help="its name is that of the runs, in out/; default: learning_<env>"
+    )
     options, extra = parser.parse_known_args()
-    name = options.name or f"learning_{options.env}"
-    out, results = HERE / "out" / name, HERE / "results" / f"{name}.json"
-    out.mkdir(parents=True, exist_ok=True)
-    wanted = [
-        Run(options.env, policies, seed) for policies in options.policies for seed in options.seeds
-    ]
-
-    def done(run: Run) -> dict[str, Any]:
-        return collect(run, train(run, out, extra))
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        runs = dict(zip([run.name for run in wanted], pool.map(done, wanted), strict=True))
-    if results.exists():
-        # Results of other seeds and policies stay.
-        runs = json.loads(results.read_text()) | runs
-    # Paths below the checkout, not those of this machine.
-    text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")
-    results.write_text(f"{text}\n", encoding="utf-8")
-    draw(runs, SCORES[options.env], results.with_suffix(".png"))
-    print(f"wrote {results} and {results.with_suffix('.png')}")
+    file: Path = options.out or HERE / "results" / f"learning_{options.env}.json"
+    out = HERE / "out" / file.stem
+    for folder in (out, file.parent):
+        folder.mkdir(parents=True, exist_ok=True)
+    runs = json.loads(file.read_text()) if file.exists() else {}
+    for policies in options.policies:
+        for seed in options.seeds:
+            run = Run(options.env, policies, seed)
+            words = ["--env", run.env, "--policies", policies, "--seed", str(seed)]
+            # The base with habits, also where an environment has another default.
+            train(out / run.name, *words, "--model", DEFAULT, *extra)
+            found = collect(run, out / run.name, several=seed == options.seeds[0])
+            runs = beside(runs, run.name, found)
+            # Paths below the checkout, not those of this machine.
+            text = json.dumps(runs, indent=1).replace(f"{HERE.parent}/", "")
+            file.write_text(f"{text}\n", encoding="utf-8")
+            print(f"wrote {run.name} to {file}", flush=True)
+    draw(runs, SCORES[options.env], file.with_suffix(".png"))
 
 
 if __name__ == "__main__":

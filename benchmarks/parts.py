@@ -19,10 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -33,8 +29,20 @@ import matplotlib.pyplot as plt
 import numpy as np
 import torch
 
-from benchmarks.evidence import COLORS, Table, draw_curve, estimate, shown, solved_digits, spread
-from benchmarks.learning import HERE, curve, timing
+from benchmarks.evidence import (
+    COLORS,
+    PASS_TASKS,
+    PASSES,
+    Table,
+    draw_curve,
+    estimate,
+    pass_cells,
+    shown,
+    solved_counts,
+    solved_digits,
+    spread,
+)
+from benchmarks.learning import HERE, curve, timing, train, words_of
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import held_out
@@ -42,7 +50,7 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.folder import digest
 from pettingllms.evaluation.report import as_text
 from pettingllms.evaluation.rollouts import roll_out
-from pettingllms.evaluation.scores import pass_at_k, summarise
+from pettingllms.evaluation.scores import summarise
 from pettingllms.models import PARTS
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.roles import BASE
@@ -58,8 +66,6 @@ TASKS, CONTROL_TASKS = 300, 100
 """Test tasks of base and trained teams, and of the other teams."""
 LENGTH = 96
 """Tokens of a completion."""
-PASSES = (1, 4, 16, 64)
-PASS_TASKS = 32
 
 
 class Story(NamedTuple):
@@ -145,35 +151,13 @@ class Shuffled:
         return found
 
 
-def train(env: str, model: Path, seed: int, out: Path, role: str | None = None) -> Path:
-    """One run of `pettingllms-train`, unless it is finished; of `role` alone where given."""
-    run = out / "-".join([env, *([role] if role else []), str(seed)])
-    if not (run / "summary.json").exists():
-        options = settings(env) | {"model": model, "seed": seed, "env": env}
-        options |= {"env-args": json.dumps(arguments(env)), "output-dir": run}
-        options |= {"train-roles": role} if role else {}
-        words = [word for name, value in options.items() for word in _option(name, value)]
-        if (run / "config.yaml").exists():
-            words = ["--resume", str(run)]
-        with (out / f"{run.name}.log").open("a") as log:
-            print(f"{env}: training {run.name}, a minute or more; log: {log.name}", flush=True)
-            subprocess.run(
-                [sys.executable, "-m", "pettingllms.cli.train", *words],
-                check=True,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
+def run_of(env: str, model: Path, seed: int, out: Path) -> Path:
+    """The folder of a run of `pettingllms-train`, which is finished then."""
+    run = out / f"{env}-{seed}"
+    options = settings(env) | {"model": model, "seed": seed, "env": env}
+    options |= {"env-args": json.dumps(arguments(env))}
+    train(run, *words_of(options))
     return run
-
-
-def _option(name: str, value: Any) -> list[str]:
-    option = name.replace("_", "-")
-    return (
-        [f"--{'' if value else 'no-'}{option}"]
-        if isinstance(value, bool)
-        else [f"--{option}", str(value)]
-    )
 
 
 def rolled_out(
@@ -201,9 +185,7 @@ def played(env: str, policies: Any, tasks: int = TASKS, **other: Any) -> dict[st
 def passed(env: str, policies: Any) -> list[int]:
     """How many of `PASSES[-1]` episodes of each task succeed."""
     sampling = Sampling(LENGTH, PASSES[-1])
-    episodes = rolled_out(env, policies, sampling, PASS_TASKS, **STORIES[env].pass_at)
-    counts = Counter(episode.task.id for episode in episodes if episode.success)
-    return [counts[task] for task in dict.fromkeys(episode.task.id for episode in episodes)]
+    return solved_counts(rolled_out(env, policies, sampling, PASS_TASKS, **STORIES[env].pass_at))
 
 
 def teams(env: str, model: Path, run: Path | None, *, several: bool = True) -> dict[str, Any]:
@@ -288,10 +270,7 @@ def passes(result: Any) -> Table:
             "base": each["base"]["base, pass@k"],
             "trained": next(iter(each["runs"].values()))["teams"]["trained, pass@k"],
         }
-        for name, solved in counts.items():
-            shares = [[pass_at_k(PASSES[-1], n, k) for n in solved] for k in PASSES]
-            cells = (f"{sum(each) / len(each):.2f}" for each in shares)
-            rows.append([f"`{env}`, {name}", *cells])
+        rows += [[f"`{env}`, {name}", *pass_cells(solved)] for name, solved in counts.items()]
     return ["", *(f"pass@{k}" for k in PASSES)], rows
 
 
@@ -352,7 +331,7 @@ def main() -> None:
         if "base" not in found:
             found["base"] = teams(env, options.model, None)
         for seed in options.seeds or story.seeds:
-            run = train(env, options.model, seed, out)
+            run = run_of(env, options.model, seed, out)
             if str(seed) not in found["runs"]:
                 found["runs"][str(seed)] = {
                     "timing": timing(run),

@@ -4,7 +4,7 @@
     python -m benchmarks.tables --write   put them between their markers in the pages
 
 A table is made from a published result; a marker of a table whose result is not published is an
-error, except for `outcomes` and `teams`, which have a row for each environment that has one.
+error, except for `outcomes`, `teams` and `teams_passes`, which have rows for each environment that has one.
 A test holds the pages to the results.
 """
 
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import parts, peers_report, search_report, speed_tables
 from benchmarks.claims import difference
 from benchmarks.claims import report as claims_report
-from benchmarks.evidence import Table, estimate, shown
+from benchmarks.evidence import PASSES, Table, estimate, pass_cells, shown, spread
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
 
@@ -43,6 +43,7 @@ BLIND = {
     "sudoku": "sudoku 4x4",
 }
 """What `benchmarks.blind` calls the tasks that the embedded model is trained on."""
+MISSING = "not measured"
 UNPUBLISHED = "No results are published at the moment; `python -m benchmarks.learning --env coding` measures them."
 
 
@@ -113,26 +114,53 @@ def teams() -> str:
     if not rows:
         return UNPUBLISHED
     header = ["environment", "policies", "base", "after training", "after, greedy", "swapped"]
-    return markdown([*header, "blind", "seconds", "seeds"], rows)
+    header += ["blind", "larger tasks", "base, larger", "after training, larger"]
+    return markdown([*header, "CPU-seconds", "seeds", "revision"], rows)
+
+
+def digits(runs: Sequence[Any], team: str, how: str = "sampled") -> np.ndarray:
+    """Which test tasks a team solved, of shape (seeds, tasks)."""
+    found = [[float(digit) for digit in run[how]["solved"][team]] for run in runs]
+    # The base plays the same for every seed of training: only its tasks are a sample.
+    return np.array(found[:1] if team == "base" else found)
+
+
+def larger_of(runs: Sequence[Any]) -> str | None:
+    """What the tasks beyond training are called, where all of an environment's runs played them."""
+    return runs[0]["beyond"]["size"] if all("beyond" in run for run in runs) else None
 
 
 def _team(env: str, runs: Sequence[Any]) -> list[str]:
-    def digits(team: str, how: str = "sampled") -> np.ndarray:
-        return np.array([[float(digit) for digit in run[how]["solved"][team]] for run in runs])
-
-    # The base plays the same for every seed of training: only its tasks are a sample.
-    base = digits("base")[:1]
     swapped, blind = "swapped" in runs[0]["sampled"]["results"], blind_success(env)
-    seconds = np.mean([run["timing"]["time/step"] for run in runs])
+    spent = [run["timing"]["cpu_seconds"] for run in runs if "cpu_seconds" in run["timing"]]
+    revisions = dict.fromkeys(run["sampled"]["revision"]["commit"][:7] for run in runs)
+    beyond = ["", MISSING, MISSING]
+    if size := larger_of(runs):
+        found = (digits(runs, team, "beyond") for team in ("base", "adapters"))
+        beyond = [size, *(shown(estimate(each)) for each in found)]
     return [
-        shown(estimate(base)),
-        shown(estimate(digits("adapters"))),
-        shown(estimate(digits("adapters", "greedy"))),
-        shown(estimate(digits("swapped"))) if swapped else "",
+        shown(estimate(digits(runs, "base"))),
+        shown(estimate(digits(runs, "adapters"))),
+        shown(estimate(digits(runs, "adapters", "greedy"))),
+        shown(estimate(digits(runs, "swapped"))) if swapped else "",
         "" if blind is None else f"{blind:.2f}",
-        f"{seconds:.0f}",
+        *beyond,
+        spread(spent, 0) if spent else MISSING,
         str(len(runs)),
+        ", ".join(f"`{each}`" for each in revisions),
     ]
+
+
+def teams_passes() -> str:
+    """pass@k of the base and of the first seed's team."""
+    rows = [
+        [f"`{env}`, {name}", *pass_cells(run["passes"]["solved"][team])]
+        for env, kinds in learned().items()
+        for run in kinds["per-role"]
+        if "passes" in run
+        for name, team in (("base", "base"), ("trained", "adapters"))
+    ]
+    return markdown(["", *(f"pass@{k}" for k in PASSES)], rows) if rows else UNPUBLISHED
 
 
 def blind_success(env: str) -> float | None:
@@ -141,20 +169,6 @@ def blind_success(env: str) -> float | None:
         if row["game"] == BLIND.get(env) and row["refused"] == "stop":
             return float(row["success"])
     return None
-
-
-def seconds() -> str:
-    """Where the wall time of training goes."""
-    rows = []
-    for run in learned()["coding"]["per-role"]:
-        timing = run["timing"]
-        parts = (timing[f"time/{part}"] for part in ("sample", "score", "update"))
-        shares = [f"{part / timing['time/step']:.0%}" for part in parts]
-        rows.append(
-            [f"{timing['time/step']:.0f} s", f"{timing['num_tokens'] / 1e3:.0f} k", *shares]
-        )
-    header = ["training", "generated tokens", "sampling", "environment and sandbox", "update"]
-    return markdown(header, rows)
 
 
 # --------------------------------------------------------------------------------- other tables
@@ -240,6 +254,7 @@ def tables() -> dict[str, Callable[[], str]]:
     found: dict[str, Callable[[], str]] = {
         "outcomes": outcomes,
         "teams": teams,
+        "teams_passes": teams_passes,
         "environments": environments,
     }
     found |= {n: partial(_of_rows, *each) for n, each in speeds.items() if published(each[1])}
@@ -252,8 +267,7 @@ def tables() -> dict[str, Callable[[], str]]:
         "malt",
         "rounds",
         "trust",
-        "skill",
-        "habit_or_skill",
+        "habits",
         "vllm_training",
         "games",
         "self_play",
@@ -274,8 +288,6 @@ def tables() -> dict[str, Callable[[], str]]:
         found["peers"] = peers
     if published("peers_sweep"):
         found["peers_sweep"] = partial(_of_script, "peers_sweep")
-    if published("learning_coding"):
-        found["seconds"] = seconds
     if published("claims"):
         found["claims"] = claims
         found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))

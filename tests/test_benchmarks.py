@@ -6,22 +6,29 @@ import json
 
 import pytest
 
-from benchmarks import learning, skill, tables
-from pettingllms.envs import ENVIRONMENTS
+from benchmarks import habits, learning, tables
+from benchmarks.evidence import PASS_TASKS, PASSES
+from benchmarks.priming import prime
+from pettingllms.cli import train
+from pettingllms.envs import ENVIRONMENTS, make
+from pettingllms.models import DEFAULT, EMBEDDED
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 
 
-def a_run(base: str, after: str) -> dict:
+def a_run(base: str, after: str, commit: str = "0123456789") -> dict:
     """What `benchmarks.learning` keeps of one seed."""
 
     def played(**teams: str) -> dict:
         success = {name: digits.count("1") / len(digits) for name, digits in teams.items()}
         rows = {name: [{"eval/success": mean}] for name, mean in success.items()}
-        return {"results": rows, "solved": teams}
+        return {"results": rows, "solved": teams, "revision": {"commit": commit}}
 
     return {
-        "timing": {"time/step": 60.0},
+        "timing": {"cpu_seconds": 60.0},
         "sampled": played(base=base, adapters=after, swapped=base),
         "greedy": played(base=base, adapters=after),
+        "beyond": played(base="0" * 100, adapters="0" * 100) | {"size": "larger"},
+        "passes": {"solved": {"base": [0, 1], "adapters": [64, 0]}},
     }
 
 
@@ -51,7 +58,12 @@ def test_every_run_that_is_published_has_its_settings_versions_and_tasks(env):
     ):
         assert run["config"], name
         assert run["versions"], name
-        assert {len(digits) for digits in run["sampled"]["solved"].values()} == {learning.TASKS}
+        # Older rows were not asked about larger tasks.
+        for how in {"sampled", "greedy", "beyond"} & set(run):
+            assert {len(digits) for digits in run[how]["solved"].values()} == {learning.TASKS}
+        for counts in run.get("passes", {"solved": {}})["solved"].values():
+            assert len(counts) == PASS_TASKS
+            assert max(counts) <= PASSES[-1]
 
 
 def test_filling_a_table_keeps_what_is_around_it():
@@ -105,10 +117,89 @@ def test_teams_have_intervals_that_are_never_a_point(results):
     own, shared = tables.teams().splitlines()[2:]
     assert own.startswith("| `sudoku` | per-role | 0.50 [0.40, 0.60] | 1.00 [0.95, 1.00] |")
     assert shared.startswith("| `sudoku` | shared |")
-    assert "| 0.12 | 60 | 1 |" in own
+    larger = "| larger | 0.00 [0.00, 0.05] | 0.00 [0.00, 0.05] |"
+    assert f"| 0.12 {larger} 60 [60, 60] | 1 | `0123456` |" in own
 
 
-def test_what_skill_says_it_runs_has_a_row_although_nothing_was_measured():
-    _, rows = skill.table({"clean": {}, "half": {}})
-    assert len(rows) == len(skill.ENVIRONMENTS) + 2 * len(skill.SKILLS)
+def test_pass_at_k_of_base_and_trained_team_is_of_the_first_seed(results):
+    run = a_run("0011", "0111")
+    other = {name: value for name, value in run.items() if name != "passes"}
+    results("learning_sudoku", {"at_grpo-0": run, "at_grpo-1": other})
+    assert tables.teams_passes().splitlines()[2:] == [
+        "| `sudoku`, base | 0.01 | 0.03 | 0.12 | 0.50 |",
+        "| `sudoku`, trained | 0.50 | 0.50 | 0.50 | 0.50 |",
+    ]
+
+
+def test_rows_of_another_revision_leave_the_results_when_new_ones_come_in():
+    old, new, newest = (a_run("01", "11", commit) for commit in ("a", "b", "b"))
+    runs = learning.beside({"at_grpo-0": old, "at_grpo-1": old}, "at_grpo-0", new)
+    assert runs == {"at_grpo-0": new}
+    assert learning.beside(runs, "at_grpo-1", newest) == {"at_grpo-0": new, "at_grpo-1": newest}
+
+
+SIZES = {
+    "coding": lambda game: game.steps[1],
+    "math": lambda game: max(_sentences(game, seed) for seed in range(20)),
+    "plan_path": lambda game: game.height,
+    "sokoban": lambda game: game.settings.size,
+    "sudoku": lambda game: game.size**2 - game.clues[0],
+}
+"""How large the largest tasks of an environment are."""
+
+
+def _sentences(game, seed: int) -> int:
+    game.reset(seed=seed)
+    return game.observe(game.agent_selection)["text"].count(".")
+
+
+@pytest.mark.parametrize("env", learning.SCORES)
+def test_larger_tasks_are_one_step_or_size_beyond_the_largest_of_training(env):
+    declared = dict(make(env).embedded)
+    own, larger = (
+        make(env, split="test", **{**declared, **other}) for other in ({}, learning.BEYOND[env][1])
+    )
+    assert SIZES[env](larger) == SIZES[env](own) + 1
+
+
+def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path):
+    run = tmp_path / "run"
+    words = "--env plan_path --max-steps 1 --eval-steps 0 --tasks-per-step 1 --num-generations 2"
+    learning.train(run, *words.split(), "--model", DEFAULT)
+    made = (run / "summary.json").stat().st_mtime_ns
+    learning.train(run, "--env", "not read any more")
+    assert (run / "summary.json").stat().st_mtime_ns == made
+    assert learning.timing(run)["cpu_seconds"] > learning.timing(run)["time/update"] > 0
+
+
+def test_what_the_habit_study_says_it_runs_has_cells_although_nothing_was_measured():
+    models = {"clean": "c0", "half": "d1"}
+    header, rows = habits.table({"models": models, "environments": {}})
+    assert {row[0] for row in rows} == {f"`{env}`" for env in learning.SCORES}
     assert {cell for row in rows for cell in row[1:]} == {"not measured"}
+    assert sum("`c0`" in title for title in header) == len(habits.HOW)
+    assert sum("`d1`" in title for title in header) == 2 * len(habits.HOW)
+    found = {"clean": {"sampled": "01", "greedy": "11"}, "runs": {}}
+    _, rows = habits.table({"models": models, "environments": {"math": found}})
+    (math,) = (row for row in rows if row[0] == "`math`")
+    assert math[1].startswith("0.50 [")
+    assert math[3] == "not measured"
+
+
+def test_a_checkpoint_without_habits_is_never_written_over_the_embedded_model(capsys):
+    with pytest.raises(SystemExit):
+        prime.main(["--clean", "1"])
+    assert "--out is required" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("env", learning.SCORES)
+def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedded_model(env):
+    words = learning.words_of(habits.settings(env, EMBEDDED.parent / "elsewhere"))
+    config = train.parse(words).config
+    assert config is not None
+    own = vars(resolve(config))
+    other = vars(resolve(ATGRPOConfig(env=env, model=DEFAULT)))
+    assert {name for name in own if own[name] != other[name]} == {"model", "env_args"}
+    assert config.mapping("env_args") == dict(make(env).embedded) | {
+        name: list(value) for name, value in make(env).embedded.items() if type(value) is tuple
+    }

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks import parts
+from benchmarks.learning import words_of
 from benchmarks.priming import RECIPES, SOURCES, draw, prime
 from pettingllms.assembly import make_env
 from pettingllms.cli import evaluate, train
@@ -65,6 +66,17 @@ def test_the_base_of_parts_gets_the_tasks_and_settings_that_an_environment_decla
     # Where an environment declares nothing for it, the settings of the other embedded model hold.
     other = resolve(ATGRPOConfig(env="sudoku", model=model))
     assert other.learning_rate == resolve(ATGRPOConfig(env="sudoku")).learning_rate
+
+
+@pytest.mark.parametrize("env", parts.STORIES)
+def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(env):
+    words = words_of(parts.settings(env) | {"env": env, "model": "elsewhere"})
+    config = train.parse(words).config
+    assert config is not None
+    own, shipped = (
+        vars(resolve(each)) for each in (config, ATGRPOConfig(env=env, model="embedded:parts"))
+    )
+    assert {name for name in own if own[name] != shipped[name]} == {"model"}
 
 
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):

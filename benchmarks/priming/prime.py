@@ -250,13 +250,11 @@ def main(argv: list[str] | None = None) -> None:
     )
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     parser.add_argument(
-        "--keep-clean", type=Path, help="also write the checkpoint before the habits here"
-    )
-    parser.add_argument(
-        "--half",
+        "--clean",
         type=int,
         metavar="STEPS",
-        help="only so many clean steps, and no habits: a base that has every skill only half",
+        help="only so many clean steps, and no habits: with all of them the checkpoint before the "
+        "habits, with fewer a base that has every skill in part",
     )
     parser.add_argument(
         "--recipe", choices=demos.RECIPES, default="habits", help="what is demonstrated"
@@ -264,7 +262,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="+", help="environments; by default all of the recipe")
     options = parser.parse_args(argv)
     if options.out is None:
-        if options.recipe != "habits" or options.only:
+        if options.recipe != "habits" or options.only or options.clean is not None:
             parser.error("--out is required: what this makes is not the embedded model")
         options.out = EMBEDDED
     sources = demos.RECIPES[options.recipe]
@@ -278,14 +276,12 @@ def main(argv: list[str] | None = None) -> None:
     model = build_model(len(tokenizer), options.seed, **MODEL_OF.get(options.recipe, {}))
     logger.info("%d tokens, %d parameters", len(tokenizer), model.num_parameters())
     phases = PHASES_OF[options.recipe]
-    if options.half is not None:
-        phases = (PHASES[0]._replace(steps=options.half),)
+    if options.clean is not None:
+        phases = (PHASES[0]._replace(steps=options.clean),)
     for phase in phases:
         run_phase(model, tokenizer, phase, options.seed, draw)
         # Rounded to what is stored, so that a phase can be repeated from the file before it.
         model.half().float()
-        if phase.name == "clean" and options.keep_clean:
-            save(model, tokenizer, options.keep_clean)
     save(model, tokenizer, options.out)
 
 
