@@ -28,11 +28,14 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from pettingllms.models.adapted import SMALL, Layers, RootMeanSquareNorm, exact, part_of
+from pettingllms.models.adapted import Layers, RootMeanSquareNorm, exact, part_of
 from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import Layout
 
 KNOWN = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+TRAINED = 1 << 17
+"""Weights of a matrix up to which the update calls the decoder itself: for larger ones the products are
+what takes time, and `--dry-run` counts what modules keep."""
 Apply = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -53,7 +56,7 @@ def trains(model: PreTrainedModel) -> bool:
     if recomputed or torch.is_autocast_enabled("cpu") or not known(model):
         return False
     decoder: Any = model.base_model
-    return all(exact(each) and each.numel() <= SMALL for each in decoder.layers[0].parameters())
+    return all(exact(each) and each.numel() <= TRAINED for each in decoder.layers[0].parameters())
 
 
 class Decoder:
