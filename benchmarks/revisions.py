@@ -2,23 +2,28 @@
 
     python -m benchmarks.revisions 6e5ef56
 
-The earlier revision is checked out into a temporary folder, and both run with the installed libraries. They take turns,
-run by run, each with its own embedded model and the same settings (`SETTINGS`); environments
-are what each revision has by default. With one thread, the default, work is compared, also where other cores
-are taken; `--threads 0` leaves each revision the cores that it takes by itself, on a machine without other work. Compared are seconds of a step and of a generated token, since rules of
-environments and prompts changed between revisions, and with them how much a step generates. A step is
-the median of those of a run but for the first two; reported are medians of the rounds, and their range.
+The earlier revision is checked out into a temporary folder, and both run with the installed libraries, each with its
+own embedded model and the same settings (`SETTINGS`); environments are what each revision has by default. They take
+turns step by step, and the one whose turn it is not stands still: a machine whose speed changes within
+minutes meets both. With one thread, the default, work is compared, also where other cores are taken;
+`--threads 0` leaves each revision the cores that it takes by itself, on a machine without other work. Compared are
+seconds of a step and of a generated token, since rules of environments and prompts changed between revisions, and with
+them how much a step generates. A step is the median of those of a run but for the first two; sampling is what is left
+of a step without its update, scoring included. Reported are medians of the rounds, and their range.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -37,43 +42,103 @@ SETTINGS = {
 }
 WARM = 2
 """Steps at the start of a run that do not count."""
+POLL = 0.005
+"""Seconds between two looks for a new row."""
+PATIENCE = 60.0
+"""Seconds for a training to end after its last step."""
 NOW, THEN = "now", "then"
 
 
-def steps(tree: Path, env: str, options: argparse.Namespace, out: Path) -> Mapping[str, float]:
-    """Run a training of the package in `tree` and return the medians over its steps."""
-    settings = {**SETTINGS, "env": env, "max-steps": options.steps, "output-dir": out}
-    words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
-    command = [sys.executable, "-m", "pettingllms.cli.train", *words]
-    place = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-    if options.threads:
-        place["OMP_NUM_THREADS"] = str(options.threads)
-    done = subprocess.run(
-        command, cwd=tree, env={**os.environ, **place}, capture_output=True, text=True, check=False
-    )
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} in {tree} ended with {done.stderr[-2000:]}")
-    lines = (out / "metrics.jsonl").read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["kind"] == "train"][WARM:]
-    medians = {
-        name: statistics.median(row[f"time/{name}"] for row in rows)
-        for name in ("step", "sample", "update")
-    }
-    tokens = statistics.median(row["num_tokens"] for row in rows)
-    # Over all steps, since a step with more tokens takes longer.
-    rate = sum(row["time/step"] for row in rows) / sum(row["num_tokens"] for row in rows)
-    return medians | {"tokens": tokens, "token": rate}
+class Training:
+    """A training in a process of its own, which stands still but while it is its turn."""
+
+    def __init__(self, tree: Path, env: str, options: argparse.Namespace, out: Path) -> None:
+        settings = {**SETTINGS, "env": env, "max-steps": options.steps, "output-dir": out}
+        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+        place = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
+        if options.threads:
+            place["OMP_NUM_THREADS"] = str(options.threads)
+        self.steps = options.steps
+        self.command = [sys.executable, "-m", "pettingllms.cli.train", *words]
+        self.metrics = out / "metrics.jsonl"
+        self.seconds: list[float] = []
+        self.errors = out.with_suffix(".err").open("w+")
+        # A session of its own: workers that grade and play stop and go on with it.
+        self.process = subprocess.Popen(
+            self.command,
+            cwd=tree,
+            env={**os.environ, **place},
+            stdout=subprocess.DEVNULL,
+            stderr=self.errors,
+            start_new_session=True,
+        )
+
+    def step(self) -> None:
+        """Let it run until it has written the row of one more step, and time that."""
+        os.killpg(self.process.pid, signal.SIGCONT)
+        start, wanted = time.perf_counter(), len(self.seconds) + 1
+        while len(self.rows()) < wanted:
+            if self.process.poll() is not None and len(self.rows()) < wanted:
+                self.errors.seek(0)
+                message = self.errors.read()[-2000:]
+                raise SystemExit(f"{' '.join(self.command)} ended with {message}")
+            time.sleep(POLL)
+        self.seconds.append(time.perf_counter() - start)
+        if wanted < self.steps:
+            os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def rows(self) -> list[dict[str, Any]]:
+        """The rows of training steps so far; a line is written at once."""
+        lines = self.metrics.read_text().splitlines() if self.metrics.exists() else []
+        return [row for row in map(json.loads, lines) if row["kind"] == "train"]
+
+    def medians(self) -> Mapping[str, float]:
+        """Seconds of a step and of its parts, its tokens, and seconds of a token."""
+        rows, seconds = self.rows()[WARM:], self.seconds[WARM:]
+        updates = [row["time/update"] for row in rows]
+        tokens = [row["num_tokens"] for row in rows]
+        return {
+            "step": statistics.median(seconds),
+            "update": statistics.median(updates),
+            # The clock of sampling would count the pause before it.
+            "sample": statistics.median(
+                step - update for step, update in zip(seconds, updates, strict=True)
+            ),
+            "tokens": statistics.median(tokens),
+            # Over all steps, since a step with more tokens takes longer.
+            "token": sum(seconds) / sum(tokens),
+        }
+
+    def end(self) -> None:
+        """Wait for a training that is done; end one that is not."""
+        if len(self.seconds) == self.steps:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(timeout=PATIENCE)
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+            self.process.wait()
+        self.errors.close()
 
 
 def compare(env: str, earlier: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Rounds in which both revisions train in turn."""
     found: dict[str, list[Mapping[str, float]]] = {NOW: [], THEN: []}
     for number in range(options.rounds):
-        with tempfile.TemporaryDirectory() as folder:
+        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+            pair = {}
             for name, tree in ((THEN, earlier), (NOW, HERE)):
-                found[name].append(steps(tree, env, options, Path(folder) / name))
-        pair = [found[name][-1]["step"] for name in (NOW, THEN)]
-        print(f"{env}, round {number + 1} of {options.rounds}: {pair[0]:.2f} s, {pair[1]:.2f} s")
+                pair[name] = Training(tree, env, options, Path(folder) / name)
+                stack.callback(pair[name].end)
+                pair[name].step()
+            for _ in range(options.steps - 1):
+                for training in pair.values():
+                    training.step()
+            for name, training in pair.items():
+                found[name].append(training.medians())
+        now, then = (found[name][-1]["step"] for name in (NOW, THEN))
+        print(
+            f"{env}, round {number + 1} of {options.rounds}: {now:.2f} s, {then:.2f} s", flush=True
+        )
     return {
         "environment": env,
         **{f"{name}, s": _median(found[name], "step") for name in (THEN, NOW)},
