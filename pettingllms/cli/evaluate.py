@@ -167,7 +167,7 @@ def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}, and a folder for each environment")
         print(f"see every episode: {viewing(options.out)}")
-    # The worst code of all, after each environment has had its line.
+    # Not `any`: every environment has its line printed, and the worst exit code counts.
     return max(_verdict(options, result, f"{env}: ") for env, result in results.items())
 
 

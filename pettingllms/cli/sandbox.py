@@ -204,7 +204,7 @@ def _check(options: argparse.Namespace) -> int:
                 passed[report.group] += 1
                 if options.all:
                     print(f"ok       {report.group}: {report.name}", flush=True)
-        # Each result says how its program was isolated; nothing else does.
+        # By a run, because it is a result that says how its program was isolated.
         isolation = sandbox.run(["1"], [Case()])[0][0].isolation
     print(f"\nback end {settings.backend}, isolation {isolation}")
     for group in {**passed, **failed}:
