@@ -60,7 +60,7 @@ class Source:
             try:
                 # A pipe under that name would block without O_NONBLOCK.
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-                # Relative to the open folder: a link that takes its place meanwhile is not followed.
+                # Relative to the open folder: a link that takes its place by now is not followed.
                 descriptor = os.open(name, flags, dir_fd=folder)
             finally:
                 os.close(folder)
