@@ -23,6 +23,8 @@ OPTIMIZER_BYTES = 4 + 4 + 4 + 4
 """Float32 master copy, gradient and AdamW's two moments of each trained number."""
 PROMPT = 1024
 """Tokens of a prompt, as a guess."""
+# Beside half a byte: a scale of 8 bits for 64 numbers, and one of 32 bits for 256 scales, which is
+# (8 / 64 + 32 / (64 * 256)) / 8 bytes (double quantization: QLoRA, arXiv 2305.14314).
 FOUR_BITS = 0.5 + 0.016
 """Bytes of a number in NF4 whose constants are quantized again."""
 USABLE = 0.95
@@ -184,6 +186,7 @@ def memory(work: Workload) -> Memory:
     config, shape, width = work.config, work.shape, work.width
     base = shape.parameters * width
     if config.full:
+        # A KL term needs the base beside full models; adapters are only switched off for it.
         models = work.policies + (config.beta > 0)
         weights: dict[str, float] = {
             f"{models} full models (sampling copies)": models * base,
@@ -209,6 +212,7 @@ def memory(work: Workload) -> Memory:
             positions * shape.cache_per_token * width
         )
     elif config.sampler == "vllm" and work.gpu is not None and not config.workers:
+        # Engines that are processes of their own are counted by `_engines` of the estimate.
         weights[f"vLLM, a copy of the model and its cache ({work.vllm_share:.0%} of the GPU)"] = (
             work.vllm_share * work.gpu.gib * GIB
         )
@@ -278,6 +282,7 @@ def _with(
     found: list[Workload] = []
     for work in works:
         own = work.config.mapping("policy_settings").get(next(iter(work.names), ""), {})
+        # A policy of full models stays out of 4 bits, which settings refuse for it.
         kept = {*own, *(["load_in_4bit"] if own.get("full") else [])}
         changes = {name: value for name, value in given.items() if name not in kept}
         config = dataclasses.replace(work.config, **changes)
@@ -297,11 +302,13 @@ def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]
     if config.full:
         yield "--full", "false", {"full": False}
     if config.sampler == "vllm":
+        # First less, which leaves more to the trainer; then more, if vLLM's copy has no cache.
         for share in (0.3, 0.2, 0.5, 0.6, 0.7):
             text = f'{{"gpu_memory_utilization": {share}}}'
             yield "--vllm.gpu_memory_utilization", str(share), {"vllm": text}
         yield "--sampler", "transformers", {"sampler": "transformers", "vllm": None}
     if not config.load_in_4bit:
+        # vLLM would sample from the weights before quantization, so that it has to go as well.
         options = {"load_in_4bit": True, "full": False, "sampler": "transformers", "vllm": None}
         yield "--load-in-4bit", "", options
     rows = config.tasks_per_step
@@ -343,12 +350,14 @@ def sampling_seconds(work: Workload, gpu: Gpu) -> float:
     # Beside the K completions of a decision, the probes and forks of earlier ones are still played.
     more = work.completions / (work.rows * decisions)
     passes, rows = math.ceil(passes * more), work.rows * more
+    # While a completion is decoded, half of its length is in the cache on average.
     cache = rows * (PROMPT + length / 2) * work.cache_token_bytes
     bandwidth, rate = gpu.gbytes * 1e9 * ASSUMED.bandwidth, gpu.tflops * 1e12 * ASSUMED.compute
     read = (passes * shape.parameters * work.width + cache) / bandwidth
     computed = 2 * shape.parameters * rows / rate
     prompts = work.config.tasks_per_step if work.tree else work.rows
     prefill = 2 * shape.parameters * prompts * PROMPT / rate
+    # A GPU reads and computes at the same time: the slower of the two counts (roofline model).
     return decisions * (prefill + length * (max(read, computed) + passes * started))
 
 
@@ -358,6 +367,7 @@ def update_seconds(work: Workload, gpu: Gpu) -> float:
     Under adapters the base has no gradient of its own; checkpointing computes the forward pass again.
     """
     config = work.config
+    # A KL term takes one more forward pass, that of its reference.
     each = (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
     prompts = work.trained_on // (config.num_generations if work.tree else 1)
     tokens = work.trained_on * config.max_completion_length + prompts * PROMPT

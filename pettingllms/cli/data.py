@@ -234,6 +234,7 @@ def _run_references(kind: Kind[Any], loaded: Loaded[Any], options: argparse.Name
     print(f"{len(good)} references pass, {failed} fail, {bare} tasks have none")
     if options.write is not None:
         rows = [json.dumps(as_row(task, options.split)) + "\n" for task in good]
+        # Renamed when it is whole: an interrupted write must not look like a set of tasks.
         beside = options.write.with_name(f"{options.write.name}.partial")
         beside.write_text("".join(rows), encoding="utf-8")
         beside.replace(options.write)
@@ -278,6 +279,7 @@ def _guess(source: str) -> Kind[Any]:
             errors.append(error)
     if errors:
         raise errors[0]
+    # Called for its error: where there is no such file, no schema is to blame.
     hub.local(path, tuple({ending: None for kind in KINDS.values() for ending in kind.endings}))
     raise DatasetError(
         f"the rows of {source} are in no schema that is known here; name one with --as: "
@@ -287,11 +289,13 @@ def _guess(source: str) -> Kind[Any]:
 
 def _load(kind: Kind[Any], source: str, schema: str | None, split: str | None) -> Loaded[Any]:
     located = hub.locate(source, split, kind.endings, kind.name)
+    # A report lists all bad rows, so that the first one must not end it.
     return load(kind, located, split, schema=schema, skip_bad=True)
 
 
 def _described(loaded: Loaded[Any]) -> str:
     """Describes what the records hold, beside how many they are."""
+    # There is one, because `load` raises where no record is left.
     first = loaded.records[0]
     parts = [f"first id {first.id}"]
     if isinstance(first, CodingTask):

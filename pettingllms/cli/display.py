@@ -48,6 +48,7 @@ class TerminalDisplay:
             BarColumn(bar_width=20),
             TextColumn("{task.completed:.0f}/{task.total:.0f}"),
             TextColumn("{task.fields[note]}"),
+            # Soft wrapping, since rich would break a long path at the width of the terminal.
             console=console or Console(highlight=False, soft_wrap=True),
             refresh_per_second=4,
         )
@@ -63,6 +64,7 @@ class TerminalDisplay:
 
     def say(self, text: str) -> None:
         """Prints the text above the bars."""
+        # A text may have brackets, as in a path, which rich would take for markup.
         self._progress.console.print(text, markup=False, highlight=False)
 
     def evaluating(self, what: str, done: int, total: int) -> None:
@@ -94,6 +96,7 @@ class TimeLeft:
         now = time.monotonic()
         if self._first is None:
             self._first = (step, now)
+        # The first step is left out, because it has costs that come only once.
         first, started = self._first
         if step == first or step >= total:
             return ""
@@ -110,6 +113,7 @@ def duration(seconds: float) -> str:
 def step_text(row: Mapping[str, Any]) -> str:
     """Success, reward by role, returns of agents without a team, speed."""
     parts = [] if row.get("success") is None else [f"executed: success {row['success']:.2f}"]
+    # Without the prefix, which has seven characters both here and in the next line.
     parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
     parts += [f"return of {key[7:]} {row[key]:.2f}" for key in row if key.startswith("return/")]
     return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])

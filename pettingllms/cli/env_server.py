@@ -82,6 +82,7 @@ def _run(options: EnvServerOptions) -> int:
     try:
         server.run()
     except KeyboardInterrupt:
+        # uvicorn has shut down by now: it only raises the signal that stopped it once more.
         print("stopped", flush=True)
     finally:
         found.template.close()

@@ -140,6 +140,7 @@ def explained(name: str) -> str:
     """
     width = min(shutil.get_terminal_size().columns, 100)
     maker: Any = creator_of(name)
+    # A maker with **kwargs does not say what it takes; the class of what it makes does.
     kind = type(load_env(name).unwrapped) if takes_anything(maker) else maker
     kind = getattr(kind, "func", kind)  # of a game that another library names
     lines = [name]
@@ -203,6 +204,7 @@ def _play(options: argparse.Namespace) -> int:
             print(f"stopped: the input ended after {count} replies")
             return 0
         if not sys.stdin.isatty():
+            # Without the predicate, `indent` would leave empty lines without a mark.
             print(textwrap.indent(reply, "> ", lambda _: True))
         env.step(reply)
         count += 1

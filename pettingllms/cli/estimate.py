@@ -79,6 +79,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
             _agents(agents, roles_to_policies, names) if len(groups) > 1 else len(agents),
             turns or 1,
             estimator.tree,
+            # All bases share one device: where one of them is on a GPU, all are.
             next((each for each in gpus if each is not None), None),
             estimator.shape(),
             names,
@@ -125,7 +126,9 @@ def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(model_config)
     text: Any = model_config.get_text_config()
+    # Where a family does not group queries, each head has keys and values of its own.
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
+    # Not always the hidden size by the heads: Qwen3-0.6B has 16 heads of 128 at a width of 1024.
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     adapters = [_adapter_size(model, each) for each in (config, *others)]
     return ModelShape(
@@ -153,6 +156,7 @@ def _adapter_size(model: PreTrainedModel, config: ATGRPOConfig) -> int:
 
 def _linear(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
     """The linear layers but the output layer, by name."""
+    # PEFT's `all-linear` and bitsandbytes leave the output layer as it is.
     head = model.get_output_embeddings()
     return [
         (name, module)
@@ -199,6 +203,7 @@ def _engines(
             gpus = 1.0 if share.gpus is None else share.gpus
             usual = ENGINE_SHARE * min(1.0, gpus)
             used = work.config.mapping("vllm").get("gpu_memory_utilization", usual)
+            # A part of one GPU is in `usual` already; of several GPUs vLLM takes its share of each.
             room = used * max(1.0, gpus) * work.gpu.gib * GIB - own
             rows = int(room // work.row_bytes)
             each = f"GPUs {gpus:g}, {each}, " + (
@@ -290,6 +295,7 @@ def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     here = torch.cuda.get_device_properties(0)
     known = next((gpu for gpu in GPUS.values() if gpu.name.split()[-1] in here.name), None)
     rates = (known.tflops, known.gbytes) if known else (0.0, 0.0)
+    # The memory that it reports, because cards of one name come in several sizes.
     return Gpu(here.name, here.total_memory / GIB, *rates)
 
 

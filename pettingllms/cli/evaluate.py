@@ -93,6 +93,7 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     values = parser.values(found, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:
+        # `env` is one environment for an evaluation; `run_each` sets each of them in turn.
         del values["env"]
         if compare:
             raise ConfigError("--compare is for one environment; name one with --env")
@@ -166,6 +167,7 @@ def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     if options.out is not None:
         print(f"results: {Path(options.out) / RESULTS}, and a folder for each environment")
         print(f"see every episode: {viewing(options.out)}")
+    # Not `any`: every environment has its line printed, and the worst exit code counts.
     return max(_verdict(options, result, f"{env}: ") for env, result in results.items())
 
 
@@ -238,6 +240,7 @@ def _side(options: EvalConfig, spec: str, name: str) -> Side:
     if not (Path(spec) / CONFIG).is_file():
         return read_side(spec)
     out = None if options.out is None else str(Path(options.out) / name)
+    # Without the base model: what the run is compared with is the other side.
     result = _evaluated(dataclasses.replace(options, adapters=spec, base=False, out=out))
     return Side(spec, result.plan.settings(), result.episodes)
 
@@ -273,6 +276,7 @@ def dry_run(options: EvalConfig) -> str:
             f"# {episodes:>12,}  episodes",
             f"# {completions:>12,}  completions {each}",
             f"# {tokens:>12,}  sampled tokens {each}",
+            # Two operations a parameter and token; each role samples an equal part of them.
             f"# {2 * computed * tokens / roles / 1e12:>12,.3g}  TFLOP to sample them, prompts not counted",
             *[f"# {paid} of {roles} roles are played at {plan.config.api_base}, and paid there"]
             * bool(paid),

@@ -107,6 +107,7 @@ def _reported(command: Callable[[], int]) -> int:
         )
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
+            # A name that is too long has hundreds of characters; its start tells which one it is.
             print(f"error: {str(error.filename)[:40]!r}...: {error.strerror}", file=sys.stderr)
             return FAILED
         if error.errno not in FULL:
@@ -126,10 +127,12 @@ def _flush() -> int:
     try:
         sys.stdout.flush()
     except BrokenPipeError:
+        # An OSError as well, but no failure: `guarded` sees to a reader that has gone.
         raise
     except OSError as error:
         if error.errno not in FULL:
             raise
+        # Or the interpreter would try to write the same text once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _full(error)
     return 0
@@ -144,6 +147,7 @@ def _full(error: OSError) -> int:
 def _reader_is_gone(stream: IO[str]) -> bool:
     """Whether a stream is a pipe that its reader has closed."""
     poll = select.poll()
+    # POLLERR is reported without being asked for, and nothing else is wanted.
     poll.register(stream.fileno(), 0)
     return any(events & select.POLLERR for _, events in poll.poll(0))
 
@@ -187,6 +191,7 @@ def typed(command: str) -> str:
     program, *words = shlex.split(command)
     beside = Path(sys.executable).parent / program
     found = shutil.which(program)
+    # The files are compared, not their paths: PATH may lead to this one through a link.
     if found is not None and beside.exists() and Path(found).samefile(beside):
         return command
     if beside.exists():

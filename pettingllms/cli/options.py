@@ -81,6 +81,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises `ConfigError` with the message, and the nearest name for an unknown option."""
+        # What argparse did not recognize is told by the text of its message alone.
         unknown = re.match(r"unrecognized arguments: (\S[^\s=]*)", message)
         if unknown is not None and not unknown[1].startswith("-"):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
@@ -91,6 +92,7 @@ class CommandParser(argparse.ArgumentParser):
             )
         if unknown is not None:
             raise ConfigError(self._unknown("option", unknown[1], set(self._options())))
+        # argparse names all spellings, `--max_steps/--max-steps`; the last one is enough.
         message = re.sub(r"^argument \S*?(--[a-z0-9-]+):", r"\1:", message)
         raise ConfigError(f"{message}; see {self.prog} --help")
 
@@ -147,6 +149,7 @@ class OptionParser(CommandParser):
         self.examples, self._shown, self._several = examples, shown, several
         for field in fields:
             self._add_field(field)
+        # A switch, because the defaults that it shows depend on the other options.
         self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
         self.add_argument("--config", metavar="FILE", help="YAML file with any of these settings")
         if "env" in self.fields:
@@ -191,9 +194,11 @@ class OptionParser(CommandParser):
         """
         words, objects = gathered(argv, set(self._options()))
         argv = [*words, *as_words(objects)]
+        # Once to find the file, and once more with its values as the defaults.
         namespace, values = self.parse_args(argv), dict[str, str]()
         if namespace.config is not None:
             values = self._from_file(Path(namespace.config))
+            # argparse converts and checks defaults that are text, as it does words.
             self.set_defaults(**values)
             for option, pairs in objects.items():
                 in_file = values.get(option.lstrip("-").replace("-", "_"))
@@ -264,6 +269,7 @@ class OptionParser(CommandParser):
             group = "Command" if field is None else field.metadata["group"]
             entry = _entry(action, defaults.get(action.dest), width)
             groups.setdefault(group, []).append(entry)
+        # A key that is set anew is the last one.
         groups["Command"] = groups.pop("Command")
         about = str(self.description)
         if {"env", "model"} <= self.fields.keys():
@@ -390,6 +396,7 @@ def as_object(option: str, text: str | None) -> dict[str, Any]:
 def _value(word: str, rest: list[str]) -> str:
     if "=" in word:
         return word.partition("=")[2]
+    # A single dash begins a value, since it may be a negative number.
     return rest.pop(0) if rest and not rest[0].startswith("--") else "true"
 
 

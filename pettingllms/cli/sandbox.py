@@ -152,6 +152,7 @@ def _settings(options: argparse.Namespace, **limits: float | None) -> SandboxSet
     settings = SandboxSettings.of(options.sandbox)
     return SandboxSettings.of(
         settings,
+        # A back end of a user's own takes no number of workers.
         workers=1 if settings.backend in BACKENDS else None,
         packages=options.packages or None,
         runtime=options.runtime,
@@ -171,6 +172,7 @@ def _doctor(_: argparse.Namespace) -> int:
         print(f"{_MARKS[finding.state]}  {finding.what:<11} {finding.detail}")
         if finding.cure:
             print(f"{'':<22}fix: {finding.cure}")
+        # Findings on single layers do not decide: a back end may do without one.
         usable |= finding.what in ("embedded", "image") and finding.state == "ok"
     return 0 if usable else 1
 
@@ -202,6 +204,7 @@ def _check(options: argparse.Namespace) -> int:
                 passed[report.group] += 1
                 if options.all:
                     print(f"ok       {report.group}: {report.name}", flush=True)
+        # By a run, because it is a result that says how its program was isolated.
         isolation = sandbox.run(["1"], [Case()])[0][0].isolation
     print(f"\nback end {settings.backend}, isolation {isolation}")
     for group in {**passed, **failed}:
@@ -233,6 +236,7 @@ def _text(path: str) -> str:
 
 def _show(result: RunResult) -> None:
     sys.stdout.write(result.stdout)
+    # So that the streams come in this order where both go to a terminal.
     sys.stdout.flush()
     sys.stderr.write(result.stderr)
     if result.value is not None:

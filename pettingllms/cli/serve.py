@@ -123,12 +123,14 @@ def _run(run: Path, options: ServeOptions) -> int:
     from pettingllms.trainers.per_policy import common_settings
 
     settings = read_config(run)
+    # Not the run's own, which may have been trained on another machine.
     given = {"device": "auto", "dtype": "auto", **options.over}
     vllm = given.pop("vllm", None)
     settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
     config = resolve(located(settings))
     env = make_env(config, "test")
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
+    # Partners are models behind other endpoints: there is no adapter of theirs to serve.
     roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
     common = common_settings(config, own_names(roles_to_policies))
     with_vllm = options.backend == "vllm" or (
@@ -136,6 +138,7 @@ def _run(run: Path, options: ServeOptions) -> int:
     )
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
+    # uvicorn handles signals only while it serves, and a model takes long to load.
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
@@ -163,18 +166,21 @@ def _listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family)
     except OSError as error:
+        # Without privileges, a port below 1024 is refused with EACCES.
         cure = (
             "choose another --port"
             if error.errno in (errno.EADDRINUSE, errno.EACCES)
             else "give an address of this machine to --host: 127.0.0.1 for this machine alone, "
             "0.0.0.0 for all its addresses"
         )
+        # `create_server` adds the address to the message, in parentheses.
         why = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
 
 
 def _key(options: ServeOptions) -> str:
     if options.key_file is None:
+        # 24 bytes, 192 bits: too many to guess.
         return secrets.token_urlsafe(24)
     try:
         key = Path(options.key_file).read_text(encoding="utf-8").strip()
@@ -242,6 +248,7 @@ def vllm_process(
     on_cpu = not torch.cuda.is_available()
     given = check_options(json_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
+    # vLLM makes room for adapters of one rank, which has to be that of the largest.
     rank = max(int(read_adapter(folder / policy).r) for policy in roles_to_policies.values())
     settings = engine_defaults(on_cpu, engines=1)
     if not on_cpu:
@@ -276,6 +283,7 @@ def _serve_vllm(
     def watch() -> None:
         process.wait()
         if not stopping.is_set():
+            # Nothing but a signal takes the main thread out of uvicorn.
             os.kill(os.getpid(), signal.SIGTERM)
 
     try:
@@ -285,6 +293,7 @@ def _serve_vllm(
         served = players_of(base_model(config), roles_to_policies, process.endpoint, template)
         answer(VllmServer(served, process.endpoint, config.max_completion_length, env))
     except KeyboardInterrupt:
+        # `watch` interrupts this as well, but only once vLLM has ended.
         if process.running:
             raise
         raise ConfigError(f"vLLM's server ended with {process.wait()}{process.tail()}") from None

@@ -100,6 +100,7 @@ def _run(command: TrainCommand, *, own: bool) -> int:
 
         print(dry_run(command.config, command.dry_run))
         return 0
+    # A resumed run is read here for its `workers` alone; `train` reads it again.
     config = command.config if command.resume is None else read_config(command.resume)
     if own and config is not None and config.workers:
         from pettingllms.distributed.apart import apart

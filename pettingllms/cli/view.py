@@ -91,6 +91,7 @@ def _run(options: argparse.Namespace) -> int:
         from pettingllms.viewer.app import serve
     with _listening(options.port) as listening:
         print(f"http://127.0.0.1:{listening.getsockname()[1]}/", flush=True)
+        # On standard error, so that standard output is the address alone.
         print("Ctrl-C stops", file=sys.stderr, flush=True)
         serve(library, listening)
     return 0
@@ -130,12 +131,15 @@ def _listening(port: int | None) -> socket.socket:
         return socket.create_server(("127.0.0.1", PORT if port is None else port))
     except OSError as error:
         if port is None and error.errno == errno.EADDRINUSE:
+            # Another viewer may be open. A port that was asked for is never exchanged for another.
             return socket.create_server(("127.0.0.1", 0))
+        # `create_server` adds the address to the message, in parentheses.
         why = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"cannot listen on port {port or PORT}: {why}; give a --port") from error
 
 
 def _port(text: str) -> int:
+    # `int` alone would also take `1_000`, `+80` and digits of other scripts.
     number = int(text) if text.isascii() and text.isdecimal() else -1
     if not 0 <= number <= 65535:
         raise argparse.ArgumentTypeError(f"a port is a number from 0 to 65535, got {text!r}")
@@ -155,6 +159,7 @@ def _steps(text: str) -> frozenset[str]:
             raise argparse.ArgumentTypeError(f"steps are numbers like 1,50,100, got {step!r}")
     if not steps:
         raise argparse.ArgumentTypeError("name at least one step, such as 1,50,100")
+    # Steps are compared as text, and files write them without leading zeros.
     return frozenset(str(int(step)) for step in steps)
 
 

@@ -174,6 +174,7 @@ def _steps(rng: random.Random, value: int, depth: int, largest: int) -> tuple[St
         choices["*"] = min(FACTORS[1], limit // value)
         # A sign is possible where there is a number for it that changes something.
         signs = [sign for sign in choices if choices[sign] >= (FACTORS[0] if sign == "*" else 1)]
+        # There is always one: a value that is too large to grow can shrink.
         sign = rng.choices(signs, [WEIGHTS[sign] for sign in signs])[0]
         step = Step(sign, rng.randint(FACTORS[0] if sign == "*" else 1, choices[sign]))
         value = step.apply(value)

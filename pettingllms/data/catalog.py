@@ -216,6 +216,7 @@ CATALOG: Mapping[str, DataSet] = {
         "675 test",
         None,
         "apache-2.0",
+        # The branch with the hub's own conversion to parquet.
         revision="refs/convert/parquet",
     ),
     "gsm8k": DataSet(
@@ -312,6 +313,7 @@ CATALOG: Mapping[str, DataSet] = {
         "14,267 test",
         test="popqa/test.jsonl",
     ),
+    # The publishers of these three keep their test answers secret: everybody tests on dev.
     "hotpotqa": _flashrag(
         "questions that take two passages (arXiv 1809.09600)",
         "90,447 train, 7,405 test",
@@ -351,6 +353,7 @@ def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
     names = [_plain(located.name.rpartition("/")[2])]
     names += [_plain(file.path.name.partition(".")[0]) for file in located.files]
     for name, entry in own.items():
+        # As a part of the name: `aime24_shuffled.jsonl` is the benchmark all the same.
         if any(_plain(known) in given for known in (name, *entry.also) for given in names):
             return name
     others = {entry.schema for name, entry in CATALOG.items() if name not in own}

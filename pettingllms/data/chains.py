@@ -205,6 +205,7 @@ def problem(
     rng: random.Random, steps: tuple[int, int], families: Sequence[str], split: Split
 ) -> grammar.Composition | Chain:
     """Draws what a task computes: a chain of the split, or of three steps a composition of the grammar."""
+    # A fixed number draws nothing: its tasks are those of versions that had no range.
     count = rng.randint(*steps) if steps[0] < steps[1] else steps[0]
     name = pick(rng, families)
     # Compositions of three steps are all known, with their splits; other chains are drawn until

@@ -220,6 +220,7 @@ def _same_tokens(expected: list[str], actual: list[str]) -> bool:
 
 
 def _close_text(expected: str, actual: str) -> bool:
+    # A program may print a megabyte of digits; no float of a test is as long as this.
     if len(expected) > 64 or len(actual) > 64:
         return False
     if not (_FLOAT.fullmatch(expected) and _NUMBER.fullmatch(actual)):
@@ -246,6 +247,7 @@ def _same_json(expected: Any, actual: Any) -> bool:
         return expected.keys() == actual.keys() and all(
             _same_json(value, actual[key]) for key, value in expected.items()
         )
+    # Types differ, too: 2 is not 2.0, and digits that are too long to read are no text.
     return bool(type(expected) is type(actual) and expected == actual)
 
 
@@ -363,6 +365,7 @@ def _failure(task: CodingTask, results: Sequence[RunResult]) -> str | None:
     """Describes the first hidden test that a program fails; None where it passes all."""
     for number, (test, got) in enumerate(zip(task.tests, results, strict=True)):
         if not passes(test, got, task.function):
+            # The end of a traceback names the error.
             gave = (got.value or got.stdout)[:200] or got.stderr[-200:]
             return (
                 f"fails tests[{number}]: {got.status}, gave {gave!r}, "

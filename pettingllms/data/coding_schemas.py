@@ -231,6 +231,7 @@ def livecodebench(row: Row, name: str) -> CodingTask:
         if not isinstance(function, str):
             raise RowError("metadata.func_name", f"must be a string, got {shown(function)}")
     elif kinds <= {"stdin"}:
+        # A row without any test comes here, too; `_task` refuses it.
         function = None
     else:
         raise RowError("testtype", "must be 'stdin' or 'functional', and the same for all tests")
@@ -283,6 +284,7 @@ def _mbpp_split(row: Row) -> Split:
     """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
     written = str(row.get("task_id"))
     number = int(written) if written.isdecimal() else 0
+    # The first ten are the examples in the authors' prompts, on which nobody is tested.
     return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 
 
@@ -302,6 +304,7 @@ def humaneval(row: Row, name: str) -> CodingTask:
         prompt + solution if solution.strip() else "",
         function=function,
         limits=CATALOG["humaneval"].limits,
+        # A prompt may end in a bare signature, which is no Python without a body.
         setup=asserts.helpers(prompt + (solution or "\n    pass"), function),
     )
 
@@ -329,6 +332,7 @@ def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = Fa
                 f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
             )
         test = Test(dumped(pair.given, f"{field}.input"), dumped(pair.expected, f"{field}.output"))
+    # The sandbox would refuse such an input each time that the test runs.
     if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
         raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
     return test

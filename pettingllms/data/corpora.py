@@ -90,6 +90,7 @@ def open_passages(name: str, passages: Sequence[Passage], cache: Path | None = N
     """
     content = hashlib.blake2b(digest_size=16)
     for passage in passages:
+        # As JSON, in which no text runs into the next: `ab`, `c` is not `a`, `bc`.
         content.update(json.dumps(passage).encode())
     report = CorpusReport(name, len(passages))
     return _opened(content.hexdigest(), lambda: (passages, report), name, cache)
@@ -239,6 +240,7 @@ def _write_texts(folder: Path, passages: Sequence[Passage]) -> None:
             edges[2 * number + 1] = edges[2 * number] + file.write(passage.title.encode())
             edges[2 * number + 2] = edges[2 * number + 1] + file.write(passage.text.encode())
         file.flush()
+        # An array that a crash has cut short cannot be mapped; a text can, and would lack its end.
         os.fsync(file.fileno())
     np.save(folder / "edges.npy", edges)
 

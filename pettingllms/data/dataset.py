@@ -189,6 +189,7 @@ def load(
     if split is not None and split not in SPLITS:
         raise DatasetError(f"split must be one of {', '.join(SPLITS)}, got {split!r}")
     read = _Reading(kind, located, split, schema, skip_bad)
+    # All of them first, because the counts below are complete after the last row.
     records = tuple(read.records())
     report = LoadReport(
         located.name,
@@ -320,6 +321,7 @@ class _Reader(Generic[Record]):
             raise row
         if self.name is None:
             self.name = self.wanted or _recognized(self.kind, row, self.file)
+        # ISO dates are in order as texts.
         if self.dates and not self.dates[0] <= _day(row) <= self.dates[1]:
             return None
         stem = self.file.path.name.partition(".")[0]

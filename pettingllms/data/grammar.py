@@ -83,6 +83,7 @@ NUMBER_REDUCES = (
     Part("count", ("how many there are", "the count"), "len(a)", len),
     Part("first", ("the first", "the first one"), "a[0] if a else 0", lambda a: a[0] if a else 0),
     Part("last", ("the last", "the final one"), "a[-1] if a else 0", lambda a: a[-1] if a else 0),
+    # With a star, `print` writes the members apart by blanks; functions drop the star.
     Part("all", ("all of them", "the list"), "*a", list),
     Part("sorted", ("them in order", "the sorted list"), "*sorted(a)", sorted),
 )

@@ -91,6 +91,7 @@ def _word_twins(
     places: defaultdict[tuple[str, ...], list[int]] = defaultdict(list)
     for place, record in enumerate(train):
         words = words_of(kind.text(record))
+        # A set, since a question that repeats a phrase makes it no more common.
         found = {gram for gram in _ngrams(words) if gram in grams}
         for gram in found:
             # One more than counts is enough to know a phrase as common.

@@ -52,6 +52,7 @@ def _inflated(packed: str, field: str) -> bytes:
     try:
         # One byte more than allowed tells a text that is too long from one that just fits.
         inflater = zlib.decompressobj()
+        # Without `validate`, characters that are not base64 would be skipped.
         data = inflater.decompress(base64.b64decode(packed, validate=True), MAX_INFLATED + 1)
     except (binascii.Error, ValueError, zlib.error) as error:
         raise RowError(field, f"is neither JSON nor zlib in base64: {error}") from error

@@ -143,6 +143,7 @@ def _context(row: Row) -> tuple[Passage, ...]:
 
 def _joined(sentences: object) -> str:
     if isinstance(sentences, Sequence) and not isinstance(sentences, str):
+        # Without blanks between them: in HotpotQA, sentences begin with their own.
         sentences = "".join(checked_text(sentence, "context") for sentence in sentences)
     return checked_text(sentences, "context").strip()
 

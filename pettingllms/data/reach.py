@@ -28,6 +28,7 @@ def hub_answers() -> bool:
     except TimeoutError:
         return False
     except urllib.error.URLError as error:
+        # A status of 401 or 500 is an answer as well; its reason is a text.
         return not isinstance(error.reason, TimeoutError)
     except (OSError, HTTPException, ValueError):
         pass

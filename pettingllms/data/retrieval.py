@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from pettingllms.data.questions import Passage
 
+# A query may be any text of a model; this bounds what it costs to answer.
 MAX_WORDS = 32
 K1, B = 1.5, 0.75
 _WORD = re.compile(r"\w+")
@@ -163,6 +164,7 @@ def _best(
             return _sorted(*_all_summed(postings, terms, len(sums)), k)
         # All scores are positive, so that a zero marks a passage that was not met before.
         met.append(passages[sums[passages] == 0.0])
+        # A passage is once among those of a word, or NumPy would add to it only once.
         sums[passages] += count * scores.astype(np.float64)
         rest = sum(bounds[at + 1 :]) + _SLACK
         # No sum can be more than the bounds so far: before that, there is nothing to compare.
@@ -195,6 +197,7 @@ def _all_summed(
     entries = [(*_entries(postings, word), count) for word, count in terms]
     numbers = np.concatenate([passages for passages, _, _ in entries])
     weights = np.concatenate([count * scores.astype(np.float64) for _, scores, count in entries])
+    # Added in the order of the words, as elsewhere: equal sums stay equal to the last bit.
     sums: NDArray[Any] = np.bincount(numbers, weights, minlength=size)
     found = np.flatnonzero(sums)
     return found, sums[found]

@@ -445,7 +445,9 @@ def _csv(
     stream: IO[bytes], delimiter: str, header: Header | None
 ) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
     # A byte that is not UTF-8 becomes a lone surrogate, which spoils its row alone.
+    # With newline="", line breaks inside of quoted fields stay as they are.
     lines = io.TextIOWrapper(stream, "utf-8-sig", "surrogateescape", newline="")
+    # Strict, because an open quote would otherwise swallow all rows after it.
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
     names: Sequence[str] | None = None
     try:

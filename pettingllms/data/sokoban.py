@@ -110,6 +110,7 @@ def pull_distances(room: Room) -> dict[int, int]:
     floor, steps = room.floor, deltas(room.width).values()
     found = dict.fromkeys(cells(room.goals), 0)
     queue = list(found)
+    # The list grows while it is read: it is the queue of a breadth-first search.
     for cell in queue:
         for delta in steps:
             source = cell - delta

@@ -39,6 +39,7 @@ def _tenth(key: bytes, domain: str) -> int:
     if domain == "coding":
         # Remainders of 3 and more were the training split when the shipped base model was primed.
         return 9 - zlib.crc32(key) % 10
+    # BLAKE2b takes 16 bytes here at most, which is the limit on names of domains.
     person = b"" if domain in ("plan_path", "sokoban") else domain.encode()
     digest = hashlib.blake2b(key, digest_size=8, person=person).digest()
     return int.from_bytes(digest, "big") % 10

@@ -46,12 +46,14 @@ from pettingllms.errors import ConfigError, DatasetError
 DIGITS = "0123456789abcdefg"
 CLUES = {4: (6, 8), 6: (14, 18), 9: (30, 36), 16: (130, 150)}
 """Fewest and most clues of a puzzle where no others are asked for, by size."""
+# For 9x9, 17 is proven to be the least (McGuire, Tugemann and Civario, arXiv 1201.0749).
 FEWEST = {4: 4, 6: 8, 9: 17, 16: 55}
 """The fewest clues of a known puzzle with one solution."""
 TRIES = 2_000
 """Grids that are dug before the generator gives up."""
 BY_SOLUTION = 81
 """Cells of the puzzles whose split is read off the solution."""
+# More rounds would cost time; puzzles that these do not tell apart only share a split.
 ROUNDS = 2
 GUESSES = 2_000
 """Guesses that the generator spends on whether a number can be taken away; else it stays."""
@@ -170,6 +172,7 @@ def _ranks(values: Iterable[Any]) -> list[int]:
     for value in sorted(several):
         if not order or order[-1] != value:
             order.append(value)
+    # Not by a dict, because values are lists or hold some, which have no hash.
     return [bisect.bisect_left(order, value) for value in several]
 
 
@@ -448,6 +451,7 @@ def _has_puzzle(row: Row) -> bool:
 
 def _record_split(row: PuzzleRow) -> Split:
     try:
+        # A solution in the file saves the search; `solve` compares it when the puzzle is dealt.
         found = None if row.answer is not None else solve(row)
     except DatasetError as error:
         raise RowError("", str(error)) from None
@@ -463,6 +467,7 @@ PUZZLE_FILES: Kind[PuzzleRow] = Kind(
     endings=(*TABLES, ".txt"),
     text=lambda row: row.text,
     key=lambda row: row.text.replace("0", "."),
+    # Equal clues have one and the same solution.
     answer=lambda _: None,
     split_of=_record_split,
     prose=False,

@@ -161,6 +161,7 @@ class Search:
         for bit in self._order(options):
             self.values[cell] = bit.bit_length()
             self._flip(cell, bit)
+            # One call for each empty cell: 256 at most, which Python's stack allows.
             enough = self._visit(found, most)
             self._flip(cell, bit)
             if enough:
@@ -174,12 +175,14 @@ class Search:
         """Finds where in `_empty` the cell with the fewest candidates is, and these."""
         rows, columns, boxes = self._used
         _, row, column, box, _, _ = self.shape
+        # 99 is more numbers than any cell can have.
         full, least, where, options = self._full, 99, 0, 0
         for at, cell in enumerate(self._empty):
             free = full & ~(rows[row[cell]] | columns[column[cell]] | boxes[box[cell]])
             count = free.bit_count()
             if count < least:
                 least, where, options = count, at, free
+                # Such a cell leaves nothing to guess, so that no other can be better.
                 if count < 2:
                     break
         return where, options
@@ -187,6 +190,7 @@ class Search:
     def _flip(self, cell: int, bit: int) -> None:
         rows, columns, boxes = self._used
         _, row, column, box, _, _ = self.shape
+        # An exclusive or: the same call takes a number away again.
         rows[row[cell]] ^= bit
         columns[column[cell]] ^= bit
         boxes[box[cell]] ^= bit
@@ -214,6 +218,7 @@ def grade(clues: Grid) -> str:
 def solvable(clues: Grid, grade: str) -> bool:
     """Returns whether the techniques up to `grade`, which is not "search", are enough."""
     notes = _Notes(clues)
+    # How many of the three each grade has: none, hidden singles alone, or all.
     harder = (notes.hidden_singles, notes.locked, notes.pairs)[: (0, 1, 3)[GRADES.index(grade)]]
     # After any step the simplest technique has its turn again.
     while notes.naked_singles() or any(technique() for technique in harder):

@@ -12,6 +12,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
 
+# Codes from 4000 on are an application's own (RFC 6455, section 7.4.2); 408 is HTTP's timeout.
 TOO_OLD = 4408
 """Code with which a WebSocket that is too old is closed; 1009 is that of a message that is too large."""
 
@@ -65,6 +66,7 @@ class Bounded:
             message = await receive()
             if message["type"] != "http.request":
                 return  # the client has gone
+            # Counted as it comes, because a body in chunks does not announce its length.
             body += message.get("body", b"")
             more = message.get("more_body", False)
             if len(body) > self._most:
@@ -73,12 +75,14 @@ class Bounded:
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def read() -> Message:
+            # After the body an application may still wait to be told that the client has gone.
             return whole.pop() if whole else await receive()
 
         await self._app(scope, read, send)
 
     async def _refuse(self, send: Send) -> None:
         text = json.dumps({"detail": f"a message may have {self._most} bytes"}).encode()
+        # The rest of the body stays unread, so that the connection cannot carry another request.
         headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
         await send({"type": "http.response.start", "status": 413, "headers": headers})
         await send({"type": "http.response.body", "body": text})

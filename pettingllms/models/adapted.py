@@ -46,6 +46,7 @@ class Part(NamedTuple):
 
 def part_of(module: nn.Module) -> Part | None:
     """Returns what a linear layer computes; None where that is more, or where it would not pay here."""
+    # Types have to match exactly: a subclass may compute something else, as for 4-bit weights.
     layer = module.get_base_layer() if type(module) is LoraLinear else module
     if type(layer) is not nn.Linear or layer.bias is not None:
         return None
@@ -89,6 +90,7 @@ class Layers:
             return
         with torch.no_grad():
             self._weight_OI = torch.cat([part.whole for part in parts])
+        # Zero marks a layer without an adapter: no adapter has it, as `lora_alpha` is positive.
         self._scales = [0.0 if part.down is None else part.scale for part in parts]
         self._outputs = [part.weight.shape[0] for part in parts]
         self._factors = [
@@ -133,6 +135,7 @@ class _Adapted(torch.autograd.Function):
         ]
         low_NR = states_NI @ torch.cat(downs).T
         lows = low_NR.split([down.shape[0] for down in downs], 1)
+        # The factor is scaled and not the product, which has a row for each token.
         back = [each @ (up * scale) for (each, scale), up in zip(own, ups, strict=True)]
         down_grads = (torch.cat(back, 1).T @ states_NI).split([d.shape[0] for d in downs])
         found: list[torch.Tensor] = []
@@ -169,6 +172,7 @@ class RootMeanSquareNorm:
 
 
 def _divided(states: torch.Tensor, least: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    # That is sqrt(count) * sqrt(mean x^2 + epsilon); `_weight` has the factor sqrt(count), too.
     length = torch.hypot(torch.linalg.vector_norm(states, dim=-1, keepdim=True), least)
     return states / length, length
 
@@ -189,5 +193,6 @@ class _Norm(torch.autograd.Function):
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         unit, length, weight = ctx.saved_tensors
         grad = grad * weight
+        # Of u = x / L with L^2 = |x|^2 + least^2, the gradient is (g - u (g . u)) / L.
         along = (grad * unit).sum(-1, keepdim=True)
         return grad.addcmul_(unit, along, value=-1).div_(length), None, None

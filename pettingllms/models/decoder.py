@@ -56,6 +56,7 @@ def trains(model: PreTrainedModel) -> bool:
     if recomputed or torch.is_autocast_enabled("cpu") or not known(model):
         return False
     decoder: Any = model.base_model
+    # One layer stands for all, which are of one size in these families.
     return all(exact(each) and each.numel() <= TRAINED for each in decoder.layers[0].parameters())
 
 
@@ -141,6 +142,7 @@ class _Block:
         self._gate_and_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
         self._act, self._size, self._scale = mlp.act_fn, attention.head_dim, attention.scaling
         heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
+        # Queries, then keys, are turned by their positions; the values behind them are not.
         self._heads, self._turned = heads[0], sum(heads)
         self._head_norm: Apply | None = None
         if hasattr(attention, "q_norm"):
@@ -161,6 +163,7 @@ class _Block:
         turned = heads[:, : self._turned]
         if self._head_norm is not None:
             turned = self._head_norm(turned)
+        # A roll by half exchanges the halves, as `rotate_half` does; the sine has its sign.
         turned = (turned * cos_R1D).add_(turned.roll(self._size // 2, -1).mul_(sin_R1D))
         parts = turned[:, : self._heads], turned[:, self._heads :], heads[:, self._turned :]
         # A text is one row of many tokens, and a step has many rows of one token.

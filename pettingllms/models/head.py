@@ -44,10 +44,12 @@ def token_logprobs(
     from trl.trainer.utils import selective_log_softmax, selective_log_softmax_and_entropy
 
     def score(states_CX: torch.Tensor, ids_C: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        # A sum over a vocabulary needs more than the two or three digits of bfloat16.
         logits_1CV = logits(model, states_CX)[None].float()
         if temperature != 1.0:
             logits_1CV = logits_1CV / temperature
         if not entropy:
+            # Empty in place of entropies, so that all chunks are joined in the same way.
             return selective_log_softmax(logits_1CV, ids_C[None])[0], ids_C.new_empty(0)
         logprobs_1C, entropies_1C = selective_log_softmax_and_entropy(
             logits_1CV, ids_C[None], entropy_requires_grad=entropy_grad
@@ -56,6 +58,7 @@ def token_logprobs(
 
     size = max(1, LOGITS_PER_CHUNK // model.get_output_embeddings().weight.shape[0])
     chunks = zip(states_MX.split(size), ids_M.split(size), strict=True)
+    # A single chunk is small enough to be kept until the backward pass.
     if len(ids_M) <= size or not torch.is_grad_enabled():
         found = [score(*chunk) for chunk in chunks]
     else:

@@ -58,6 +58,7 @@ def _attention(
 
 
 AttentionInterface.register(NAME, _attention)
+# transformers makes no mask for a name without a mask function: padding would be seen.
 AttentionMaskInterface.register(NAME, sdpa_mask)
 
 

@@ -167,6 +167,7 @@ def evaluation_command(shared: SharedRun, to: str) -> str:
     """The command that evaluates what is shared."""
     config = shared.config
     asked = {each.name: each.metadata.get("shared") for each in dataclasses.fields(config)}
+    # `run` marks settings that an evaluation takes from the run unless it is told otherwise.
     values = {name: v for name, v in _chosen(config).items() if asked[name] == "run"}
     policies = parse_policies(config.policies, shared.roles)
     values["policies"] = ",".join(f"{role}={name}" for role, name in policies.items())
@@ -203,6 +204,7 @@ def license_of(config: ATGRPOConfig) -> str | None:
         return EMBEDDED_LICENSE
     model = str(config.model)
     folder = Path(model)
+    # The hub is not asked about a folder here, whose name may be another model's there.
     if folder.is_dir() and not (folder / "README.md").is_file():
         return None
     # The hub's client would wait without end.
@@ -220,6 +222,7 @@ def _front(shared: SharedRun, rights: Mapping[str, str | None]) -> dict[str, Any
     """What hubs read: the head of the card."""
     tags = list(TAGS)
     front: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation"}
+    # The hub takes ids of its models in this place, and no other names.
     named = [
         str(own.model)
         for own in shared.bases.values()

@@ -50,12 +50,14 @@ def upload(folder: Path, name: str, *, private: bool) -> str:
     try:
         # None keeps what a repository is that exists, and leaves a new one to the owner's defaults.
         whole = api.create_repo(name, private=private or None, exist_ok=True).repo_id
+        # In one commit, so that nobody gets new weights with an old card.
         api.upload_folder(
             repo_id=whole,
             folder_path=folder,
             commit_message="Adapters and their card, by pettingllms",
         )
     except (OSError, HfHubHTTPError, httpx2.HTTPError) as error:
+        # Errors of the connection come from the client's HTTP library as they are.
         raise ConfigError(
             f"the hub at {constants.ENDPOINT} did not take {name!r}: {_reason(error)}; check the name "
             "and the rights of the token, and share again"

@@ -64,6 +64,7 @@ def serve(library: Library, listening: socket.socket) -> None:
         lifespan="off",
         timeout_graceful_shutdown=2,
     )
+    # uvicorn raises SIGINT once more after it has shut down.
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listening])
 
@@ -148,9 +149,11 @@ def _loopback_only(app: _App) -> _App:
             # An IPv6 address has colons of its own, inside its brackets.
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name not in HOSTS:
+                # 421, Misdirected Request: this server does not answer for that name.
                 refusal = Response("ask for this page at 127.0.0.1\n", 421, HEADERS, "text/plain")
                 await refusal(scope, receive, send)
                 return
+        # A WebSocket finds no route, and is closed.
         await app(scope, receive, send)
 
     return guard

@@ -87,6 +87,7 @@ def _group(decision: DecisionRow) -> dict[str, Any]:
         "role": decision["role"],
         "turn": decision["turn"],
         "width": len(candidates),
+        # Without candidates this raises ValueError, with which `parsed` refuses the line.
         "low": min(rewards),
         "high": max(rewards),
         "chosen": chosen,

@@ -72,6 +72,7 @@ def _answers(library: Library, source: Source) -> dict[str, Any]:
     while True:
         part = library.metrics(source, start)
         rows += part["rows"]
+        # Not at the end of the file: a last row that is still being written is left out.
         if part["next"] == start:
             break
         start = part["next"]
@@ -98,5 +99,6 @@ def _episodes(library: Library, source: Source, label: str, tasks: int | None) -
 
 
 def _packed(value: Any) -> str:
+    # Base64 has no `<`: whatever a model wrote, it cannot end the element that it is in.
     # Without a time stamp: the same run gives the same file.
     return base64.b64encode(gzip.compress(encoded(value), mtime=0)).decode()

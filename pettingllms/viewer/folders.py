@@ -60,6 +60,7 @@ class Source:
             try:
                 # A pipe under that name would block without O_NONBLOCK.
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                # Relative to the open folder: a link that takes its place by now is not followed.
                 descriptor = os.open(name, flags, dir_fd=folder)
             finally:
                 os.close(folder)
@@ -74,6 +75,7 @@ class Source:
         if file is None:
             return None
         with file:
+            # A byte more than allowed tells a file that is too large.
             content = file.read(_SMALL + 1)
         return content if len(content) <= _SMALL else None
 
@@ -132,6 +134,7 @@ class Source:
             lines = file.read().split(b"\n")[:-1]
         for line in reversed(lines):
             with contextlib.suppress(ValueError, RecursionError):
+                # The first line may lack its start, and is then no JSON.
                 row = json.loads(line)
                 if isinstance(row, dict) and row.get("kind") == "train":
                     return row
@@ -148,6 +151,7 @@ class Source:
             # By inode alone: overlays and btrfs show another device here than `stat` does.
             held = f":{(self.path / name).lstat().st_ino}"
             locks = Path("/proc/locks").read_text(encoding="ascii").splitlines()
+            # A line is like `1: FLOCK ADVISORY WRITE 4242 08:01:131 0 EOF`: process, device, inode.
             return any("FLOCK" in line and f"{held} " in line for line in locks)
         return False
 

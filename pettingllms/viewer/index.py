@@ -238,6 +238,7 @@ class EpisodeIndex:
             self._cache.parent.mkdir(parents=True, exist_ok=True)
             if first and not self._cache.exists():
                 return  # begun without a cache: a part of one would not be read
+            # Two viewers may add to it at once: `_take` notices, and the index is made anew.
             with self._cache.open("ab" if first else "wb") as file:
                 file.write(json.dumps(block).encode() + b"\n")
 
@@ -345,6 +346,7 @@ def _lines(file: BinaryIO, start: int, end: int) -> Iterator[tuple[int, int, byt
 
 def _about(file: BinaryIO, start: int, end: int, head: bytes) -> tuple[str, str, int, bool | None]:
     """Label, task, episode and success of a line."""
+    # No text can feign it, because JSON puts a backslash before a quote inside of a string.
     place = head.find(_DECISIONS)
     if place >= 0 and head.startswith(b"{"):
         # What stands before the decisions, as an object by itself.

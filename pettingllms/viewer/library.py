@@ -203,7 +203,9 @@ class Library:
             index.refresh()
         elif not index.refresh(AT_ONCE):
             with self._lock:
+                # Another request may have begun to build it since.
                 if not self._is_building(source):
+                    # A daemon, so that stopping the viewer does not wait for gigabytes.
                     thread = threading.Thread(target=index.refresh, daemon=True)
                     self._building[source.path] = thread
                     thread.start()

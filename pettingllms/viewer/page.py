@@ -26,6 +26,7 @@ _NOWHERE = (
     "default-src 'none'; base-uri 'none'; form-action 'none'; "
     "require-trusted-types-for 'script'; trusted-types 'none'"
 )
+# Browsers heed `frame-ancestors` in a header alone, so that the exported file's policy lacks it.
 POLICY = (
     f"{_NOWHERE}; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "frame-ancestors 'none'"
@@ -63,6 +64,7 @@ def single_file(blocks: dict[str, str]) -> str:
     scripts = [_inline(name) for name in _SCRIPT.findall(text)]
     style = "\n".join(styles)
     icon = base64.b64encode(assets()["icon.svg"]).decode()
+    # By digest: under 'unsafe-inline' a script that slipped into the page would run as well.
     allowed = " ".join(map(_digest, scripts))
     policy = f"{_NOWHERE}; script-src {allowed}; style-src {_digest(style)}; img-src data:"
     data = "\n".join(
@@ -70,6 +72,7 @@ def single_file(blocks: dict[str, str]) -> str:
         for name, block in blocks.items()
     )
     licenses = "\n\n".join(f"{name}\n\n{text}" for name, text in sorted(_licenses().items()))
+    # A script inside of the page cannot be deferred, so that it stands behind the data it reads.
     run = "\n".join(f"<script>{script}</script>" for script in scripts)
     head, _, body = text.partition("</head>")
     head = _ICON.sub(f'href="data:image/svg+xml;base64,{icon}"', head)
