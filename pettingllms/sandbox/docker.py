@@ -121,6 +121,7 @@ class ContainerChannel:
             user="65534:65534",
             stdin_open=True,
             network_disabled=True,
+            # The worker is process 1, which never gets a SIGTERM that it does not handle.
             stop_signal="SIGKILL",
             labels={OWNER_LABEL: owner_mark()},
             host_config=api.create_host_config(**host),
@@ -271,6 +272,7 @@ def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
         "nano_cpus": round(cpus * 1e9),
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={json.dumps(worker_profile())}"],
+        # It also leaves out /dev/shm, where a program could leave something for the next one.
         "ipc_mode": "none",
         "ulimits": [{"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES}],
         # Output would be written to the host's disk a second time.

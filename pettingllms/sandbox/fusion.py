@@ -172,6 +172,7 @@ class FusionSandbox(PlannedSandbox):
         program, case = pair
         call, limits = plan.calls[case], plan.limits
         try:
+            # A plan holds lone surrogates as three bytes each, which are not UTF-8.
             source, stdin = plan.programs[program].decode(), plan.stdins[case].decode()
         except UnicodeDecodeError:
             said = "the program or its input is not text in UTF-8\n"
@@ -311,6 +312,7 @@ def _limited(
 ) -> RunResult:
     """A result whose texts keep to the output limit; a longer one has its status."""
     most = limits.output_kib * 1024
+    # JSON can express lone surrogates, which UTF-8 cannot.
     outputs = [text.encode("utf-8", "replace") for text in (stdout, stderr)]
     answer = None if value is None else value.encode("utf-8", "replace")
     if max(map(len, (*outputs, answer or b""))) > most:

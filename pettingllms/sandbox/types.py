@@ -337,6 +337,8 @@ class RunProgress:
         with self._lock:
             self.given_up = True
             stops = list(self._stops)
+        # Without the lock: to kill a container takes a request to its engine, and meanwhile other
+        # threads report results.
         for stop in stops:
             stop()
 

@@ -24,6 +24,7 @@ from pettingllms.sandbox.worker import frames, isolation, process, supervisor
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TRIES = 2
 """Attempts at a run whose process was killed from outside."""
+# As `RUNAWAY` in `pettingllms.sandbox.types`, which the worker cannot import.
 _RUNAWAY = ("cpu_limit", "wall_limit")
 _FRAME_S, _FRAME_BYTES = 0.02, 1 << 16
 """After so many seconds, or with so many bytes of output, results are not kept back."""

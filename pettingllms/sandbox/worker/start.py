@@ -98,8 +98,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     if options.core is not None:
         with contextlib.suppress(OSError):  # it has been taken from us since the launcher looked
             os.sched_setaffinity(0, {options.core})
+    # The launcher's own mask would show in the modes of the files that programs make.
     os.umask(0o022)
     kernel.share_one_heap()
+    # Python leaves SIGINT ignored where the launcher was started so, as shells start background
+    # jobs, and programs would see it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = _take_stream()
     # A request takes a descriptor for each of its inputs.
