@@ -163,6 +163,7 @@ def _draw_matrix(axes: Any, matrix: Mapping[str, Mapping[str, Estimate]]) -> Non
     axes.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     for y, row in enumerate(values):
         for x, value in enumerate(row):
+            # NaN, which stands for a pair that was not played, is not equal to itself.
             if value == value:
                 color = "white" if value > 0.6 else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color)
