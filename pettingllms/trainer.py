@@ -195,6 +195,7 @@ class ATGRPOTrainer:
         """
         parent = self._plan.path / "adapters" if output_dir is None else Path(output_dir)
         for policy in self.policies.names:
+            # Nothing trains the base model, so that there is nothing of it to save.
             if policy != BASE:
                 self.policies.save(policy, parent / policy)
         return parent
@@ -253,6 +254,7 @@ def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
         return
     for name in policies.names:
         theirs, named = policies.base_of(name).name, base_model(own_settings(config, name))
+        # Settings hold absolute paths, and loaded policies the path that they were given.
         if theirs != named and Path(theirs).resolve() != Path(named).resolve():
             raise ConfigError(
                 f"the loaded policy {name!r} is on the model {theirs!r}, its settings name {named!r}; "
@@ -293,6 +295,7 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
         r=config.r,
         lora_alpha=config.lora_alpha,
         target_modules=config.target_modules,
+        # Taken over, because these say what the adapter is for and not how it is computed.
         task_type=config.task_type,
         base_model_name_or_path=config.base_model_name_or_path,
         inference_mode=config.inference_mode,

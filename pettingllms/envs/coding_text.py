@@ -99,10 +99,10 @@ def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseErro
 
 
 def _is_call(test: Test) -> bool:
+    # `json` recurses, so that brackets alone can exceed Python's limit.
     try:
         json.loads(test.output)
         return isinstance(json.loads(test.input), list)
-    # `json` recurses, so that brackets alone can exceed Python's limit.
     except (ValueError, RecursionError):
         return False
 

@@ -51,8 +51,8 @@ def _kuhn_poker() -> type:
             return done, info
 
         def _set_round_winner(self, player_id: int, reason: str) -> None:
-            # TextArena comes here after a fold or two checks as well, and keeps only the message
-            # of the last move.
+            # TextArena comes here after a fold or two checks as well, and only its log still says
+            # what the last move was.
             if "'[call]'" in self.state.logs[-1][1]:
                 # Both have put in a chip that TextArena does not count.
                 self.state.game_state["player_chips"][player_id] += 1

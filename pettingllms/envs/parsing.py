@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# About twice what the longest answer needs: 256 fills of a 16x16 Sudoku, such as [16, 16, 16].
 MAX_LIST_CHARS = 8_000
 MAX_MOVES = 200
 

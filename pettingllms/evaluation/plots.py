@@ -58,6 +58,7 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.has_data():
             axes.legend(frameon=False, fontsize=8)
+    # A little beyond 0 and 1, where markers would be cut in half.
     left.set_ylim(-0.03, 1.03)
     return _png(figure, title)
 

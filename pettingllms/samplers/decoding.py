@@ -103,6 +103,7 @@ class SharedDecoding:
         self._position_R = lengths_U
         column_P = torch.arange(int(lengths_U.max()), device=device)
         hidden_UP = column_P >= lengths_U[:, None]
+        # None where all prompts are as long, because a mask costs a pass over all scores.
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
@@ -137,6 +138,7 @@ class SharedDecoding:
 
     def keep(self, index_R: torch.Tensor) -> None:
         """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+        # A row that stays in its place need not be copied.
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
         for keys, values in self._caches.values():
             keys.keep(index_R, moved, self._most)
@@ -152,6 +154,7 @@ class SharedDecoding:
     def _forget(self, live_U: torch.Tensor) -> None:
         """Drops the prompts that no row continues."""
         self._prompts = [self._prompts[u] for u in live_U.tolist()]
+        # `unique` has sorted them, so that a prompt's new place is found by bisection.
         self._owner_R = torch.searchsorted(live_U, self._owner_R)
         if self._hidden_U11P is not None:
             self._hidden_U11P = self._hidden_U11P[live_U]
@@ -257,6 +260,7 @@ class PlainDecoding:
 
     def keep(self, index_R: torch.Tensor) -> None:
         """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+        # Made for beam search, it takes any index, also of more or fewer rows than there are.
         self._cache.reorder_cache(index_R)  # type: ignore[arg-type]
         self._mask_RS = self._mask_RS[index_R]
         self._position_R = self._position_R[index_R]

@@ -233,6 +233,7 @@ class FusionSandbox(PlannedSandbox):
         most = _HEAD_BYTES + 2 * _BYTES_PER_BYTE * limits.output_kib * 1024
         try:
             with contextlib.closing(connection):
+                # Opened by hand, because the timer below needs the socket.
                 connection.connect()
                 # The connection's timeout is for each read; a reply in drops would never end.
                 cut = threading.Timer(timeout, _cut, [connection.sock])

@@ -183,6 +183,7 @@ def _docker() -> Iterator[Finding]:
         yield Finding("engine", "ok", f"{version.get('Version')}, API {client.api.api_version}")
         name = docker_image.image_name()
         tags = [tag for found in client.images.list() for tag in found.tags]
+    # The names of images with packages begin with this one.
     ours = [tag for tag in tags if tag.startswith(f"{name}")]
     if name in ours:
         yield Finding("image", "ok", ", ".join(ours))

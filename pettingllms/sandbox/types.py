@@ -350,6 +350,7 @@ class RunProgress:
             return [
                 (program, case)
                 for program, case in pairs
+                # Where nothing has ended the program's list, a case is compared with itself.
                 if (program, case) not in self._results and case <= self._last.get(program, case)
             ]
 

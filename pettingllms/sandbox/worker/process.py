@@ -249,6 +249,7 @@ class ProgramProcess:
         run = job.run
         source, call = _read(job, run.source), _read(job, run.call)
         known = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+        # The open file is shared with the runs before this one, and so is its offset.
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
         os.dup2(run.stdout_fd, 1)

@@ -62,6 +62,7 @@ def receive(stream: frames.Stream, header: dict[str, Any]) -> RunRequest:
     sizes = [*programs, *calls]
     text_fd = _filled(stream, "text", sum(sizes))
     offsets = itertools.accumulate(sizes, initial=0)
+    # Not strict: the last offset is the end of all texts, where none begins.
     spans = tuple(itertools.starmap(process.Span, zip(offsets, sizes, strict=False)))
     stdin_fds = tuple(_filled(stream, "stdin", size) for size in header["stdins"])
     flat, limits = header["runs"], header["limits"]

@@ -293,6 +293,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         scratch=scratch,
         fence=fence,
         filter=program_filter,
+        # A descriptor of a process stands for its namespaces, also where there is no /proc.
         pid_namespace=os.pidfd_open(os.getpid()),
         base_bytes=base_bytes,
         base_processes=3,
