@@ -91,6 +91,7 @@ def evaluate(
     Raises:
         ConfigError, UnknownNameError, DatasetError: settings that cannot be used.
     """
+    # Without `over`, which has no metadata: it is filled from the names in `SHARED`.
     own = [field.name for field in dataclasses.fields(EvalConfig) if field.metadata]
     if adapters is not None:
         settings["adapters"] = adapters.folder if isinstance(adapters, Summary) else adapters

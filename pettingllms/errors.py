@@ -81,6 +81,7 @@ LISTED = 30
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """A sentence that names the closest known names, or lists them, at most `LISTED`."""
+    # Sorted, because messages must not depend on the order of a set.
     names = sorted(set(known))
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
     if close:

@@ -135,6 +135,7 @@ class ATGRPOTrainer:
         """The policies; loaded at the first use."""
         if self._policies is None:
             plan = self._plan
+            # Only `train` makes the folder: to look at the policies must not begin a run.
             run = plan.path if plan.path.is_dir() else None
             self._policies = build_policies(plan.config, plan.roles_to_policies, run, self._spec)
         return self._policies
@@ -194,6 +195,7 @@ class ATGRPOTrainer:
         """
         parent = self._plan.path / "adapters" if output_dir is None else Path(output_dir)
         for policy in self.policies.names:
+            # Nothing trains the base model, so that there is nothing of it to save.
             if policy != BASE:
                 self.policies.save(policy, parent / policy)
         return parent
@@ -252,6 +254,7 @@ def _check_loaded(config: ResolvedConfig, policies: PolicySet | None) -> None:
         return
     for name in policies.names:
         theirs, named = policies.base_of(name).name, base_model(own_settings(config, name))
+        # Settings hold absolute paths, and loaded policies the path that they were given.
         if theirs != named and Path(theirs).resolve() != Path(named).resolve():
             raise ConfigError(
                 f"the loaded policy {name!r} is on the model {theirs!r}, its settings name {named!r}; "
@@ -268,6 +271,7 @@ def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:
     default = ATGRPOConfig()
     for name, value in given.items():
         before, now = getattr(config, name), as_text(name, value)
+        # A value that equals the default cannot be told from one that was not given.
         if before not in (getattr(default, name), now):
             raise ConfigError(
                 f"{name} is given twice: {now!r} to the trainer, {before!r} in its settings; leave "
@@ -286,10 +290,12 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
         return {}
     if not isinstance(config, LoraConfig):
         raise ConfigError(f"peft_config must be a peft.LoraConfig, got a {type(config).__name__}")
+    # Compared with a plain one, so that options which PEFT adds later are refused, too.
     plain = LoraConfig(
         r=config.r,
         lora_alpha=config.lora_alpha,
         target_modules=config.target_modules,
+        # Taken over, because these say what the adapter is for and not how it is computed.
         task_type=config.task_type,
         base_model_name_or_path=config.base_model_name_or_path,
         inference_mode=config.inference_mode,
@@ -304,6 +310,7 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
     return {
         "lora_r": config.r,
         "lora_alpha": config.lora_alpha,
+        # PEFT makes a set of a list, and its order differs from process to process.
         "lora_target_modules": targets if isinstance(targets, str) else sorted(targets),
     }
 
@@ -320,5 +327,6 @@ def _settings_of(model: Any, sampler: str) -> dict[str, str]:
         raise ConfigError(
             "vLLM loads a model by its name; give the name, or use sampler transformers"
         )
+    # A model that was made from a configuration has an empty `name_or_path`.
     name = str(getattr(model, "name_or_path", "")) or type(model).__name__
     return {"model": name, "sampler": "transformers" if sampler == AUTO else sampler}

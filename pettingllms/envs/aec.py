@@ -67,6 +67,7 @@ BRIDGES = {
 """Other libraries, whose games have names of the form `textarena:TicTacToe-v0`."""
 
 
+# Positional only, because an environment may have an argument called `name` itself.
 def load_env(name: str, /, **kwargs: Any) -> AnyEnv:
     """Makes an environment from its name or its path.
 

@@ -263,6 +263,7 @@ class BoardEnv(TeamEnv):
         # The planner reads the proposal as it was understood, not as it was written: a reply
         # may hold anything, also text meant to steer the planner.
         written = self._format_answer(state.level, state.position, answer)
+        # Spelled out: `replace` takes longer, and every readable candidate comes through here.
         after = BoardState(
             level=state.level,
             position=state.position,

@@ -79,6 +79,7 @@ def _chess_name(game: Any, agent: str, action: int) -> str:
 
 
 def _go(game: Any, agent: str) -> str:
+    # Go's board has 1 for black, which is the first agent.
     own = 1 if agent == game.possible_agents[0] else -1
     return f"{board(game._go.board * own)}\nRow 0 is the first, column 0 the leftmost."
 
@@ -120,6 +121,7 @@ def _limit_name(game: Any, agent: str, action: int) -> str:
 
 def _no_limit_name(game: Any, agent: str, action: int) -> str:
     del game, agent
+    # In the order of the numbers in RLCard's `Action`.
     return ("fold", "check_call", "raise_half_pot", "raise_pot", "all_in")[action]
 
 

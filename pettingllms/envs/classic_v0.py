@@ -181,6 +181,7 @@ class raw_env(GameEnv):
             self.reset(seed=0)
             for _ in range(2):
                 if not self._over:
+                    # One from the middle: the first may be to fold, which ends a poker hand.
                     names = list(self._actions())
                     self.step(names[len(names) // 2])
             twin = self.__deepcopy__({})

@@ -42,6 +42,8 @@ def blocks(text: str) -> list[Block]:
     """All closed fenced blocks of `text`, in order; linear in its length."""
     found: list[Block] = []
     tag, body = None, list[str]()
+    # Not `splitlines`, which also breaks at form feeds and at other characters that a string in a
+    # program may contain.
     for line in text.split("\n"):
         if tag is None:
             # The plain search first, since most lines have no fence.
@@ -97,6 +99,7 @@ def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseErro
 
 
 def _is_call(test: Test) -> bool:
+    # `json` recurses, so that brackets alone can exceed Python's limit.
     try:
         json.loads(test.output)
         return isinstance(json.loads(test.input), list)

@@ -25,6 +25,8 @@ def importable(path: str) -> str:
     if not file.is_file():
         raise UnknownNameError(f"there is no file {file} with an environment")
     known = sys.modules.get(file.stem)
+    # Run only once: a second run would make other classes of the same names, which `pickle` and
+    # `isinstance` tell from the first ones.
     if known is None:
         _import(file)
     elif getattr(known, "__file__", None) != str(file):

@@ -28,6 +28,8 @@ from pettingllms.envs.spaces import FreeText
 from pettingllms.envs.thinking import UNCLOSED, without_thought
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 
+# Games of other libraries search replies with patterns of their own, whose cost nobody has
+# bounded.
 MAX_REPLY = 20_000
 """Characters of a reply that a game is given; a longer one cannot be read."""
 # All of them are changed in place during an episode, so that a copy needs its own.
@@ -119,6 +121,7 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
                 raise ConfigError(f"seed must not be negative, got {seed}")
             self._stream = (operator.index(seed), 0)
         elif self._stream is None:
+            # Games seed NumPy's older generator with it, whose seeds have 32 bits.
             self._stream = (secrets.randbits(32), 0)
         else:
             self._stream = (self._stream[0], self._stream[1] + 1)
@@ -139,6 +142,7 @@ class GameEnv(AECEnv[str, dict[str, Any], str | None]):
         seat = self.possible_agents.index(self._known(agent))
         if agent not in self._shown:
             # Texts that are written by others may hold anything, but a space has its bounds.
+            # The end is kept, where a game asks for the next move.
             self._shown[agent] = self._text(seat)[-FreeText().max_length :]
         return {"text": self._shown[agent], "turn": self._acts[self.agent_selection]}
 

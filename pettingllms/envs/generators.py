@@ -55,6 +55,7 @@ def private(state: Generators) -> Iterator[Swap]:
     # Standard output, too, is one for all threads, so that it is redirected under the lock.
     with _LOCK, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
         outside = _taken(state)
+        # Filled in at the end, because the new states are known only when the block is over.
         swap = Swap(state)
         try:
             _put(state)

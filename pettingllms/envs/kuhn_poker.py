@@ -22,6 +22,8 @@ def __getattr__(name: str) -> Any:
     return _kuhn_poker()
 
 
+# One class, however often it is asked for: `pickle` refuses an object whose class is not the
+# one that is found by its name.
 @functools.cache
 def _kuhn_poker() -> type:
     from textarena.envs.KuhnPoker.env import KuhnPokerEnv
@@ -49,6 +51,8 @@ def _kuhn_poker() -> type:
             return done, info
 
         def _set_round_winner(self, player_id: int, reason: str) -> None:
+            # TextArena comes here after a fold or two checks as well, and only its log still says
+            # what the last move was.
             if "'[call]'" in self.state.logs[-1][1]:
                 # Both have put in a chip that TextArena does not count.
                 self.state.game_state["player_chips"][player_id] += 1

@@ -17,6 +17,7 @@ from pettingllms.sandbox import RunResult
 MAX_ANSWER_CHARS = 1000
 SHOWN_CHARS = 2000
 """Of a longer text, half of this from its beginning and half from its end is shown."""
+# A program may print a whole line as its answer, which would fill a small model's context.
 COMPACT_CHARS = 24
 SOLVER = "solver"
 """The role of an agent that works alone."""

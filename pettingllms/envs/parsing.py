@@ -10,11 +10,13 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
+# About twice what the longest answer needs: 256 fills of a 16x16 Sudoku, such as [16, 16, 16].
 MAX_LIST_CHARS = 8_000
 MAX_MOVES = 200
 
 _MARK = "####"
 # A cell such as b3, a direction in letters, or a number: what a list of moves may hold.
+# The cell comes first: otherwise b3 would be read as the word b and the number 3.
 _WORD = re.compile(r"[A-Za-z]\d{1,3}(?![A-Za-z\d])|[^\W\d_]+|\d+")
 _CELL = re.compile(r"[A-Za-z]?\d+")
 _NAMES = {
@@ -72,6 +74,7 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
         return inside
     moves: list[str] = []
     for word in _WORD.findall(inside):
+        # Single letters, as most moves are written, are found without a copy in lower case.
         move = _NAMES.get(word) or _NAMES.get(word.lower())
         if move:
             moves.append(move)

@@ -201,6 +201,7 @@ class raw_env(BoardEnv):
         table = plan_path.neighbours(level.height, level.width)
         words, cell = [], position
         for move in answer:
+            # Walls are named like any other cell: the planner can see where a proposal fails.
             cell = table[cell].get(move, cell)
             words.append(f"{move} {_name(level, cell)} ")
         return f"[ {''.join(words)}]"

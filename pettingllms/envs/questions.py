@@ -22,6 +22,7 @@ OPTION = "question"
 """The key of `reset(options=...)`."""
 PLACE = "{question}"
 """Stands for the question where a prompt is shown."""
+# Random digits, which no environment's prompt contains by itself.
 _MARK = "a7c91e5d the question 5d1e97ca"
 
 
@@ -46,6 +47,7 @@ def role_prompts(env: AnyEnv) -> Mapping[str, RolePrompt]:
     """Role -> its prompt for a question; nothing for environments that take none."""
     if not takes_questions(env):
         return {}
+    # On a copy, because the caller may be in the middle of an episode.
     asked = clone_env(env)
     asked.reset(seed=0, options={OPTION: _MARK})
     found: dict[str, RolePrompt] = {}

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+# Raised when the fields change, so that an older snapshot is refused instead of misread.
 SNAPSHOT_VERSION = 2
 
 

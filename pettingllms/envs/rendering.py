@@ -78,11 +78,13 @@ def draw(
             _tile(pen, tile, column * side, row * side, side)
     if blocks is not None:
         _lines(pen, len(rows), len(rows[0]), blocks, side)
+    # The scale is a whole number, for which a box filter is the plain mean of the fine pixels.
     return np.asarray(image.resize((width, height), Image.Resampling.BOX))
 
 
 def _tile(pen: ImageDraw, tile: Tile, x: int, y: int, side: int) -> None:
     # A forty-eighth of a tile is one pixel in the picture at the usual size.
+    # Pillow's rectangles include their last row and column, hence the ones that are subtracted.
     pen.rectangle((x, y, x + side - 1, y + side - 1), tile.ground, LINE, side // 48)
     for mark in tile.marks:
         inset = round(side * (1 - _SHARES[mark.shape]) / 2)
@@ -114,4 +116,5 @@ def _lines(pen: ImageDraw, rows: int, columns: int, blocks: tuple[int, int], sid
 def _font(size: int) -> Any:
     from PIL import ImageFont
 
+    # Pillow's own font: a font of the machine would give other pixels on every machine.
     return ImageFont.load_default(size)

@@ -33,6 +33,7 @@ def reward_functions(given: str | RewardFunction | Sequence[Any] | None) -> list
     if given is None:
         return []
     if isinstance(given, str):
+        # The command line and configuration files hold several paths as one text.
         given = [resolve(importable(each.strip()), "reward function") for each in given.split(",")]
     functions: list[RewardFunction] = []
     for each in given if isinstance(given, Sequence) else [given]:
@@ -89,6 +90,7 @@ def paid(
 
 def _checked(values: Any, count: int, label: str) -> list[float | None]:
     try:
+        # Any iterable will do, but a function that forgot its `return` has given None.
         found = list(values)
     except TypeError:
         found = []

@@ -65,6 +65,7 @@ def library(
         return PassageLibrary(
             lambda seed: _within(records[seed % size], index), lambda _: index, size
         )
+    # In a fixed order, because the digest of the passages names the index on disk.
     pooled = tuple(dict.fromkeys(passage for record in records for passage in record.context))
     if not pooled:
         raise ConfigError(
@@ -82,6 +83,7 @@ def _generated(split: Split) -> Index:
 
 
 def _own() -> Callable[[Question], Index]:
+    # Bounded, because every question of a data set has an index of its own.
     @lru_cache(maxsize=64)
     def of(context: Sequence[Passage]) -> Index:
         return Index.of(context)

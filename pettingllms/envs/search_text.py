@@ -112,6 +112,7 @@ def _checked(reply: SearchReply) -> SearchReply | ParseError:
         return SearchReply(reply.kind, " ".join(reply.said.split()))
     if len(reply.said) > MAX_ANSWER_CHARS:
         return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
+    # Grading leaves out articles and punctuation, and here nothing would be left to compare.
     if not normal(reply.said):
         return ParseError("the answer has no word that counts")
     return reply
@@ -215,6 +216,7 @@ def _shown(searches: Sequence[Lookup]) -> list[str]:
         block = "\n".join(lines)
         if len(block) > room:
             note = f"(What was found earlier is left out: at most {SHOWN_CHARS} characters.)"
+            # Where the latest search alone is too long, its beginning is better than nothing.
             return [note, *(blocks or [block[:room]])]
         room -= len(block)
         blocks.insert(0, block)

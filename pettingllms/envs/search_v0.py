@@ -170,6 +170,7 @@ class raw_env(TeamEnv):
         "eval_steps": 5,
     }
     schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
+    # Where an index lies makes no difference to what is found in it.
     interchangeable: ClassVar[frozenset[str]] = TeamEnv.interchangeable | {"cache"}
     reset_options = ("question",)
 

@@ -78,6 +78,7 @@ DOORS = [
     "navy",
 ]
 """Colors of the doors; an environment has the first of them."""
+# Made up in the manner of experiments on word learning, such as Berko's wug (1958).
 WORDS = [
     "dax",
     "wug",

@@ -294,6 +294,7 @@ class raw_env(BoardEnv):
         if self.size not in BOXES:
             raise ConfigError(f"size must be one of {', '.join(map(str, BOXES))}, got {size!r}")
         if difficulty is not None:
+            # The others are refused for 4x4, where naked singles solve every puzzle.
             grades = GRADES[:1] if self.size == 4 else GRADES
             arguments.one_of("difficulty", difficulty, grades)
         self.difficulty = difficulty

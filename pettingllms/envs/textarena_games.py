@@ -33,6 +33,7 @@ def registry() -> Mapping[str, Any]:
         ConfigError: TextArena is not installed.
     """
     try:
+        # The import of TextArena draws from the global generator, which is the caller's.
         with private(seeded(0)):
             import textarena  # noqa: F401 - registers its games
             from textarena.envs.registration import ENV_REGISTRY
@@ -57,6 +58,7 @@ def game_of(name: str) -> Any:
     if name in VARIANTS:
         entry_point, model = VARIANTS[name]
         return Variant(entry_point, known[model].default_wrappers, {})
+    # Variants of one game would take up all places among the suggestions.
     plain = [each for each in known if not each.endswith(("-raw", "-train"))]
     raise UnknownNameError(
         f"TextArena has no game {name!r}; {did_you_mean(name, [*plain, *VARIANTS])}"

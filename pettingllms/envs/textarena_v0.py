@@ -169,8 +169,10 @@ class raw_env(GameEnv):
                 # `_play` takes it as if the game had raised it.
                 raise IndexError(f"player {state.current_player_id} of {self.num_players} is next")
         self._generators = swap.state
+        # Noted after the step: a move at which the game raised must not be played again.
         self._moves.append(move)
         self._collect()
+        # Asked of a plain list, because `Eliminated` raises where all players are out.
         if not done and list(getattr(state, "elimination_order", ())).count(
             state.current_player_id
         ):
@@ -287,6 +289,7 @@ def _made(name: str, game: Any, given: Mapping[str, Any]) -> Any:
     module, _, attribute = game.entry_point.partition(":")
     try:
         with private(seeded(0)):
+            # Some modules fetch word lists while they are imported, and print what they do.
             kind = getattr(importlib.import_module(module), attribute)
             return kind(**{**game.kwargs, **given})
     except Exception as error:
@@ -302,6 +305,7 @@ def _has_numpy(module: str) -> bool:
 
 def _why_not(name: str, error: Exception, given: Mapping[str, Any]) -> str:
     said = " ".join(str(error).split())
+    # NLTK's own error is a page of advice, of which this one command helps.
     if "nltk" in said.lower():
         return (
             f"{name} reads word lists of NLTK that are not on this machine; fetch them: {DOWNLOAD}"

@@ -68,6 +68,7 @@ def coverage(
         return ()
     sizes = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
     if sizes[-1] != samples:
+        # All samples as well: there it shows best whether a task is solved at all.
         sizes.append(samples)
     return tuple(_at(k, [(one[task][:k], two[task][:k]) for task in both], seed) for k in sizes)
 
@@ -76,6 +77,7 @@ def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]], seed: in
     base = np.array([any(before) for before, _ in pairs])
     after = np.array([any(found) for _, found in pairs])
     gain = after.astype(float) - base
+    # Whole tasks are drawn, with the verdicts of both sides, because the two are paired.
     drawn = np.random.default_rng(seed).integers(0, len(gain), (RESAMPLES, len(gain)))
     low, high = np.quantile(gain[drawn].mean(1), (0.025, 0.975))
     return Coverage(

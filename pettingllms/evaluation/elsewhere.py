@@ -149,6 +149,7 @@ def playing_elsewhere(plan: EvalPlan) -> Iterator[Play]:
                 # the log is that of one process.
                 jobs = [fleet.submit("play", lineup, chunk) for chunk in missing]
                 for job in jobs:
+                    # Before each wait, because the caller may raise here to stop.
                     on_batch([])
                     with blamed():
                         done = job.result()

@@ -127,6 +127,7 @@ class EvalFolder(Folder):
         More samples than before make a finished evaluation an unfinished one.
         """
         values = {"settings": settings, "versions": versions(), "revision": revision(Path.cwd())}
+        # As it will be read back: tuples, for example, would differ from the lists in the file.
         head: dict[str, Any] = json.loads(json.dumps(values))
         path = self.path
         if not (path / TRAJECTORIES).stat().st_size and not (path / RESULTS).exists():

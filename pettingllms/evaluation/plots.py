@@ -58,6 +58,7 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
         axes.spines[["top", "right"]].set_visible(False)
         if axes.has_data():
             axes.legend(frameon=False, fontsize=8)
+    # A little beyond 0 and 1, where markers would be cut in half.
     left.set_ylim(-0.03, 1.03)
     return _png(figure, title)
 
@@ -163,6 +164,7 @@ def _draw_matrix(axes: Any, matrix: Mapping[str, Mapping[str, Estimate]]) -> Non
     axes.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
     for y, row in enumerate(values):
         for x, value in enumerate(row):
+            # NaN, which stands for a pair that was not played, is not equal to itself.
             if value == value:
                 color = "white" if value > 0.6 else "black"
                 axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color)

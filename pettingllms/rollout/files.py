@@ -55,6 +55,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NotRequired, TypedDict
 
+# Raised when a key changes its meaning: readers refuse any other number.
 FORMAT = 1
 """Of trajectories.jsonl; run.json has it, too."""
 CONFIG, STARTS, SUMMARY = "config.yaml", "run.json", "summary.json"

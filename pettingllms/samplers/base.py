@@ -164,6 +164,7 @@ class SamplerSettings:
     """vLLM's options, as `check_options` accepts them."""
     url: str | None = None
     """A vLLM server that is already running; None starts one, for the life of the engine."""
+    # Left out of `repr`, which ends up in messages and logs.
     key: str | None = field(default=None, repr=False)
     """API key of the server at `url`."""
     timeout: float = 600.0

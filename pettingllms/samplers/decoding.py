@@ -25,6 +25,7 @@ from transformers import DynamicCache, PreTrainedModel
 from pettingllms.models.decoder import Decoder, known
 from pettingllms.models.shared_prompts import PackedLayout, forward
 
+# Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
 
 
@@ -55,6 +56,7 @@ class _Cache:
         new_NTD = new_RhTD.flatten(0, 1)
         start, end = self._length, self._length + new_NTD.shape[1]
         if end > self._buffer_NTD.shape[1]:
+            # Twice as much, so that all copies of a long text together cost about its length.
             self._resize(self._rows, 2 * end)
         used_NTD = self._buffer_NTD[: new_NTD.shape[0]]
         used_NTD.narrow(1, start, end - start).copy_(new_NTD)
@@ -67,6 +69,7 @@ class _Cache:
         if rows * self._heads > self._buffer_NTD.shape[0]:
             self._resize(min(2 * rows, most), self._buffer_NTD.shape[1])
         buffer_RhTD = self._buffer_NTD.unflatten(0, (-1, self._heads))
+        # Indexing copies: all rows are read before the first of them is overwritten.
         source_RhTD = buffer_RhTD[index_R[moved], :, : self._length]
         buffer_RhTD[moved, :, : self._length] = source_RhTD
         self._rows = rows
@@ -100,6 +103,7 @@ class SharedDecoding:
         self._position_R = lengths_U
         column_P = torch.arange(int(lengths_U.max()), device=device)
         hidden_UP = column_P >= lengths_U[:, None]
+        # None where all prompts are as long, because a mask costs a pass over all scores.
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
@@ -134,6 +138,7 @@ class SharedDecoding:
 
     def keep(self, index_R: torch.Tensor) -> None:
         """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+        # A row that stays in its place need not be copied.
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
         for keys, values in self._caches.values():
             keys.keep(index_R, moved, self._most)
@@ -141,6 +146,7 @@ class SharedDecoding:
         self._position_R = self._position_R[index_R]
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
+        # Not for every prompt that ends, because those that stay have to be copied.
         if 2 * live_U.shape[0] <= len(self._prompts):
             self._forget(live_U)
         self._arrange()
@@ -148,6 +154,7 @@ class SharedDecoding:
     def _forget(self, live_U: torch.Tensor) -> None:
         """Drops the prompts that no row continues."""
         self._prompts = [self._prompts[u] for u in live_U.tolist()]
+        # `unique` has sorted them, so that a prompt's new place is found by bisection.
         self._owner_R = torch.searchsorted(live_U, self._owner_R)
         if self._hidden_U11P is not None:
             self._hidden_U11P = self._hidden_U11P[live_U]
@@ -170,8 +177,10 @@ class SharedDecoding:
         query_NGD = (query * scale).reshape(rows * few, heads // few, size)
         score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
         if self._hidden_U11P is not None:
+            # `unflatten` gives a view, so that this changes the scores themselves.
             score_WKP.unflatten(0, (-1, few)).masked_fill_(self._hidden_U11P, float("-inf"))
         scores = self._to_rows(score_WKP, few, heads // few), query_NGD.bmm(key_NTD.mT)
+        # One softmax over the prompt's and the row's own positions, in float32 as in transformers.
         weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
         out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_UhPD.flatten(0, 1))
         out_NGD = self._to_rows(out_WKD, few, heads // few)
@@ -228,6 +237,7 @@ class PlainDecoding:
         self._model = model
         device = model.device
         width = max(len(prompt) for prompt in prompts)
+        # Padded on the left, so that the last position of every row is its latest token.
         ids = [[pad_id] * (width - len(prompt)) + list(prompt) for prompt in prompts]
         mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
         self._ids_UP = torch.tensor(ids, device=device)
@@ -237,6 +247,7 @@ class PlainDecoding:
 
     def start(self) -> torch.Tensor:
         """Computes the prompts, which are the first rows; logits `_RV` of what follows each."""
+        # Padding would be at position -1, which a table of positions does not have.
         position_UP = (self._mask_RS.cumsum(-1) - 1).clamp(min=0)
         return self._logits(self._ids_UP, position_UP)
 
@@ -249,6 +260,7 @@ class PlainDecoding:
 
     def keep(self, index_R: torch.Tensor) -> None:
         """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+        # Made for beam search, it takes any index, also of more or fewer rows than there are.
         self._cache.reorder_cache(index_R)  # type: ignore[arg-type]
         self._mask_RS = self._mask_RS[index_R]
         self._position_R = self._position_R[index_R]
@@ -260,6 +272,7 @@ class PlainDecoding:
             position_ids=positions,
             past_key_values=self._cache,
             use_cache=True,
+            # Those of a whole prompt would be as many numbers as positions x vocabulary.
             logits_to_keep=1,
         )
         logits_RV: torch.Tensor = output.logits[:, -1]

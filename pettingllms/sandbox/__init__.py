@@ -89,6 +89,7 @@ def open_sandbox(
     settings = SandboxSettings.of(sandbox, workers=workers, **changes)
     opened = _open(settings, allow_unsafe)
     try:
+        # Asking what isolates programs starts a worker, which `any` has no need of.
         if require_isolation != "any":
             held_by(opened, require_isolation)
     except BaseException:

@@ -139,9 +139,11 @@ class WorkerConnection:
         if not (isinstance(row, list) and len(row) == 9 and row[1] in STATUSES):
             raise frames.FrameError(f"not a result: {str(row)[:80]}")
         numbers = [row[0], *row[2:]]
+        # `isinstance` would take true and false for numbers.
         if any(type(number) is not int for number in numbers):
             raise frames.FrameError(f"a result holds whole numbers: {str(row)[:80]}")
         lengths = row[6:]
+        # Before anything is read: a wrong length could ask for gigabytes.
         if not all(-1 <= length <= most for length in lengths):
             raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
         run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]

@@ -121,6 +121,7 @@ class ContainerChannel:
             user="65534:65534",
             stdin_open=True,
             network_disabled=True,
+            # The worker is process 1, which never gets a SIGTERM that it does not handle.
             stop_signal="SIGKILL",
             labels={OWNER_LABEL: owner_mark()},
             host_config=api.create_host_config(**host),
@@ -271,6 +272,7 @@ def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
         "nano_cpus": round(cpus * 1e9),
         "cap_drop": ["ALL"],
         "security_opt": ["no-new-privileges", f"seccomp={json.dumps(worker_profile())}"],
+        # Without /dev/shm, where a program could leave something for the next one.
         "ipc_mode": "none",
         "ulimits": [{"Name": "nofile", "Soft": _OPEN_FILES, "Hard": _OPEN_FILES}],
         # Output would be written to the host's disk a second time.
@@ -400,6 +402,7 @@ _WORKER_ONLY = (
 )
 _MACHINES = {"x86_64": "SCMP_ARCH_X86_64", "aarch64": "SCMP_ARCH_AARCH64"}
 _ALLOW, _ERRNO = "SCMP_ACT_ALLOW", "SCMP_ACT_ERRNO"
+# Linux's number, because the client may run on macOS, where `errno` has others.
 _ENOSYS = 38
 
 
@@ -411,6 +414,7 @@ def worker_profile() -> dict[str, Any]:
     """
     known = [*_names(seccomp.ALLOWED), *_names(seccomp.CHECKED), *_WORKER_ONLY]
     allowed = sorted(set(known) - {"clone3"})
+    # Without sub-architectures, which would let in the calls of 32-bit and x32 code, too.
     machines = [{"architecture": name, "subArchitectures": []} for name in _MACHINES.values()]
     rules = [
         {"names": allowed, "action": _ALLOW},

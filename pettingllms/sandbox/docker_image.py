@@ -43,6 +43,7 @@ def worker_digest() -> str:
 
 def image_name(packages: Sequence[str] = ()) -> str:
     """The name under which the image for these packages is kept."""
+    # The same packages are the same image, in whichever order and case they are named.
     extra = "".join(f"-{name}" for name in sorted(packages))
     return f"{IMAGE}:{worker_digest()}{extra.lower()}"
 

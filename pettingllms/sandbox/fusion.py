@@ -172,6 +172,7 @@ class FusionSandbox(PlannedSandbox):
         program, case = pair
         call, limits = plan.calls[case], plan.limits
         try:
+            # A plan holds lone surrogates as three bytes each, which are not UTF-8.
             source, stdin = plan.programs[program].decode(), plan.stdins[case].decode()
         except UnicodeDecodeError:
             said = "the program or its input is not text in UTF-8\n"
@@ -232,6 +233,7 @@ class FusionSandbox(PlannedSandbox):
         most = _HEAD_BYTES + 2 * _BYTES_PER_BYTE * limits.output_kib * 1024
         try:
             with contextlib.closing(connection):
+                # Opened by hand, because the timer below needs the socket.
                 connection.connect()
                 # The connection's timeout is for each read; a reply in drops would never end.
                 cut = threading.Timer(timeout, _cut, [connection.sock])
@@ -311,6 +313,7 @@ def _limited(
 ) -> RunResult:
     """A result whose texts keep to the output limit; a longer one has its status."""
     most = limits.output_kib * 1024
+    # JSON can express lone surrogates, which UTF-8 cannot.
     outputs = [text.encode("utf-8", "replace") for text in (stdout, stderr)]
     answer = None if value is None else value.encode("utf-8", "replace")
     if max(map(len, (*outputs, answer or b""))) > most:

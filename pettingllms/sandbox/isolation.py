@@ -26,6 +26,7 @@ CONTAINER_OPTIONS = (
 )
 """Options that let a container's processes make namespaces; the worker installs a filter of its own."""
 
+# Ways to forbid user namespaces: in Debian's kernels, in every kernel, and in Ubuntu's AppArmor.
 _SWITCHES = (
     ("/proc/sys/kernel/unprivileged_userns_clone", "0", "kernel.unprivileged_userns_clone=1"),
     ("/proc/sys/user/max_user_namespaces", "0", "user.max_user_namespaces=15000"),
@@ -144,6 +145,7 @@ def _embedded() -> Iterator[Finding]:
     from pettingllms.sandbox.workers import WorkerLost
 
     try:
+        # An unsafe worker starts as well, and can therefore name everything that is missing.
         connection = launch(allow_unsafe=True)
     except WorkerLost as error:
         yield Finding("embedded", "missing", f"no worker starts: {error}", "use --sandbox docker")
@@ -181,6 +183,7 @@ def _docker() -> Iterator[Finding]:
         yield Finding("engine", "ok", f"{version.get('Version')}, API {client.api.api_version}")
         name = docker_image.image_name()
         tags = [tag for found in client.images.list() for tag in found.tags]
+    # The names of images with packages begin with this one.
     ours = [tag for tag in tags if tag.startswith(f"{name}")]
     if name in ours:
         yield Finding("image", "ok", ", ".join(ours))

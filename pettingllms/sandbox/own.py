@@ -68,6 +68,7 @@ def _checked(path: str, made: Any) -> Sandbox:
                 f"the sandbox {path!r} made a {type(made).__name__} without a method {method}; it "
                 "needs run and close, see pettingllms.sandbox.Sandbox"
             )
+    # Tried with the protocol's own keywords now, and not when the first program is scored.
     wanted = inspect.signature(Sandbox.run).parameters.values()
     options = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
     try:

@@ -56,6 +56,7 @@ class SandboxSettings:
     """Third-party packages that programs may import."""
     runtime: str | None = None
     """OCI runtime of the containers, as Docker's own option; None: the engine's default."""
+    # Pairs and not a mapping, because settings are the key under which a sandbox is shared.
     limits: tuple[tuple[str, float], ...] = ()
     """Limits that replace those of the environment and the data set: name and value, sorted."""
 
@@ -204,6 +205,7 @@ def _typed(name: str, value: Any) -> Any:
             raise ConfigError(f"sandbox.{name} must be a text, got {value!r}")
         return value
     seconds = name.endswith("_s")
+    # bool is a subclass of int in Python, and True is no number of seconds or workers.
     fits = isinstance(value, int | float if seconds else int) and not isinstance(value, bool)
     if not fits:
         raise ConfigError(

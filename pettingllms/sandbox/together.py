@@ -401,6 +401,7 @@ class Gatherer:
                 each.shared = ProcessOutput(whole, mine)
 
 
+# Weak keys, so that this table keeps no sandbox and no worker alive.
 _GATHERERS: weakref.WeakKeyDictionary[Sandbox, Gatherer] = weakref.WeakKeyDictionary()
 _LOCK = threading.Lock()
 

@@ -337,6 +337,8 @@ class RunProgress:
         with self._lock:
             self.given_up = True
             stops = list(self._stops)
+        # Without the lock: to kill a container takes a request to its engine, and meanwhile other
+        # threads report results.
         for stop in stops:
             stop()
 
@@ -348,6 +350,7 @@ class RunProgress:
             return [
                 (program, case)
                 for program, case in pairs
+                # Where nothing has ended the program's list, a case is compared with itself.
                 if (program, case) not in self._results and case <= self._last.get(program, case)
             ]
 

@@ -115,6 +115,7 @@ class ProcessChannel:
     ) -> None:
         self._owner = os.getpid()
         self._at_end = at_end
+        # A file: nobody reads it while the worker runs, and a full pipe would stop the worker.
         self._notes: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the channel
         try:
             self._process = _starter().do(

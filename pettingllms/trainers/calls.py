@@ -29,6 +29,7 @@ def caller_of(env: Any) -> str:
 
 def calls_of(decisions: Sequence[Group], caller: str) -> list[list[Group]]:
     """The calls of an episode, each its decisions, in the order of `decisions`."""
+    # `groupby` begins anew at every change, so that two calls of one agent stay apart.
     runs = groupby(decisions, key=lambda group: group.key.agent)
     return [list(run) for agent, run in runs if agent != caller]
 

@@ -41,6 +41,7 @@ class Critic:
         # initializes them.
         generator = torch.Generator().manual_seed(seed)
         sizes = (size, HIDDEN, HIDDEN)
+        # Normalized first, because hidden states have another scale in every model.
         layers: list[nn.Module] = [nn.LayerNorm(size)]
         for before, after in pairwise(sizes):
             layer = nn.utils.skip_init(nn.Linear, before, after)

@@ -22,6 +22,7 @@ class Method(NamedTuple):
 
 
 def _method(about: str, source: str, **settings: Any) -> Method:
+    # Read-only, because every configuration is filled in from these same objects.
     return Method(about, source, MappingProxyType(settings))
 
 
@@ -36,6 +37,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "AT-GRPO with candidates compared by what they lead to, for outcomes paid at the end",
             "arXiv 2410.01679, 2412.01928",
             estimator="look_ahead",
+            # The best of K would lead into states that a policy rarely reaches by itself.
             branch="sample",
         ),
         "grpo": _method(
@@ -120,6 +122,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="grpo",
             reward_transform="matpo",
             loss_type="grpo",
+            # It divides a mean over completions, and the default loss averages over tokens.
             loss_norm="roots",
         ),
         "mhgpo": _method(
@@ -146,6 +149,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="look_ahead",
             shape="full",
             num_generations=3,
+            # The update runs as in any other method, and moves nothing.
             learning_rate=0.0,
         ),
         "dr_grpo": _method(
@@ -160,6 +164,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             "arXiv 2507.18071",
             estimator="grpo",
             loss_type="grpo",
+            # It needs a loss over completions, and the default averages over tokens.
             importance_sampling_level="sequence",
         ),
         "cispo": _method(

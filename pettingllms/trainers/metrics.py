@@ -143,6 +143,7 @@ def mean(values: Sequence[float]) -> float:
 
 def _deviation(group: Group) -> float:
     rewards = torch.tensor([candidate.reward for candidate in group.candidates])
+    # PyTorch's deviation of a single number is NaN.
     return rewards.std().item() if len(rewards) > 1 else 0.0
 
 

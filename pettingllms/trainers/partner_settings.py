@@ -10,6 +10,7 @@ BASE = policies_setting(
     shared="run",
 )
 KEY_FILE = policies_setting(None, "File with the key for that address", shared="run")
+# A budget belongs to one run, so that an evaluation does not take it over from there.
 MAX_TOKENS = policies_setting(
     None,
     "Most tokens to pay for there, prompts included; counts those of earlier starts of the run",

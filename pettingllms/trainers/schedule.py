@@ -63,6 +63,7 @@ def last_step(config: ResolvedConfig, step: int, tokens: int) -> int:
     if tokens >= config.max_tokens:
         return min(step, config.max_steps)
     forecast = math.ceil(config.max_tokens * step / tokens)
+    # At least one more step, because the tokens so far have not used the budget up.
     return min(config.max_steps, max(forecast, step + 1))
 
 

@@ -117,6 +117,7 @@ def as_text(name: str, value: Any) -> Any:
     """
     if isinstance(value, Path):
         return str(value)
+    # These have a shorter form than JSON, the one that is typed: coder=a,tester=b.
     if isinstance(value, Mapping) and name in ("policies", "adapters", "members"):
         return ",".join(f"{role}={policy}" for role, policy in value.items())
     if isinstance(value, Mapping):

@@ -20,10 +20,12 @@ from typing import NamedTuple
 
 from pettingllms.sandbox.worker import folders, kernel, rootfs, seccomp
 
+# The numbers of these calls are the same on all architectures.
 _CREATE, _ADD_RULE = 444, 445
 _RESTRICT_SELF = ctypes.c_long(446)
 _VERSION_FLAG = 1
 _PATH_BENEATH = 1
+# LANDLOCK_RESTRICT_SELF_LOG_SAME_EXEC_OFF: what programs try does not fill the host's audit log.
 _QUIET = 1
 
 WRITE_FILE = 1 << 1
@@ -35,7 +37,9 @@ _MAKE_CHAR, _MAKE_SOCK, _MAKE_BLOCK = 1 << 6, 1 << 9, 1 << 11
 _IOCTL_DEV = 1 << 15
 # Each version of the interface knows more rights, and refuses those of later ones.
 _FILES_BY_VERSION = ((1, (1 << 13) - 1), (2, 1 << 13), (3, TRUNCATE), (5, _IOCTL_DEV))
+# To bind and connect TCP sockets, from version 4 of the interface on.
 _NETWORK = 0b11
+# Abstract sockets of processes outside, and signals to them, from version 6 on.
 _SCOPES = 0b11
 
 READ = READ_FILE | READ_DIR
@@ -51,6 +55,7 @@ class _Attributes(ctypes.Structure):
 
 
 class _PathBeneath(ctypes.Structure):
+    # The kernel's structure is packed, too: it has 12 bytes.
     _pack_ = 1
     _fields_ = (("allowed", ctypes.c_uint64), ("parent", ctypes.c_int32))
 

@@ -13,6 +13,7 @@ import signal
 from collections.abc import Callable
 from typing import TypeVar
 
+# From linux/sched.h, linux/mount.h, linux/prctl.h and glibc's malloc.h.
 _CLONE_FILES, _CLONE_PARENT = 0x00000400, 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
@@ -36,6 +37,7 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _M_ARENA_MAX = -8
 _NOWHERE = 16
+# By number: glibc has no `pivot_root`, and its `clone` wants a stack and a function.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _CLONE = {"x86_64": 56, "aarch64": 220}
 _CAPABILITY_VERSION_3 = 0x20080522
@@ -187,6 +189,7 @@ def die_with_parent() -> None:
 
 def has_capability(number: int) -> bool:
     """Tell whether this process has the capability in its user namespace, numbered as in capabilities(7)."""
+    # The file begins with the process's name, which may be any bytes.
     with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
         held = next(int(line.split()[1], 16) for line in file if line.startswith("CapEff:"))
     return bool(held >> number & 1)

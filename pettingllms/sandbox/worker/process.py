@@ -9,6 +9,7 @@ the program; `supervisor` decides the status from what the kernel says.
 
 from __future__ import annotations
 
+# `socket` itself would import modules that every forked process has to carry.
 import _socket
 import gc
 import marshal
@@ -81,6 +82,7 @@ _MESSAGE_BYTES = 4096
 _MARK_BYTES = 4096
 # The text, four files of the run, and the compiled program.
 _FDS = 6
+# The kernel's own bound (fs.nr_open) unless it was raised; closing the range is one call.
 _MAX_DESCRIPTOR = 1 << 20
 _INT = struct.calcsize("i")
 
@@ -247,6 +249,7 @@ class ProgramProcess:
         run = job.run
         source, call = _read(job, run.source), _read(job, run.call)
         known = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+        # The open file is shared with the runs before this one, and so is its offset.
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
         os.dup2(run.stdout_fd, 1)

@@ -129,6 +129,8 @@ def open_streams() -> Streams:
 
 def execute(code: types.CodeType, call: bytes, value_fd: int, streams: Streams) -> ProgramExit:
     """Run `code`; with a `call`, also the function it names."""
+    # A function is called as if the program had been imported: what a model wrote below
+    # `if __name__ == "__main__"` would read an input that is not there.
     module = types.ModuleType("main" if call else "__main__")
     space = module.__dict__
     space.update(__builtins__=builtins, __file__=FILE_NAME)

@@ -107,6 +107,7 @@ def _load(file: str) -> None:
 
 def _mapped_files() -> set[str]:
     with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as maps:
+        # The path is the last of six fields, and may itself hold blanks.
         lines = (line.rstrip("\n").split(maxsplit=5) for line in maps)
         return {fields[5] for fields in lines if len(fields) == 6}
 
@@ -184,6 +185,7 @@ def _show(source: int, target: str, *, device: bool = False) -> None:
         os.makedirs(target, exist_ok=True)
     else:
         os.makedirs(os.path.dirname(target), exist_ok=True)
+        # A file can be mounted on another file only.
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     kernel.mount(path, target, None, kernel.MS_BIND | kernel.MS_REC)
     # Read-only devices can be written to, but their modes and times cannot be changed.

@@ -23,14 +23,17 @@ from typing import NamedTuple
 
 from pettingllms.sandbox.worker import kernel
 
+# Actions of a filter, from linux/seccomp.h.
 KILL_PROCESS = 0x80000000
 TRAP = 0x00030000
 ERRNO = 0x00050000
 ALLOW = 0x7FFF0000
 
+# AUDIT_ARCH_X86_64 and AUDIT_ARCH_AARCH64 of linux/audit.h.
 _ARCHITECTURES = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
 CLONE_THREAD = 0x00010000
+# All flags CLONE_NEW... together, that of time namespaces (0x80) among them.
 CLONE_MASK = CLONE_THREAD | 0x7E020080
 """A new thread, and no new namespace of any kind."""
 
@@ -75,9 +78,11 @@ METADATA = ("chmod", "fchmod", "fchmodat", "truncate", "utimensat")
 SIGNALS = {"kill": 1, "tgkill": 2, "tkill": 1}
 """Calls that send a signal to the process in argument 0, and the index of the signal."""
 
+# Opcodes of classic BPF, from linux/bpf_common.h; all operands are constants of 32 bits.
 _LOAD, _AND, _RETURN = 0x20, 0x54, 0x06
 _JUMP_ALWAYS, _JUMP_EQUAL, _JUMP_GE = 0x05, 0x15, 0x35
 _FARTHEST = 255
+# In the kernel's `struct seccomp_data`, which a filter reads like a packet.
 _OFFSET_NUMBER, _OFFSET_ARCHITECTURE, _OFFSET_ARGUMENTS = 0, 4, 16
 
 _PR_SET_SECCOMP = 22

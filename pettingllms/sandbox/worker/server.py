@@ -24,6 +24,7 @@ from pettingllms.sandbox.worker import frames, isolation, process, supervisor
 _SEALS = fcntl.F_SEAL_SEAL | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_WRITE
 _TRIES = 2
 """Attempts at a run whose process was killed from outside."""
+# As `RUNAWAY` in `pettingllms.sandbox.types`, which the worker cannot import.
 _RUNAWAY = ("cpu_limit", "wall_limit")
 _FRAME_S, _FRAME_BYTES = 0.02, 1 << 16
 """After so many seconds, or with so many bytes of output, results are not kept back."""
@@ -61,6 +62,7 @@ def receive(stream: frames.Stream, header: dict[str, Any]) -> RunRequest:
     sizes = [*programs, *calls]
     text_fd = _filled(stream, "text", sum(sizes))
     offsets = itertools.accumulate(sizes, initial=0)
+    # Not strict: the last offset is the end of all texts, where none begins.
     spans = tuple(itertools.starmap(process.Span, zip(offsets, sizes, strict=False)))
     stdin_fds = tuple(_filled(stream, "stdin", size) for size in header["stdins"])
     flat, limits = header["runs"], header["limits"]

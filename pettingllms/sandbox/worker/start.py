@@ -98,8 +98,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     if options.core is not None:
         with contextlib.suppress(OSError):  # it has been taken from us since the launcher looked
             os.sched_setaffinity(0, {options.core})
+    # The launcher's own mask would show in the modes of the files that programs make.
     os.umask(0o022)
     kernel.share_one_heap()
+    # Python leaves SIGINT ignored where the launcher was started so, as shells start background
+    # jobs, and programs would see it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     stream = _take_stream()
     # A request takes a descriptor for each of its inputs.
@@ -290,6 +293,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         scratch=scratch,
         fence=fence,
         filter=program_filter,
+        # A descriptor of a process stands for its namespaces, also where there is no /proc.
         pid_namespace=os.pidfd_open(os.getpid()),
         base_bytes=base_bytes,
         base_processes=3,

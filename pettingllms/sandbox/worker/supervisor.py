@@ -192,8 +192,10 @@ class ProcessPool:
 
     def _status(self, job: Job, ended: ProcessEnd) -> str:
         run, code = job.run, ended.exit_code
+        # First: at its own cap the kernel ends a process by a signal, which would read as `killed`.
         if ended.cpu_s > job.bounds.cpu_s:
             return "cpu_limit"
+        # One that ended well may have written exactly as much as it is allowed to.
         if code != 0 and any(_is_full(fd, job.bounds) for fd in run.descriptors[1:]):
             return "output_limit"
         if code == -signal.SIGSYS:

@@ -41,6 +41,8 @@ class Gdpo(Estimator):
         pairs = [(at, c) for at, group in enumerate(groups) for c in group.candidates]
         keys = [at for at, _ in pairs]
         sums_C = torch.zeros(len(pairs), dtype=torch.float64)
+        # In the order in which they are met: sums of floats in the order of a set would differ
+        # between processes.
         names = dict.fromkeys(name for _, candidate in pairs for name in parts_of(candidate))
         for name in names:
             part_C = [parts_of(candidate).get(name, 0.0) for _, candidate in pairs]

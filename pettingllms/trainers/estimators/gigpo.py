@@ -70,6 +70,7 @@ class Gigpo(Grpo):
         values = [0.0] * len(groups)
         for indices in episodes.values():
             following = 0.0
+            # From the end, because each decision needs the rewards that followed it.
             for index in sorted(indices, key=lambda at: -groups[at].key.parent):
                 own = groups[index].chosen.reward + groups[index].late_reward
                 following = values[index] = own + self.gamma * following

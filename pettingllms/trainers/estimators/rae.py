@@ -46,6 +46,7 @@ class Rae(Estimator):
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The return of each decision's role above the baseline as it was before that return."""
         tasks = {group.key.task: None for group in groups}
+        # By the place of a task: as texts, ids would be sorted with 10 before 9.
         order = {task: number for number, task in enumerate(tasks)}
         found: dict[tuple[object, ...], float] = {}
         ahead = sorted(groups, key=lambda g: (order[g.key.task], g.key.episode, g.key.parent))
