@@ -50,10 +50,10 @@ def costs(rounds: int) -> dict[int, float]:
         for _ in range(rounds):
             for rows in _ROWS:
                 prompts = [tuple(range(5 + i, 105 + i)) for i in range(max(1, rows // 8))]
-                decoding = SharedDecoding(model, prompts, rows, 40)
+                decoding = SharedDecoding(model, prompts, 40)
                 owner_R = torch.arange(rows) // 8
                 token_R = decoding.start().argmax(-1)[owner_R]
-                decoding.keep(owner_R)
+                decoding.keep(owner_R, rows)
                 for _ in range(40):
                     started = time.thread_time()
                     decoding.step(token_R)

@@ -26,7 +26,9 @@ from pettingllms.types import Sample
 torch.set_num_threads(1)
 PROMPTS = [tuple(range(5, 45)), tuple(range(9, 26)), tuple(range(4, 61))]
 OWNERS = [0, 0, 0, 1, 1, 2, 2]
-LIMITS = (len(OWNERS), 12)
+NEW = 12
+COPIED = (0, 250, 4096)
+"""Rows share prompts throughout, until few are left, and never."""
 SIZES: dict[str, Any] = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -61,18 +63,18 @@ def prepared(model):
     return model
 
 
-def both(model):
-    """Two ways to decode; the second calls the decoder itself, and forgets no prompt."""
-    ours, theirs = (SharedDecoding(model, PROMPTS, *LIMITS) for _ in range(2))
+def both(model, copied):
+    """Two ways to decode; the second calls the model itself, and rows share prompts to the end."""
+    ours, theirs = (SharedDecoding(model, PROMPTS, NEW, most) for most in (copied, 0))
     theirs._next = None
     theirs.__dict__["_forget"] = lambda _: None
     return ours, theirs
 
 
 @torch.no_grad()
-def steps(model):
+def steps(model, copied):
     """Logits of both at every step, while rows branch and leave."""
-    ours, theirs = both(model)
+    ours, theirs = both(model, copied)
     first = ours.start(), theirs.start()
     yield first
     tokens_R = first[0].argmax(-1)
@@ -80,16 +82,17 @@ def steps(model):
         if left is not None:
             keep = torch.tensor(left)
             tokens_R = tokens_R[keep]
-            ours.keep(keep)
-            theirs.keep(keep)
+            ours.keep(keep, len(left))
+            theirs.keep(keep, len(left))
         found = ours.step(tokens_R), theirs.step(tokens_R)
         yield found
         tokens_R = (found[0].argmax(-1) + 3) % 60
 
 
-def test_the_embedded_model_has_the_same_logits_but_for_rounding():
+@pytest.mark.parametrize("copied", COPIED)
+def test_the_embedded_model_has_the_same_logits_but_for_rounding(copied):
     model = prepared(AutoModelForCausalLM.from_pretrained(EMBEDDED, dtype=torch.float32))
-    for ours_RV, theirs_RV in steps(model):
+    for ours_RV, theirs_RV in steps(model, copied):
         torch.testing.assert_close(
             ours_RV.log_softmax(-1), theirs_RV.log_softmax(-1), atol=3e-5, rtol=0
         )
@@ -97,30 +100,31 @@ def test_the_embedded_model_has_the_same_logits_but_for_rounding():
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_decoders_of_every_known_family_give_the_same_logits(family, dtype):
+@pytest.mark.parametrize("copied", COPIED)
+def test_decoders_of_every_known_family_give_the_same_logits(copied, family, dtype):
     near = {torch.float32: 1e-5, torch.bfloat16: 2e-2}[dtype]
-    for ours_RV, theirs_RV in steps(prepared(random_model(family, dtype))):
+    for ours_RV, theirs_RV in steps(prepared(random_model(family, dtype)), copied):
         torch.testing.assert_close(ours_RV, theirs_RV, atol=near, rtol=near)
 
 
 def test_prompts_that_no_row_continues_are_forgotten():
-    decoding = SharedDecoding(prepared(random_model("qwen2")), PROMPTS, *LIMITS)
+    decoding = SharedDecoding(prepared(random_model("qwen2")), PROMPTS, NEW, copied=0)
     with torch.no_grad():
         decoding.start()
-        decoding.keep(torch.tensor(OWNERS))
+        decoding.keep(torch.tensor(OWNERS), len(OWNERS))
         decoding.step(torch.tensor(OWNERS))
-        decoding.keep(torch.tensor([1, 4]))
+        decoding.keep(torch.tensor([1, 4]), 2)
         assert [len(keys) for keys, _ in decoding._states.values()] == [3, 3], "two of three live"
-        decoding.keep(torch.tensor([1]))
+        decoding.keep(torch.tensor([1]), 1)
         assert [len(keys) for keys, _ in decoding._states.values()] == [1, 1]
 
 
 def test_a_decoder_that_somebody_listens_to_is_called_itself():
     model = prepared(random_model("qwen3"))
     handle = model.model.layers[0].register_forward_hook(lambda *_: None)
-    assert SharedDecoding(model, PROMPTS, *LIMITS)._next is None
+    assert SharedDecoding(model, PROMPTS, NEW)._next is None
     handle.remove()
-    assert SharedDecoding(model, PROMPTS, *LIMITS)._next is not None
+    assert SharedDecoding(model, PROMPTS, NEW)._next is not None
 
 
 SAMPLES = [

@@ -11,7 +11,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, MistralConfig, MistralForC
 
 from pettingllms.errors import GroupError
 from pettingllms.models.shared_prompts import PackedLayout, alike, enabled
-from pettingllms.policies.packing import Batch, Packed, batch_logprobs, microbatches
+from pettingllms.policies.packing import Batch, Packed, batch_logprobs, microbatches, predictions
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.types import Sample
 from tests.tiny_lm import tiny_config, tiny_model
@@ -327,3 +327,12 @@ def test_a_model_set_to_shared_prompts_still_works_without_them():
         assert torch.equal(own(ids, attention_mask=mask).logits, sharing(ids, mask).logits)
         kwargs = {"attention_mask": mask, "max_new_tokens": 5, "do_sample": False}
         assert torch.equal(own.generate(ids, **kwargs), sharing.generate(ids, **kwargs))
+
+
+def test_a_token_after_the_same_text_is_scored_once():
+    same, other = (5, 6, 7, 2), (5, 6, 8, 2)
+    samples = [a_sample((3, 4), reply) for reply in (same, other, same)]
+    (batch,) = microbatches(samples, 1000, packed=True)
+    found = predictions(sharing_model(), batch)
+    assert len(found.of_M) == 12
+    assert len(found.ids_P) == 6, "5, 6, then 7 and 8, and the end after each"

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 from torch import nn
 from torch.autograd.function import once_differentiable
@@ -85,8 +84,8 @@ class Layers:
         self._adapted = torch.is_grad_enabled() and any(part.down is not None for part in parts)
         if not self._adapted:
             # Weights that are trained themselves get their gradients through the concatenation.
-            wholes = [part.whole for part in parts]
-            self._weight_OI = wholes[0] if len(wholes) == 1 else torch.cat(wholes)
+            # Products of few rows with a matrix read it faster in this order (0.7x for one row).
+            self._weight_IO = torch.cat([part.whole.T for part in parts], 1).contiguous()
             return
         with torch.no_grad():
             self._weight_OI = torch.cat([part.whole for part in parts])
@@ -97,14 +96,18 @@ class Layers:
             factor for part in parts if part.down is not None for factor in (part.down, part.up)
         ]
 
-    def __call__(self, states_NI: torch.Tensor) -> torch.Tensor:
-        """Outputs `_NO` of all layers, one after the other."""
+    def __call__(
+        self, states_NI: torch.Tensor, onto_NO: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Outputs `_NO` of all layers, one after the other, added to `onto_NO`."""
         if not self._adapted:
-            return F.linear(states_NI, self._weight_OI)
+            if onto_NO is None:
+                return states_NI @ self._weight_IO
+            return torch.addmm(onto_NO, states_NI, self._weight_IO)
         found: torch.Tensor = _Adapted.apply(  # type: ignore[no-untyped-call]
             states_NI, self._weight_OI, self._outputs, self._scales, *self._factors
         )
-        return found
+        return found if onto_NO is None else onto_NO + found
 
 
 class _Adapted(torch.autograd.Function):

@@ -15,6 +15,7 @@ heads, `_h` key-value heads, `_D` head size, `_L` positions, `_V` vocabulary.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -37,6 +38,7 @@ TRAINED = 1 << 17
 """Weights of a matrix up to which the update calls the decoder itself: for larger ones the products are
 what takes time, and `--dry-run` counts what modules keep."""
 Apply = Callable[[torch.Tensor], torch.Tensor]
+Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def known(model: PreTrainedModel) -> bool:
@@ -84,7 +86,7 @@ class Decoder:
 
     def step(self, token_R: torch.Tensor, position_R: torch.Tensor, layout: Layout) -> torch.Tensor:
         """Logits `_RV` of what follows one more token a row; `layout` computes the attention."""
-        return logits(self._model, self._norm(self._states(token_R, position_R, layout)))
+        return self._logits(self._norm(self._states(token_R, position_R, layout)))
 
     def text(
         self,
@@ -94,7 +96,7 @@ class Decoder:
         last_U: torch.Tensor,
     ) -> torch.Tensor:
         """Logits `_UV` of what follows the tokens `last_U` of a flat list, which `layout` divides."""
-        return logits(self._model, self.hidden(token_R, position_R, layout, last_U))
+        return self._logits(self.hidden(token_R, position_R, layout, last_U))
 
     def hidden(
         self,
@@ -105,6 +107,12 @@ class Decoder:
     ) -> torch.Tensor:
         """Last hidden states `_UX` of the tokens `wanted_U` of a flat list, which `layout` divides."""
         return self._norm(self._states(token_R, position_R, layout, wanted_U))
+
+    @cached_property
+    def _logits(self) -> Apply:
+        """The output layer; not made in advance, since the update does not ask for it."""
+        part = part_of(self._model.get_output_embeddings())
+        return partial(logits, self._model) if part is None else Layers([part])
 
     def _states(
         self,
@@ -138,7 +146,7 @@ class _Block:
         self._before = _norm(layer.input_layernorm)
         self._between = _norm(layer.post_attention_layernorm)
         self._project = _side_by_side([attention.q_proj, attention.k_proj, attention.v_proj])
-        self._out, self._down = _linear(attention.o_proj), _linear(mlp.down_proj)
+        self._out, self._down = _adding(attention.o_proj), _adding(mlp.down_proj)
         self._gate_and_up = _side_by_side([mlp.gate_proj, mlp.up_proj])
         self._act, self._size, self._scale = mlp.act_fn, attention.head_dim, attention.scaling
         heads = attention.config.num_attention_heads, attention.config.num_key_value_heads
@@ -174,15 +182,21 @@ class _Block:
         out_RX = out.reshape(rows, -1)
         if wanted_U is not None:
             states_RX, out_RX = states_RX[wanted_U], out_RX[wanted_U]
-        states_RX = states_RX + self._out(out_RX)
+        states_RX = self._out(out_RX, states_RX)
         gate, up = self._gate_and_up(self._between(states_RX)).chunk(2, -1)
-        return states_RX + self._down(self._act(gate) * up)
+        return self._down(self._act(gate) * up, states_RX)
 
 
-def _linear(module: nn.Module) -> Apply:
+def _adding(module: nn.Module) -> Add:
+    """Returns a function that adds the outputs of a linear layer to its second argument."""
     part = part_of(module)
     if part is not None:
         return Layers([part])
+    linear = _linear(module)
+    return lambda states, onto: onto + linear(states)
+
+
+def _linear(module: nn.Module) -> Apply:
     if type(module) is not nn.Linear:
         return module
     weight, bias = module.weight, module.bias

@@ -8,8 +8,8 @@ tokens, prompt 1, its completions, prompt 2, its completions, and so on, without
 attention cannot be replaced gets separate ("flat") rows: a prompt and a completion each, padded,
 with an ordinary mask.
 
-Shapes: `_B` completions, `_T` completion tokens, `_M` completion tokens of
-all completions, one after the other, `_X` hidden size.
+Shapes: `_B` completions, `_T` completion tokens, `_M` completion tokens of all completions, one after
+the other, `_P` different pairs of a text and the token after it, `_X` hidden size.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import takewhile
+from typing import NamedTuple
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -198,21 +199,32 @@ def batch_logprobs(
     Returns:
         Log-probabilities `_BT`, and entropies `_BT` or None.
     """
-    logprobs_M, entropies_M = token_logprobs(
+    found = predictions(model, batch)
+    logprobs_P, entropies_P = token_logprobs(
         model,
-        completion_states(model, batch),
-        batch.token_ids_BT[batch.mask_BT],
+        found.states_PX,
+        found.ids_P,
         temperature=temperature,
         entropy=entropy,
         entropy_grad=entropy_grad,
     )
-    entropies_BT = None if entropies_M is None else _by_completion(batch, entropies_M)
-    return _by_completion(batch, logprobs_M), entropies_BT
+    entropies_BT = None if entropies_P is None else _by_completion(batch, entropies_P[found.of_M])
+    return _by_completion(batch, logprobs_P[found.of_M]), entropies_BT
 
 
-def completion_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """Hidden states `_MX` that predict the completion tokens, one completion after the other."""
-    return _packed_states(model, batch) if batch.packed else _flat_states(model, batch)
+class Predictions(NamedTuple):
+    """The different pairs `_P` of a text and the token after it, and where they are in a batch."""
+
+    states_PX: torch.Tensor
+    """Last hidden states of the texts."""
+    ids_P: torch.Tensor
+    of_M: torch.Tensor
+    """The pair of each completion token, one completion after the other."""
+
+
+def predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
+    """Computes the hidden states that predict the completion tokens."""
+    return _packed_predictions(model, batch) if batch.packed else _flat_predictions(model, batch)
 
 
 def _by_completion(batch: Batch, values_M: torch.Tensor) -> torch.Tensor:
@@ -259,20 +271,25 @@ class Packed:
         return range(start, len(self.ids))
 
 
-def _packed_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """`completion_states` from one row in which each distinct text stands once."""
+def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
+    """`predictions` from one row in which each distinct text stands once."""
     packed, device = Packed(batch.samples), batch.mask_BT.device
     layout = PackedLayout(packed.prompts, packed.completions, device)
-    ids_N, position_N, predicting_M = (
+    # Completions that begin alike are predicted from the same states, and the same token of them
+    # is scored once: with a large vocabulary that costs as much as the decoder.
+    pairs: dict[tuple[int, int], int] = {}
+    tokens = (token for sample in batch.samples for token in sample.token_ids)
+    of = [pairs.setdefault(p, len(pairs)) for p in zip(packed.predicting, tokens, strict=True)]
+    ids_N, position_N, place_P, ids_P, of_M = (
         torch.tensor(each, device=device)
-        for each in (packed.ids, packed.positions, packed.predicting)
+        for each in (packed.ids, packed.positions, *zip(*pairs, strict=True), of)
     )
     if trains(model):
         decoder = Decoder(model, max(packed.positions) + 1)
-        # Completions that begin alike are predicted from the same states.
-        wanted_U, state_M = predicting_M.unique(return_inverse=True)
-        return decoder.hidden(ids_N, position_N, layout, wanted_U).index_select(0, state_M)
-    return hidden_states(model, layout, ids_N[None], position_N[None])[0, predicting_M]
+        states_PX = decoder.hidden(ids_N, position_N, layout, place_P)
+    else:
+        states_PX = hidden_states(model, layout, ids_N[None], position_N[None])[0, place_P]
+    return Predictions(states_PX, ids_P, of_M)
 
 
 def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
@@ -282,8 +299,8 @@ def _flat_widths(samples: Sequence[Sample]) -> tuple[int, int]:
     )
 
 
-def _flat_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
-    """`completion_states` from one row per completion."""
+def _flat_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
+    """`predictions` from one row per completion."""
     left, right = _flat_widths(batch.samples)
     ids: list[list[int]] = []
     mask: list[list[int]] = []
@@ -299,7 +316,10 @@ def _flat_states(model: PreTrainedModel, batch: Batch) -> torch.Tensor:
         position_ids=(mask_BS.cumsum(-1) - 1).clamp(min=0),
         use_cache=False,
     ).last_hidden_state
-    return states[:, left - 1 : -1][batch.mask_BT]
+    ids_M = batch.token_ids_BT[batch.mask_BT]
+    return Predictions(
+        states[:, left - 1 : -1][batch.mask_BT], ids_M, torch.arange(len(ids_M), device=device)
+    )
 
 
 def last_states(

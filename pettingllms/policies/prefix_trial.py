@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 from pettingllms.errors import ConfigError
 from pettingllms.models.head import logits
 from pettingllms.models.shared_prompts import NAME
-from pettingllms.policies.packing import completion_states, microbatches
+from pettingllms.policies.packing import microbatches, predictions
 from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
 from pettingllms.types import Sample
 
@@ -84,7 +84,7 @@ def check_cache(model: PreTrainedModel) -> None:
         decoding.start()
         # Rows change places before the step, as they do in sampling: a state that is not moved with
         # its row is found out.
-        decoding.keep(torch.tensor([1, 0], device=model.device))
+        decoding.keep(torch.tensor([1, 0], device=model.device), 2)
         ours_V = decoding.step(torch.tensor([8, 8], device=model.device))[1].float()
         ids = torch.tensor([[*longest, 8]], device=model.device)
         # Without any cache, as the update computes it.
@@ -129,18 +129,20 @@ def _trial(model: PreTrainedModel) -> str | None:
     token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
     next_RV = []
     for decoding in (
-        SharedDecoding(model, _PROMPTS, 3, 2),
+        SharedDecoding(model, _PROMPTS, 2),
+        SharedDecoding(model, _PROMPTS, 2, copied=0),
         PlainDecoding(model, _PROMPTS, 0),
     ):
         decoding.start()
         decoding.step(token_R[1:])
-        decoding.keep(torch.tensor([1, 0, 0], device=model.device))
+        decoding.keep(torch.tensor([1, 0, 0], device=model.device), 3)
         next_RV.append(decoding.step(token_R).float().log_softmax(-1))
     # Of all tokens the probabilities are compared and not their logs, of which those of very
     # unlikely tokens differ by rounding alone.
+    *shared, plain_RV = (each_RV.exp() for each_RV in next_RV)
     difference = max(
         float((packed - flat).abs().max()),
-        float((next_RV[0].exp() - next_RV[1].exp()).abs().max()),
+        *(float((each_RV - plain_RV).abs().max()) for each_RV in shared),
     )
     # Written so that a difference of nan counts as a misfit, too.
     if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
@@ -155,7 +157,8 @@ def _logprobs(model: PreTrainedModel, samples: list[Sample], *, packed: bool) ->
     loads a model comes here.
     """
     batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
-    logprobs_MV = logits(model, completion_states(model, batch)).float().log_softmax(-1)
-    logprobs_M = logprobs_MV.gather(-1, batch.token_ids_BT[batch.mask_BT][:, None])[:, 0]
-    found = logprobs_M.split([len(sample.token_ids) for sample in batch.samples])
-    return torch.cat([found[n] for n in sorted(range(len(found)), key=batch.index.__getitem__)])
+    found = predictions(model, batch)
+    logprobs_PV = logits(model, found.states_PX).float().log_softmax(-1)
+    logprobs_M = logprobs_PV.gather(-1, found.ids_P[:, None])[found.of_M, 0]
+    own = logprobs_M.split([len(sample.token_ids) for sample in batch.samples])
+    return torch.cat([own[n] for n in sorted(range(len(own)), key=batch.index.__getitem__)])

@@ -27,6 +27,9 @@ from pettingllms.models.shared_prompts import PackedLayout, forward
 
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
+COPIED = 4096
+"""Most positions of prompts with a copy for every row. For few short ones a product for each row costs
+less than arranging rows by prompt (0.9x of sampling on boards); more would cost memory."""
 
 
 class Decoding(Protocol):
@@ -38,47 +41,54 @@ class Decoding(Protocol):
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
 
-    def keep(self, index_R: torch.Tensor) -> None:
-        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+    def keep(self, index_R: torch.Tensor, most: int) -> None:
+        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped.
+
+        There will never be more than `most` rows again.
+        """
 
 
 class _Cache:
-    """Keys or values of all rows, `_NTD`, in a buffer with spare rows and positions at its ends."""
+    """Keys or values of all rows, `_RhTD`, in a buffer with spare rows and positions at its ends."""
 
     def __init__(self, new_RhTD: torch.Tensor) -> None:
-        rows, self._heads, length, size = new_RhTD.shape
-        self._buffer_NTD = new_RhTD.new_empty(rows * self._heads, length + _SPARE, size)
-        self._rows, self._length = rows, 0
+        rows, heads, length, size = new_RhTD.shape
+        self._buffer_RhTD = new_RhTD.new_empty(rows, heads, length + _SPARE, size)
+        self._rows_RhTD, self._length = self._buffer_RhTD, 0
         self.append(new_RhTD)
+
+    @property
+    def used_RhTD(self) -> torch.Tensor:
+        """Everything so far, as a view."""
+        return self._rows_RhTD.narrow(2, 0, self._length)
 
     def append(self, new_RhTD: torch.Tensor) -> torch.Tensor:
         """Writes positions behind the last one; returns everything so far as a view."""
-        new_NTD = new_RhTD.flatten(0, 1)
-        start, end = self._length, self._length + new_NTD.shape[1]
-        if end > self._buffer_NTD.shape[1]:
+        start, count = self._length, new_RhTD.shape[2]
+        end = start + count
+        if end > self._buffer_RhTD.shape[2]:
             # Twice as much, so that all copies of a long text together cost about its length.
-            self._resize(self._rows, 2 * end)
-        used_NTD = self._buffer_NTD[: new_NTD.shape[0]]
-        used_NTD.narrow(1, start, end - start).copy_(new_NTD)
+            self._resize(self._rows_RhTD.shape[0], 2 * end)
+        self._rows_RhTD.narrow(2, start, count).copy_(new_RhTD)
         self._length = end
-        return used_NTD.narrow(1, 0, end)
+        return self.used_RhTD
 
     def keep(self, index_R: torch.Tensor, moved: torch.Tensor, most: int) -> None:
         """Copies rows to their new places; there will never be more than `most`."""
         rows = index_R.shape[0]
-        if rows * self._heads > self._buffer_NTD.shape[0]:
-            self._resize(min(2 * rows, most), self._buffer_NTD.shape[1])
-        buffer_RhTD = self._buffer_NTD.unflatten(0, (-1, self._heads))
+        if rows > self._buffer_RhTD.shape[0]:
+            # Rows branch again and again at first, so that the buffer grows by more than they need.
+            self._resize(min(2 * rows, most), self._buffer_RhTD.shape[2])
+        used_RhTD = self._buffer_RhTD.narrow(2, 0, self._length)
         # Indexing copies: all rows are read before the first of them is overwritten.
-        source_RhTD = buffer_RhTD[index_R[moved], :, : self._length]
-        buffer_RhTD[moved, :, : self._length] = source_RhTD
-        self._rows = rows
+        used_RhTD[moved] = used_RhTD[index_R[moved]]
+        self._rows_RhTD = self._buffer_RhTD[:rows]
 
     def _resize(self, rows: int, length: int) -> None:
-        old_NTD = self._buffer_NTD[: self._rows * self._heads, : self._length]
-        size = rows * self._heads, length, old_NTD.shape[2]
-        self._buffer_NTD = old_NTD.new_empty(size)
-        self._buffer_NTD[: old_NTD.shape[0], : self._length] = old_NTD
+        old_RhTD = self.used_RhTD
+        buffer_RhTD = old_RhTD.new_empty(rows, old_RhTD.shape[1], length, old_RhTD.shape[3])
+        buffer_RhTD[: old_RhTD.shape[0], :, : self._length] = old_RhTD
+        self._buffer_RhTD, self._rows_RhTD = buffer_RhTD, buffer_RhTD[: old_RhTD.shape[0]]
 
 
 class SharedDecoding:
@@ -87,14 +97,18 @@ class SharedDecoding:
     Args:
         model: one that `share_prompts` accepted.
         prompts: token ids.
-        most: a bound on the rows.
         new: a bound on the tokens of each beyond its prompt.
+        copied: most positions of prompts with a copy for every row.
     """
 
     def __init__(
-        self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]], most: int, new: int
+        self,
+        model: PreTrainedModel,
+        prompts: Sequence[tuple[int, ...]],
+        new: int,
+        copied: int = COPIED,
     ) -> None:
-        self._model, self._prompts, self._most = model, prompts, most
+        self._model, self._prompts = model, prompts
         longest = max(map(len, prompts)) + new
         self._next = Decoder(model, longest) if known(model) else None
         device = model.device
@@ -107,6 +121,8 @@ class SharedDecoding:
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
+        self._new, self._copied, self._alone = new, copied, False
+        self._seen_R11S: torch.Tensor | None = None
         self._arrange()
 
     def start(self) -> torch.Tensor:
@@ -136,20 +152,30 @@ class SharedDecoding:
             return self._next.step(token_R, position_R, self)
         return forward(self._model, self, token_R[:, None], position_R[:, None], 1)[:, -1]
 
-    def keep(self, index_R: torch.Tensor) -> None:
-        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
+    def keep(self, index_R: torch.Tensor, most: int) -> None:
+        """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped.
+
+        There will never be more than `most` rows again.
+        """
         # A row that stays in its place need not be copied.
         moved = (index_R != torch.arange(index_R.shape[0], device=index_R.device)).nonzero()[:, 0]
         for keys, values in self._caches.values():
-            keys.keep(index_R, moved, self._most)
-            values.keep(index_R, moved, self._most)
+            keys.keep(index_R, moved, most)
+            values.keep(index_R, moved, most)
         self._position_R = self._position_R[index_R]
+        if self._alone:
+            if self._seen_R11S is not None:
+                self._seen_R11S = self._seen_R11S[index_R]
+            return
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
         # Not for every prompt that ends, because those that stay have to be copied.
         if 2 * live_U.shape[0] <= len(self._prompts):
             self._forget(live_U)
-        self._arrange()
+        if most * self._states[0][0].shape[2] <= self._copied:
+            self._stand_alone()
+        else:
+            self._arrange()
 
     def _forget(self, live_U: torch.Tensor) -> None:
         """Drops the prompts that no row continues."""
@@ -161,27 +187,61 @@ class SharedDecoding:
         for layer, (key_UhPD, value_UhPD) in self._states.items():
             self._states[layer] = key_UhPD[live_U], value_UhPD[live_U]
 
+    def _stand_alone(self) -> None:
+        """Gives every row its own copy of its prompt's keys and values, in front of its own."""
+        self._alone = True
+        for layer, states in self._states.items():
+            own = [each_UhPD[self._owner_R] for each_UhPD in states]
+            if layer in self._caches:
+                caches = zip(own, self._caches[layer], strict=True)
+                own = [torch.cat((each_RhPD, cache.used_RhTD), 2) for each_RhPD, cache in caches]
+            self._caches[layer] = _Cache(own[0]), _Cache(own[1])
+        self._states = {}
+        if self._hidden_U11P is not None:
+            seen_R11P = ~self._hidden_U11P[self._owner_R]
+            self._seen_R11S = nn.functional.pad(seen_R11P, (0, self._new), value=True)
+
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Attention of one new token per row, `_RH1D` and `_Rh1D` to `_R1HD`."""
         if layer in self._caches:
             keys, values = self._caches[layer]
-            key_NTD, value_NTD = keys.append(key), values.append(value)
+            key, value = keys.append(key), values.append(value)
         else:
             self._caches[layer] = _Cache(key), _Cache(value)
-            key_NTD, value_NTD = key.flatten(0, 1), value.flatten(0, 1)
+        if not self._alone:
+            return self._attend_together(layer, query, key, value, scale)
+        seen_R11S = self._seen_R11S
+        if seen_R11S is not None:
+            seen_R11S = seen_R11S[..., : key.shape[2]]
+        grouped = query.shape[1] != key.shape[1]
+        out_RH1D = nn.functional.scaled_dot_product_attention(
+            query, key, value, seen_R11S, scale=scale, enable_gqa=grouped
+        )
+        return out_RH1D.transpose(1, 2)
+
+    def _attend_together(
+        self,
+        layer: int,
+        query_RH1D: torch.Tensor,
+        key_RhTD: torch.Tensor,
+        value_RhTD: torch.Tensor,
+        scale: float,
+    ) -> torch.Tensor:
+        """Attention to the prompts, of which each is one matrix for all its rows, and to what follows."""
+        key_NTD, value_NTD = key_RhTD.flatten(0, 1), value_RhTD.flatten(0, 1)
         key_UhPD, value_UhPD = self._states[layer]
-        rows, heads, _, size = query.shape
+        rows, heads, _, size = query_RH1D.shape
         few, width = key_UhPD.shape[1:3]
-        query_NGD = (query * scale).reshape(rows * few, heads // few, size)
+        query_NGD = (query_RH1D * scale).reshape(rows * few, heads // few, size)
         score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
         if self._hidden_U11P is not None:
             # `unflatten` gives a view, so that this changes the scores themselves.
             score_WKP.unflatten(0, (-1, few)).masked_fill_(self._hidden_U11P, float("-inf"))
         scores = self._to_rows(score_WKP, few, heads // few), query_NGD.bmm(key_NTD.mT)
         # One softmax over the prompt's and the row's own positions, in float32 as in transformers.
-        weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value.dtype)
+        weight_NGS = torch.cat(scores, -1).softmax(-1, dtype=torch.float32).to(value_NTD.dtype)
         out_WKD = self._to_grid(weight_NGS[..., :width], few).bmm(value_UhPD.flatten(0, 1))
         out_NGD = self._to_rows(out_WKD, few, heads // few)
         out_NGD = out_NGD + weight_NGS[..., width:].bmm(value_NTD)
@@ -258,7 +318,7 @@ class PlainDecoding:
         self._position_R = self._position_R + 1
         return logits_RV
 
-    def keep(self, index_R: torch.Tensor) -> None:
+    def keep(self, index_R: torch.Tensor, most: int) -> None:  # noqa: ARG002 - keeps no spare rows
         """Makes row `index_R[i]` row i: one named twice branches, one not named is dropped."""
         # Made for beam search, it takes any index, also of more or fewer rows than there are.
         self._cache.reorder_cache(index_R)  # type: ignore[arg-type]

@@ -188,27 +188,45 @@ class BatchGenerator:
         texts, device = [prompts[index] for index in used], model.device
         decoding: Decoding
         if enabled(model):
-            decoding = SharedDecoding(model, texts, len(candidates), params.max_new_tokens)
+            decoding = SharedDecoding(model, texts, params.max_new_tokens)
         else:
             decoding = PlainDecoding(model, texts, self._pad_id)
         slot_C = torch.tensor([each.slot for each in candidates], device=device)
-        row_C = torch.tensor([used[each.prompt] for each in candidates], device=device)
+        uniform_CT = None if noise is None else noise[slot_C]
+        # None where every candidate has a row of its own, in the same order.
+        row_C: torch.Tensor | None = None
+        if len(candidates) > len(texts):
+            row_C = torch.tensor([used[each.prompt] for each in candidates], device=device)
         ends = torch.tensor(self._end_ids, dtype=torch.long, device=device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         logits_RV = decoding.start()
         for step in range(params.max_new_tokens):
-            uniform_C = None if noise is None else noise[slot_C, step]
+            uniform_C = None if uniform_CT is None else uniform_CT[:, step]
             token_C, logprob_C = draw(distribution(logits_RV, params), uniform_C, row_C)
             steps.append((slot_C, token_C, logprob_C))
-            alive_C = ~torch.isin(token_C, ends)
-            if step + 1 == params.max_new_tokens or not bool(alive_C.any()):
+            live_C = torch.isin(token_C, ends, invert=True).nonzero()[:, 0]
+            left = live_C.shape[0]
+            if step + 1 == params.max_new_tokens or not left:
                 break
-            slot_C, row_C, token_C = slot_C[alive_C], row_C[alive_C], token_C[alive_C]
+            if left < token_C.shape[0]:
+                slot_C, token_C = slot_C[live_C], token_C[live_C]
+                uniform_CT = None if uniform_CT is None else uniform_CT[live_C]
+                row_C = None if row_C is None else row_C[live_C]
+            if row_C is None:
+                if left < logits_RV.shape[0]:
+                    decoding.keep(live_C, left)
+                logits_RV = decoding.step(token_C)
+                continue
             row_C, from_R, token_R = branch(row_C, token_C)
             # Mostly every row keeps its place, and a copy of the whole cache is saved.
             if from_R.shape != logits_RV.shape[:1] or bool((from_R.diff() != 1).any()):
-                decoding.keep(from_R)
+                decoding.keep(from_R, left)
             logits_RV = decoding.step(token_R)
+            if from_R.shape[0] == left:
+                # No text branches any more.
+                order_C = row_C.argsort()
+                slot_C, row_C = slot_C[order_C], None
+                uniform_CT = None if uniform_CT is None else uniform_CT[order_C]
         return self._collect(steps)
 
     def _collect(
@@ -252,18 +270,20 @@ def draw(
             cumulative distribution; None takes the likeliest token.
         row_C: the row that each candidate draws from; None for one candidate a row, in order.
     """
-    if row_C is None:
-        row_C = torch.arange(logprobs_RV.shape[0], device=logprobs_RV.device)
     if uniform_C is None:
-        token_C = logprobs_RV.argmax(-1)[row_C]
+        token_C = logprobs_RV.argmax(-1)
+        token_C = token_C if row_C is None else token_C[row_C]
     else:
         # In the precision of the drawn number: a running sum in float32 would lose the tail of a
         # large vocabulary.
-        cumulative_CV = logprobs_RV.exp().to(uniform_C.dtype).cumsum(-1)[row_C]
+        cumulative_CV = logprobs_RV.exp().cumsum(-1, dtype=uniform_C.dtype)
+        cumulative_CV = cumulative_CV if row_C is None else cumulative_CV[row_C]
         # The sum of all probabilities is 1 up to rounding only, and the number must fall below it.
         target_C1 = uniform_C[:, None] * cumulative_CV[:, -1:]
         token_C = torch.searchsorted(cumulative_CV, target_C1, right=True)[:, 0]
         token_C.clamp_(max=logprobs_RV.shape[-1] - 1)
+    if row_C is None:
+        return token_C, logprobs_RV.gather(-1, token_C[:, None])[:, 0]
     return token_C, logprobs_RV[row_C, token_C]
 
 
