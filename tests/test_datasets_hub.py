@@ -146,6 +146,25 @@ def test_fetch_writes_the_files_by_split_so_that_the_folder_reads_like_the_name(
     assert [path.name for path in hub.fetch("aime24", None)] == ["aime_2024_problems.parquet"]
 
 
+def test_fetched_files_of_one_name_in_several_folders_all_stay(cache, tmp_path):
+    subjects = {
+        f"{subject}/{split}-00000-of-00001.parquet": [
+            {"problem": f"A {split} problem of {subject}?", "solution": r"\boxed{1}"}
+        ]
+        for subject in ("algebra", "geometry")
+        for split in ("train", "test")
+    }
+    cache("EleutherAI/hendrycks_math", subjects)
+    out = tmp_path / "out"
+    files = hub.fetch("hendrycks_math", out)
+    assert len({*files}) == 4
+    assert files[0] == out / "train" / "algebra" / "train-00000-of-00001.parquet"
+    for split in ("train", "test"):
+        assert asked(load_problems(out, split)) == {
+            f"A {split} problem of {subject}?" for subject in ("algebra", "geometry")
+        }
+
+
 def test_every_entry_of_the_catalogue_can_be_read_somewhere():
     kinds = {kind.name: kind for kind in (TASKS, PROBLEMS, QUESTIONS, PUZZLE_FILES, LEVEL_FILES)}
     for name, entry in CATALOG.items():

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -206,6 +207,8 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
 def fetch(name: str, out: Path | None) -> list[Path]:
     """Downloads a data set of the catalog; with `out`, as `out/SPLIT/FILE`, else into the cache.
 
+    Where the files of a split are in several folders, so are their copies.
+
     Returns:
         The files, in the order of splits and names.
 
@@ -223,9 +226,14 @@ def fetch(name: str, out: Path | None) -> list[Path]:
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]
+    # Below the folder that a split's files share: files of several folders may have one name.
+    shared = {
+        split: os.path.commonpath([file.path.parent for file in files if file.split == split])
+        for split in {file.split for file in files}
+    }
     copies = []
     for file in files:
-        target = out / str(file.split) / file.path.name
+        target = out / str(file.split) / file.path.relative_to(shared[file.split])
         target.parent.mkdir(parents=True, exist_ok=True)
         # The contents, because the files of the hub's cache are links into it.
         shutil.copyfile(file.path, target)
