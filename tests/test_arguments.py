@@ -128,6 +128,22 @@ def test_a_snapshot_of_another_configuration_is_refused(name, there, here, diffe
         make(name, **there).restore(snapshot)
 
 
+def test_a_snapshot_of_before_an_argument_was_added_is_restored():
+    one = make("sokoban")
+    one.reset(seed=0)
+    snapshot = one.snapshot()
+    older = snapshot._replace(env=tuple(each for each in snapshot.env if each[1] is not None))
+    assert len(older.env) < len(snapshot.env)
+    for same in (older, snapshot._replace(env=snapshot.env[::-1])):
+        other = make("sokoban")
+        other.restore(same)
+        assert other.observe(other.agent_selection) == one.observe(one.agent_selection)
+    # What had another default than None cannot be guessed.
+    without = snapshot._replace(env=tuple(each for each in snapshot.env if each[0] != "size"))
+    with pytest.raises(CloneError, match="size was None there and is 6 here"):
+        one.restore(without)
+
+
 def test_where_programs_run_is_no_part_of_a_snapshot():
     one = make("plan_path", tool="python")
     one.reset(seed=1)

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import gzip
+import json
 import socket
 
 import huggingface_hub.constants
 import pytest
+from huggingface_hub.utils._paths import filter_repo_objects
 
 from pettingllms.data import hub
 from pettingllms.data.board_files import LEVEL_FILES
@@ -144,6 +147,50 @@ def test_fetch_writes_the_files_by_split_so_that_the_folder_reads_like_the_name(
     assert file == out / "test" / "aime_2024_problems.parquet"
     assert load_problems(out, "test").records == load_problems("aime24", "test").records
     assert [path.name for path in hub.fetch("aime24", None)] == ["aime_2024_problems.parquet"]
+
+
+def test_fetched_files_of_one_name_in_several_folders_all_stay(cache, tmp_path):
+    subjects = {
+        f"{subject}/{split}-00000-of-00001.parquet": [
+            {"problem": f"A {split} problem of {subject}?", "solution": r"\boxed{1}"}
+        ]
+        for subject in ("algebra", "geometry")
+        for split in ("train", "test")
+    }
+    cache("EleutherAI/hendrycks_math", subjects)
+    out = tmp_path / "out"
+    files = hub.fetch("hendrycks_math", out)
+    assert len({*files}) == 4
+    assert files[0] == out / "train" / "algebra" / "train-00000-of-00001.parquet"
+    for split in ("train", "test"):
+        assert asked(load_problems(out, split)) == {
+            f"A {split} problem of {subject}?" for subject in ("algebra", "geometry")
+        }
+
+
+def test_a_hub_ids_compressed_files_are_downloaded(tmp_path, monkeypatch):
+    files = {
+        "a.jsonl": SUM,
+        "b.jsonl.gz": OTHER,
+        "sub/c.json.gz": questions(1, 7)[0],
+        "image.png.gz": {},
+        "README.md": {},
+    }
+
+    def download(repository, *, allow_patterns, **_):
+        for name in filter_repo_objects(files, allow_patterns=allow_patterns):
+            path = tmp_path / "a1b2c3" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            line = json.dumps(files[name]).encode()
+            path.write_bytes(gzip.compress(line) if name.endswith(".gz") else line)
+        return str(tmp_path / "a1b2c3")
+
+    monkeypatch.setattr("pettingllms.data.reach.hub_answers", lambda: True)
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+    assert asked(load_problems("us/set:sub")) == {"What is 7 + 1?"}
+    assert asked(load_problems("us/set:b.jsonl.gz")) == {OTHER["question"]}
+    assert len(asked(load_problems("us/set"))) == 3
+    assert not any(tmp_path.rglob("image.png.gz"))
 
 
 def test_every_entry_of_the_catalogue_can_be_read_somewhere():

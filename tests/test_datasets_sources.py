@@ -157,6 +157,22 @@ def test_files_of_a_folder_are_their_splits_and_train_lends_val(tmp_path):
     assert load_problems(tmp_path).report.kept == 205
 
 
+def test_a_split_reads_no_file_that_it_does_not_need(tmp_path):
+    write(tmp_path / "train.jsonl", *questions(30), {"question": 1, "answer": 1})
+    write(tmp_path / "test.jsonl", *questions(3, 100))
+    found = load_problems(tmp_path, "test")
+    assert asked(found) == {"What is 100 + 1?", "What is 101 + 1?", "What is 102 + 1?"}
+    assert found.report.read == 3
+    for split in ("train", "val", None):
+        with pytest.raises(DatasetError, match=r"train\.jsonl:31: field 'question'"):
+            load_problems(tmp_path, split)
+
+
+def test_rows_name_a_split_that_no_file_has(tmp_path):
+    file = write(tmp_path / "train.jsonl", SUM, {**OTHER, "split": "test"})
+    assert asked(load_problems(file, "test")) == {OTHER["question"]}
+
+
 def test_a_file_of_validation_rows_is_the_only_validation_split(tmp_path):
     write(tmp_path / "train.jsonl", *questions(50))
     write(tmp_path / "valid.jsonl", *questions(3, start=100))

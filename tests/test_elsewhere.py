@@ -10,6 +10,7 @@ import contextlib
 import json
 import os
 import shlex
+import socket
 import subprocess
 import urllib.request
 from collections.abc import Iterator, Sequence
@@ -232,3 +233,15 @@ def test_the_command_of_the_documentation_evaluates(tmp_path):
         # Two episodes of two turns of two agents, at most.
         assert 4 <= len(stub.bodies) <= 8
     assert list(tmp_path.rglob("traces.jsonl"))
+
+
+def test_a_port_that_is_taken_is_said_before_anything_is_served():
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        words = ["-m", "pettingllms.cli.env_server", "--env", "sokoban", "--port", str(port)]
+        done = subprocess.run(
+            [python("openenv"), *words], env=environment(), capture_output=True, text=True
+        )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"cannot listen on 127.0.0.1, port {port}: Address already in use" in done.stderr
+    assert done.stderr.count("\n") == 1

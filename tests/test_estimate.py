@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shlex
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,12 +14,13 @@ from transformers import AutoModelForCausalLM, Qwen3Config
 
 from benchmarks.measure import saved_bytes
 from pettingllms.cli import train
-from pettingllms.cli.costs import ModelShape, activation_bytes
-from pettingllms.cli.estimate import dry_run
+from pettingllms.cli.costs import GPUS, Gpu, ModelShape, activation_bytes
+from pettingllms.cli.estimate import dry_run, gpu_of
 from pettingllms.errors import ConfigError
 from pettingllms.policies.packing import batch_logprobs, microbatches
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import LoraWeights
+from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Sample
 
 torch.set_num_threads(1)
@@ -229,3 +231,28 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_has_no_time(qwen):
     on_cpu = estimate(qwen, "--device", "cpu", gpu="here")
     assert "Time of" not in on_cpu
     assert number(on_cpu, "base model") == pytest.approx(4 * PARAMETERS, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("card", "known"),
+    [
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA A100 80GB PCIe", "a100"),
+        ("NVIDIA A100-SXM4-40GB", None),  # with memory that is slower
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GH200 480GB", None),
+        ("NVIDIA L40S", "l40s"),
+        ("NVIDIA L40", None),
+        ("NVIDIA L4", None),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("Tesla V100-SXM2-32GB", None),
+    ],
+)
+def test_this_machines_card_has_the_rates_of_its_own_name(monkeypatch, card, known):
+    here = SimpleNamespace(name=card, total_memory=80 * GIB)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: here)
+    rates = (GPUS[known].tflops, GPUS[known].gbytes) if known else (0, 0)
+    assert gpu_of(ATGRPOConfig(model="any", device="cuda")) == Gpu(card, 80, *rates)

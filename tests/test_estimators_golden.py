@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch
 
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators import ESTIMATORS, gdpo
 from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
@@ -288,3 +290,24 @@ def test_what_an_estimator_cannot_use_is_refused_with_a_reason(settings: Any, sa
 def test_every_estimator_says_what_it_computes() -> None:
     listed = (ESTIMATORS.load(name) for name in ESTIMATORS.paths())
     assert all(kind.__doc__ for kind in listed)
+
+
+def test_gdpo_takes_as_many_steps_as_there_are_candidates() -> None:
+    def steps(count: int) -> int:
+        groups = [decision(1.0, float(n % 2), episode=n) for n in range(count)]
+        taken = 0
+
+        def trace(frame: FrameType, event: str, _: Any) -> Any:
+            nonlocal taken
+            taken += frame.f_code.co_filename == gdpo.__file__
+            return trace
+
+        before = sys.gettrace()
+        sys.settrace(trace)
+        try:
+            made("gdpo").advantages(groups)
+        finally:
+            sys.settrace(before)
+        return taken
+
+    assert steps(400) < 5 * steps(100)

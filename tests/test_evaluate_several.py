@@ -55,6 +55,17 @@ def test_several_environments_have_a_folder_each_and_one_table(
         assert env in shown
 
 
+def test_every_environment_has_its_own_number_of_tasks(words: list[str], tmp_path: Path) -> None:
+    rows = tmp_path / "rows"
+    rows.write_text("one two")
+    envs = ("tests.rows_env:env", QUIZ)
+    argv = ["--env", *envs, "--env-args.dataset", str(rows), "--out", str(tmp_path / "out")]
+    assert main([*words, *argv]) == 0
+    page = (tmp_path / "out" / "results.md").read_text()
+    for env, tasks in zip(envs, (3, 2), strict=True):
+        assert f"- {env}: test split, {tasks} held-out tasks, " in page
+
+
 def test_commas_and_spaces_mean_the_same(words: list[str]) -> None:
     assert parse(["--env", QUIZ, LETTERS, *words]).envs == [QUIZ, LETTERS]
     assert parse(["--env", f"{QUIZ},{LETTERS}", *words]).envs == [QUIZ, LETTERS]

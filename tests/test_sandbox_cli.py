@@ -47,6 +47,35 @@ def test_run_calls_a_function(tmp_path: Path, capfd: pytest.CaptureFixture[str])
     assert capfd.readouterr().out == "3\n"
 
 
+def test_input_reaches_the_program_byte_for_byte(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    program = written(tmp_path, "import sys; print(sys.stdin.buffer.read().hex())")
+    given = "\ufeffé\r\n\x00𝔸\n".encode()
+    (tmp_path / "in.txt").write_bytes(given)
+    assert main(["run", program, "--stdin", str(tmp_path / "in.txt")]) == 0
+    assert capfd.readouterr().out == given.hex() + "\n"
+
+
+@pytest.mark.parametrize("which", ["program", "input", "standard input"])
+def test_what_is_not_utf8_is_refused_with_its_place(
+    tmp_path: Path, which: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+):
+    bad = tmp_path / "bad.txt"
+    bad.write_bytes("# é\n#".encode() + b"\xff\n")
+    words = {
+        "program": [str(bad)],
+        "input": [written(tmp_path, "print(input())"), "--stdin", str(bad)],
+        "standard input": ["-"],
+    }[which]
+    with bad.open() as stream:
+        monkeypatch.setattr("sys.stdin", stream)
+        assert main(["run", *words]) == 2
+    name = "standard input" if which == "standard input" else str(bad)
+    assert capfd.readouterr().err == (
+        f"error: {name} is not UTF-8: byte 0xff in line 2; convert it, as with "
+        f"iconv -f LATIN1 -t UTF-8\n"
+    )
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -5,9 +5,8 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import guarded, listening_on
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.settings import check_values, json_object, setting, task_setting
 
@@ -73,19 +72,19 @@ def _run(options: EnvServerOptions) -> int:
             f"{error.name} is not installed; pip install 'pettingllms[openenv]'"
         ) from error
     limits = ServerLimits(options.max_sessions, options.max_age, options.max_message)
-    found = served(options.env, limits, **arguments)
-    settings: dict[str, Any] = {"host": options.host, "port": options.port}
-    server = uvicorn.Server(
-        uvicorn.Config(found.app, ws_max_size=limits.message_bytes, log_level="warning", **settings)
-    )
-    print(f"serving {options.env} at http://{options.host}:{options.port}", flush=True)
-    try:
-        server.run()
-    except KeyboardInterrupt:
-        # uvicorn has shut down by now: it only raises the signal that stopped it once more.
-        print("stopped", flush=True)
-    finally:
-        found.template.close()
+    with listening_on(options.host, options.port) as listening:
+        found = served(options.env, limits, **arguments)
+        server = uvicorn.Server(
+            uvicorn.Config(found.app, ws_max_size=limits.message_bytes, log_level="warning")
+        )
+        print(f"serving {options.env} at http://{options.host}:{options.port}", flush=True)
+        try:
+            server.run(sockets=[listening])
+        except KeyboardInterrupt:
+            # uvicorn has shut down by now: it only raises the signal that stopped it once more.
+            print("stopped", flush=True)
+        finally:
+            found.template.close()
     return 0
 
 

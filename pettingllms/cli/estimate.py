@@ -6,6 +6,7 @@ made to count its roles. The arithmetic is in `pettingllms.cli.costs`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -293,7 +294,9 @@ def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     if not torch.cuda.is_available():
         return GPUS["h100"]
     here = torch.cuda.get_device_properties(0)
-    known = next((gpu for gpu in GPUS.values() if gpu.name.split()[-1] in here.name), None)
+    # As whole words: an H100 may say 80GB as an A100 does, and a GH200 is no H200.
+    words = set(re.split(r"\W+", here.name))
+    known = next((gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split())), None)
     rates = (known.tflops, known.gbytes) if known else (0.0, 0.0)
     # The memory that it reports, because cards of one name come in several sizes.
     return Gpu(here.name, here.total_memory / GIB, *rates)

@@ -154,13 +154,13 @@ def _evaluated(options: EvalConfig) -> EvalResult:
 def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     from pettingllms.cli.display import best_display
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.several import run_each
+    from pettingllms.evaluation.several import run_each, sizes
     from pettingllms.rollout.files import RESULTS
 
     with terminable(), best_display() as display:
         results = run_each(options, envs, display)
     table = report.joint_table({env: result.teams for env, result in results.items()})
-    print(f"\n{report.as_text(table)}\n\n{next(iter(results.values())).sizes()}")
+    print(f"\n{report.as_text(table)}\n\n{sizes(results)}")
     for env, result in results.items():
         for warning in result.warnings():
             print(f"warning: {env}: {warning}")

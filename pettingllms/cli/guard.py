@@ -11,6 +11,7 @@ import select
 import shlex
 import shutil
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -165,6 +166,28 @@ def terminable() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def listening_on(host: str, port: int) -> socket.socket:
+    """A socket that listens.
+
+    Raises:
+        ConfigError: the host is no address of this machine, or the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family)
+    except OSError as error:
+        # Without privileges, a port below 1024 is refused with EACCES.
+        cure = (
+            "choose another --port"
+            if error.errno in (errno.EADDRINUSE, errno.EACCES)
+            else "give an address of this machine to --host: 127.0.0.1 for this machine alone, "
+            "0.0.0.0 for all its addresses"
+        )
+        # `create_server` adds the address to the message, in parentheses.
+        why = str(error.strerror).partition(" (")[0]
+        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
 
 
 @contextlib.contextmanager

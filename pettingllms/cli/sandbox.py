@@ -213,7 +213,10 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    program = sys.stdin.read() if options.file == "-" else _text(options.file)
+    if options.file == "-":
+        program = _decoded(sys.stdin.buffer.read(), "standard input")
+    else:
+        program = _text(options.file)
     stdin = _text(options.stdin) if options.stdin else ""
     case = Case(stdin, options.function, options.args)
     given = {field.name: getattr(options, field.name) for field in dataclasses.fields(Limits)}
@@ -229,9 +232,22 @@ def _run(options: argparse.Namespace) -> int:
 
 def _text(path: str) -> str:
     try:
-        return Path(path).read_text(errors="surrogateescape")
+        data = Path(path).read_bytes()
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return _decoded(data, path)
+
+
+def _decoded(data: bytes, name: str) -> str:
+    # A case holds text, so that other bytes could not reach the program as they are.
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{name} is not UTF-8: byte 0x{data[error.start]:02x} in line {line}; convert it, as "
+            "with iconv -f LATIN1 -t UTF-8"
+        ) from None
 
 
 def _show(result: RunResult) -> None:

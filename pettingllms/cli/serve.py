@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import gc
 import json
 import os
@@ -18,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pettingllms.cli.guard import guarded, needing_serve
+from pettingllms.cli.guard import guarded, listening_on, needing_serve
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import check_values, json_object, setting
@@ -142,7 +141,7 @@ def _run(run: Path, options: ServeOptions) -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     try:
         # Before the model is loaded, which takes longer than to find out that a port is taken.
-        with _listening(options.host, options.port) as listening:
+        with listening_on(options.host, options.port) as listening:
             answer = _front(options, listening)
             if with_vllm:
                 process = vllm_process(config, roles_to_policies, options, run / LOG)
@@ -154,28 +153,6 @@ def _run(run: Path, options: ServeOptions) -> int:
         # The interpreter would look for garbage in all of torch once more, for seconds.
         gc.freeze()
     return 0
-
-
-def _listening(host: str, port: int) -> socket.socket:
-    """A socket that listens.
-
-    Raises:
-        ConfigError: the host is no address of this machine, or the port is taken.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, port), family=family)
-    except OSError as error:
-        # Without privileges, a port below 1024 is refused with EACCES.
-        cure = (
-            "choose another --port"
-            if error.errno in (errno.EADDRINUSE, errno.EACCES)
-            else "give an address of this machine to --host: 127.0.0.1 for this machine alone, "
-            "0.0.0.0 for all its addresses"
-        )
-        # `create_server` adds the address to the message, in parentheses.
-        why = str(error.strerror).partition(" (")[0]
-        raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
 
 
 def _key(options: ServeOptions) -> str:

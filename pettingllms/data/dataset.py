@@ -436,11 +436,16 @@ class _Reading(Generic[Record]):
 
     def _read(self) -> Iterator[_Item[Record]]:
         located = self.located
+        wanted = {None, self.split}
+        # Training rows are read as well for `val`, where a tenth of them is lent to it, and for a
+        # split that no file has, because a row may state its own.
+        nowhere = wanted.isdisjoint(file.split for file in located.files)
+        if located.lends_val and (self.split == "val" or nowhere):
+            wanted.add("train")
         for file in located.files:
-            # Training rows are read for `val` as well where a tenth of them is lent to it.
-            lends = located.lends_val and file.split == "train"
-            if self.split is not None and file.split not in (None, self.split) and not lends:
+            if self.split is not None and file.split not in wanted:
                 continue
+            lends = located.lends_val and file.split == "train"
             reader = _Reader(self.kind, file, self.schema, located.alone, located.dates)
             self.readers[file] = reader
             for number, row in rows(file, self.kind.header):

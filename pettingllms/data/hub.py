@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import datetime
 import logging
+import os
 import re
 import shutil
 from collections.abc import Iterable
@@ -22,7 +23,7 @@ from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
-from pettingllms.data.rows import TABLES, DataFile, Located, ending_of
+from pettingllms.data.rows import TABLES, DataFile, Located, ending_of, names_end
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
@@ -206,6 +207,8 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
 def fetch(name: str, out: Path | None) -> list[Path]:
     """Downloads a data set of the catalog; with `out`, as `out/SPLIT/FILE`, else into the cache.
 
+    Where the files of a split are in several folders, so are their copies.
+
     Returns:
         The files, in the order of splits and names.
 
@@ -223,9 +226,14 @@ def fetch(name: str, out: Path | None) -> list[Path]:
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]
+    # Below the folder that a split's files share: files of several folders may have one name.
+    shared = {
+        split: os.path.commonpath([file.path.parent for file in files if file.split == split])
+        for split in {file.split for file in files}
+    }
     copies = []
     for file in files:
-        target = out / str(file.split) / file.path.name
+        target = out / str(file.split) / file.path.relative_to(shared[file.split])
         target.parent.mkdir(parents=True, exist_ok=True)
         # The contents, because the files of the hub's cache are links into it.
         shutil.copyfile(file.path, target)
@@ -270,7 +278,7 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
         patterns = [inner.as_posix()]
     else:
         # The hub's `*` matches slashes as well, so that files in subfolders are found.
-        patterns = [f"{inner.as_posix()}/*{ending}".removeprefix("./") for ending in endings]
+        patterns = [f"{inner.as_posix()}/*{e}".removeprefix("./") for e in names_end(endings)]
     root = _snapshot(repository, repository, revision, patterns)
     found = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
     if not found:

@@ -405,8 +405,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             CloneError: the snapshot is of another environment, configuration or version; names
                 the first difference.
         """
-        if snapshot.version != SNAPSHOT_VERSION or snapshot.env != self._identity:
-            raise CloneError(snapshot.refusal(str(self), self._identity))
+        if refusal := snapshot.refusal(str(self), self._identity):
+            raise CloneError(refusal)
         attributes = self.__dict__
         if snapshot.fields is None:
             # Taken before the first reset: what reset sets must be gone again.

@@ -53,11 +53,18 @@ class Snapshot(NamedTuple):
     fields: dict[str, Any] | None
     """None before the first `reset`."""
 
-    def refusal(self, name: str, identity: tuple[tuple[str, Any], ...]) -> str:
-        """Says why the environment `name` cannot continue it: the first argument in which it differs."""
+    def refusal(self, name: str, identity: tuple[tuple[str, Any], ...]) -> str | None:
+        """Says why the environment `name` cannot continue it: the first argument in which it differs.
+
+        None where it can. An argument that one side lacks, as it was added later, counts as None.
+        """
+        if self.version == SNAPSHOT_VERSION and self.env == identity:
+            return None  # without the work below: restoring is frequent, and a difference is not
         theirs = dict((*self.env, ("format", self.version)))
         ours = dict((*identity, ("format", SNAPSHOT_VERSION)))
-        first = next(key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
+        differ = (key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
+        if (first := next(differ, None)) is None:
+            return None
         return (
             f"this snapshot cannot be restored into {name}: {first} was {theirs.get(first)!r:.200} "
             f"there and is {ours.get(first)!r:.200} here; make the environment with the same arguments"

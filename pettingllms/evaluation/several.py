@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pettingllms.errors import ConfigError, RunFolderError
@@ -65,9 +65,14 @@ def run_each(
             },
             "folders": {env: folder_name(env) for env in envs},
         }
-        write_file(out / "results.md", f"{table}\n\n{next(iter(results.values())).sizes()}\n")
+        write_file(out / "results.md", f"{table}\n\n{sizes(results)}\n")
         write_file(out / RESULTS, json.dumps(rows, indent=2) + "\n")
     return results
+
+
+def sizes(results: Mapping[str, EvalResult]) -> str:
+    """A line for each environment: what was sampled, and what the intervals are."""
+    return "\n".join(f"- {env}: {result.sizes()}" for env, result in results.items())
 
 
 def folder_name(env: str) -> str:

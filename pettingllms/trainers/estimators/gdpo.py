@@ -62,9 +62,9 @@ class Gdpo(Estimator):
             # Written as in `centered`, so that NaN is not taken for no difference.
             if not own.max() - own.min() <= SAME:
                 values_C[places] = (own - own.mean()) / (own.std() + EPSILON)
-        silent = sums_C == 0  # a group without a difference has nothing to learn from the batch
-        alike = {at for at in set(keys) if all(silent[p] for p, k in enumerate(keys) if k == at)}
-        return [0.0 if at in alike else values_C[p].item() for p, at in enumerate(keys)]
+        # A group without a difference has nothing to learn from the batch.
+        differ = {at for at, total in zip(keys, sums_C.tolist(), strict=True) if total != 0}
+        return [values_C[p].item() if at in differ else 0.0 for p, at in enumerate(keys)]
 
 
 def parts_of(candidate: Candidate) -> dict[str, float]:
