@@ -24,7 +24,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,26 +42,27 @@ SETTINGS = {
 }
 WARM = 2
 """Steps at the start of a run that do not count."""
-POLL = 0.005
+POLL = 0.01
 """Seconds between two looks for a new row."""
-PATIENCE = 60.0
-"""Seconds for a training to end after its last step."""
 NOW, THEN = "now", "then"
 
 
 class Training:
     """A training in a process of its own, which stands still but while it is its turn."""
 
-    def __init__(self, tree: Path, env: str, options: argparse.Namespace, out: Path) -> None:
-        settings = {**SETTINGS, "env": env, "max-steps": options.steps, "output-dir": out}
-        words = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    def __init__(self, tree: Path, settings: Mapping[str, Any], threads: int, out: Path) -> None:
+        words = [
+            word
+            for name, value in {**settings, "output-dir": out}.items()
+            for word in (f"--{name}", str(value))
+        ]
         place = {"PYTHONPATH": str(tree), "PYTHONHASHSEED": "0"}
-        if options.threads:
-            place["OMP_NUM_THREADS"] = str(options.threads)
-        self.steps = options.steps
+        if threads:
+            place["OMP_NUM_THREADS"] = str(threads)
         self.command = [sys.executable, "-m", "pettingllms.cli.train", *words]
         self.metrics = out / "metrics.jsonl"
         self.seconds: list[float] = []
+        self.done = False
         self.errors = out.with_suffix(".err").open("w+")
         # A session of its own: workers that grade and play stop and go on with it.
         self.process = subprocess.Popen(
@@ -74,18 +75,30 @@ class Training:
         )
 
     def step(self) -> None:
-        """Let it run until it has written the row of one more step, and time that."""
+        """Let it run until it has written the row of one more step, and time that; or to its end."""
         os.killpg(self.process.pid, signal.SIGCONT)
         start, wanted = time.perf_counter(), len(self.seconds) + 1
-        while len(self.rows()) < wanted:
-            if self.process.poll() is not None and len(self.rows()) < wanted:
-                self.errors.seek(0)
-                message = self.errors.read()[-2000:]
-                raise SystemExit(f"{' '.join(self.command)} ended with {message}")
+        size = -1
+        while True:
+            ended = self.process.poll() is not None
+            found = self.metrics.stat().st_size if self.metrics.exists() else 0
+            if found != size and len(self.rows()) >= wanted:
+                break
+            if ended:
+                self._conclude()
+                return
+            size = found
             time.sleep(POLL)
         self.seconds.append(time.perf_counter() - start)
-        if wanted < self.steps:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGSTOP)
+
+    def _conclude(self) -> None:
+        self.done = True
+        if self.process.returncode:
+            self.errors.seek(0)
+            message = self.errors.read()[-2000:]
+            raise SystemExit(f"{' '.join(self.command)} ended with {message}")
 
     def rows(self) -> list[dict[str, Any]]:
         """The rows of training steps so far; a line is written at once."""
@@ -110,29 +123,50 @@ class Training:
         }
 
     def end(self) -> None:
-        """Wait for a training that is done; end one that is not."""
-        if len(self.seconds) == self.steps:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.process.wait(timeout=PATIENCE)
+        """End a training that has not ended by itself."""
         if self.process.poll() is None:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
         self.errors.close()
 
 
+@contextlib.contextmanager
+def in_turn(
+    earlier: Path, settings: Mapping[str, Any], threads: int
+) -> Iterator[Mapping[str, Training]]:
+    """Yield a training of each revision, which have taken turns to the last step of both."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        pair = {}
+        for name, tree in ((THEN, earlier), (NOW, HERE)):
+            pair[name] = Training(tree, settings, threads, Path(folder) / name)
+            stack.callback(pair[name].end)
+            pair[name].step()
+        while left := [training for training in pair.values() if not training.done]:
+            for training in left:
+                training.step()
+        yield pair
+
+
+def main_job(earlier: Path, threads: int) -> dict[str, Any]:
+    """Train once with the options of each revision's own README, from the first step to the last."""
+    with in_turn(earlier, {"env": "coding", "policies": "per-role"}, threads) as pair:
+        # The first step is not told from the start and the evaluation before it.
+        seconds = {name: sum(each.seconds[1:]) for name, each in pair.items()}
+        print(f"main job: {seconds[NOW]:.0f} s, {seconds[THEN]:.0f} s", flush=True)
+        return {
+            "environment": "main job",
+            **{f"{name}, s": seconds[name] for name in (THEN, NOW)},
+            **{f"{name}, steps": len(pair[name].seconds) for name in (THEN, NOW)},
+            "whole": round(seconds[NOW] / seconds[THEN], 3),
+        }
+
+
 def compare(env: str, earlier: Path, options: argparse.Namespace) -> dict[str, Any]:
     """Rounds in which both revisions train in turn."""
     found: dict[str, list[Mapping[str, float]]] = {NOW: [], THEN: []}
     for number in range(options.rounds):
-        with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-            pair = {}
-            for name, tree in ((THEN, earlier), (NOW, HERE)):
-                pair[name] = Training(tree, env, options, Path(folder) / name)
-                stack.callback(pair[name].end)
-                pair[name].step()
-            for _ in range(options.steps - 1):
-                for training in pair.values():
-                    training.step()
+        settings = {**SETTINGS, "env": env, "max-steps": options.steps}
+        with in_turn(earlier, settings, options.threads) as pair:
             for name, training in pair.items():
                 found[name].append(training.medians())
         now, then = (found[name][-1]["step"] for name in (NOW, THEN))
@@ -169,6 +203,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")
     parser.add_argument("--steps", type=int, default=10, help="steps of a run (default: 10)")
     parser.add_argument("--threads", type=int, default=1, help="0: as many as each takes by itself")
+    parser.add_argument(
+        "--main-job", action="store_true", help="the whole training of each README, once"
+    )
     parser.add_argument("--json", type=Path, help="also write the figures to this file")
     options = parser.parse_args()
     if options.steps <= WARM:
@@ -178,7 +215,10 @@ def main() -> None:
         git = ["git", "-C", str(HERE), "worktree"]
         subprocess.run([*git, "add", "--detach", str(earlier), options.revision], check=True)
         try:
-            rows = [compare(env, earlier, options) for env in options.envs]
+            if options.main_job:
+                rows = [main_job(earlier, options.threads)]
+            else:
+                rows = [compare(env, earlier, options) for env in options.envs]
         finally:
             subprocess.run([*git, "remove", "--force", str(earlier)], check=True)
     publish("Training steps over those of an earlier revision", options, rows)

@@ -30,8 +30,8 @@ def test_a_training_that_fails_ends_the_comparison_with_its_error():
 
 
 def test_a_training_stands_still_while_it_is_not_its_turn(tmp_path):
-    options = argparse.Namespace(rounds=1, steps=3, threads=1)
-    training = revisions.Training(revisions.HERE, "plan_path", options, tmp_path / "run")
+    settings = {**revisions.SETTINGS, "env": "plan_path", "max-steps": 3}
+    training = revisions.Training(revisions.HERE, settings, 1, tmp_path / "run")
     try:
         training.step()
         process = Path(f"/proc/{training.process.pid}/stat")
