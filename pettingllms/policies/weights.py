@@ -169,9 +169,10 @@ class LoraWeights:
         """Allocates the merged copy's weights that this policy adapts; pairs them with their layers."""
         pairs: list[tuple[Any, nn.Parameter]] = []
         for path, layer in self._layers(policy):
-            merged = nn.Parameter(
-                torch.empty_like(layer.get_base_layer().get_parameter("weight")), False
-            )
+            weight_OI = layer.get_base_layer().get_parameter("weight")
+            # In the order in which a decoding pass reads it (`pettingllms.models.adapted.Layers`).
+            weight_IO = torch.empty_like(weight_OI.T, memory_format=torch.contiguous_format)
+            merged = nn.Parameter(weight_IO.T, False)
             self._merged[policy].get_submodule(path).weight = merged
             pairs.append((layer, merged))
         return pairs
