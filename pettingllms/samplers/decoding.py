@@ -2,14 +2,14 @@
 
 Rows start as the prompts and branch where candidates first differ, so that each prompt, and each
 beginning that candidates have in common, is computed once. `SharedDecoding` also keeps each
-prompt's keys and values once and lets all its rows attend to them together; it needs a model whose
-attention can be replaced. `PlainDecoding` repeats transformers' own cache for every row and works
-for any model.
+prompt's keys and values once and lets all its rows attend to them together, until few short prompts
+are left, of which every row gets a copy; it needs a model whose attention can be replaced.
+`PlainDecoding` repeats transformers' own cache for every row and works for any model.
 
 Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (different texts that go on), `_T` new tokens so
 far, `_K` most rows of a prompt, `_H` query heads, `_h` key-value heads, `_G` query heads per
-key-value head, `_W` prompts x key-value heads, `_N` rows x key-value heads, `_D` head size, `_V`
-vocabulary.
+key-value head, `_W` prompts x key-value heads, `_N` rows x key-value heads, `_S` positions of a prompt
+and the new tokens behind it, `_D` head size, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ class SharedDecoding:
         model: one that `share_prompts` accepted.
         prompts: token ids.
         new: a bound on the tokens of each beyond its prompt.
-        copied: most positions of prompts with a copy for every row.
+        copied: most positions of prompts with a copy for every row; None for `COPIED` on a CPU and
+            none elsewhere, where it was not measured.
     """
 
     def __init__(
@@ -106,7 +107,7 @@ class SharedDecoding:
         model: PreTrainedModel,
         prompts: Sequence[tuple[int, ...]],
         new: int,
-        copied: int = COPIED,
+        copied: int | None = None,
     ) -> None:
         self._model, self._prompts = model, prompts
         longest = max(map(len, prompts)) + new
@@ -121,7 +122,9 @@ class SharedDecoding:
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
-        self._new, self._copied, self._alone = new, copied, False
+        usual = COPIED if device.type == "cpu" else 0
+        self._copied = usual if copied is None else copied
+        self._new, self._alone = new, False
         self._seen_R11S: torch.Tensor | None = None
         self._arrange()
 
