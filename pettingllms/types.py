@@ -80,7 +80,7 @@ class Completion:
 
 
 class Later(NamedTuple):
-    """What followed a candidate, in a look-ahead tree or a forest."""
+    """Rewards and tokens that followed a candidate, in a look-ahead tree or a forest."""
 
     rewards: tuple[float, ...]
     """Paid at each decision after the candidate's own, to the team, or to the agent where returns are

@@ -35,7 +35,7 @@ Place = tuple[str, int, int]
 
 
 class Decided(NamedTuple):
-    """What one batch of an engine led to."""
+    """The decisions of one batch of an engine."""
 
     cohort: int
     """Number of the episodes that share batches."""
@@ -46,7 +46,7 @@ class Decided(NamedTuple):
 
     @property
     def completions(self) -> dict[Place, tuple[Completion, ...]]:
-        """What was sampled at each decision."""
+        """The completions that were sampled at each decision."""
         return {
             (group.key.task, group.key.episode, group.key.parent): tuple(
                 candidate.completion for candidate in group.candidates
@@ -57,7 +57,7 @@ class Decided(NamedTuple):
 
 
 class Routed(NamedTuple):
-    """Who answers a prompt."""
+    """The policy that answers a prompt."""
 
     policy: str
     notes: Mapping[str, Any] = MappingProxyType({})
@@ -125,7 +125,7 @@ class RolloutEngine:
         tasks: Sequence[Task],
         on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
     ) -> Generator[Decided, None, list[Trajectory]]:
-        """As `run`; yields the decisions of a batch once they are scored, but not those `known` before."""
+        """Rolls out like `run`; yields the scored decisions of each batch, except those `known`."""
         first, count = self.shape.first, self.shape.episodes
         episodes = [Episode(self.env, t, first + n) for t in tasks for n in range(count)]
         ready = deque(self._cohorts(episodes))
@@ -228,7 +228,7 @@ class RolloutEngine:
         return self.shape.plan(Move(episode.task.id, episode.agent or "", episode.depth, agents))
 
     def _reader(self, agent: str, policy: str) -> str:
-        """As whom `policy` reads a prompt: where roles exchange policies, its own role."""
+        """Returns the role as which `policy` reads a prompt: its own where roles swap policies."""
         own = (each for each in self.policies or {} if self.sampler.policy_for(each) == policy)
         return agent if self.sampler.policy_for(agent) == policy else next(own, agent)
 
@@ -366,7 +366,7 @@ def _reward_funcs(env: AnyEnv) -> bool:
 
 
 def returned(steps: Generator[Any, None, T]) -> T:
-    """What a generator returns at its end; what it yields is dropped."""
+    """Runs a generator to its end and returns its result; what it yields is dropped."""
     while True:
         try:
             next(steps)

@@ -109,7 +109,7 @@ class Episode:
 
     @property
     def over(self) -> bool:
-        """Whether no agent is left to act, or a prompt was too long to go on."""
+        """True if no agent is left to act, or a prompt was too long to continue."""
         return self._overlong is not None or self.agent is None
 
     @property
@@ -274,7 +274,7 @@ class Episode:
         return [(start + at, k, fork) for (at, k), fork in sorted(self._forks.items())]
 
     def _ahead(self) -> list[Paid]:
-        """What agents were paid at each decision, on average over its candidates."""
+        """Returns what agents were paid at each decision, on average over its candidates."""
         return _with(self._following()[1], self._early)
 
     def _following(self) -> tuple[list[Group], list[Paid]]:

@@ -86,7 +86,7 @@ class OriginRow(TypedDict):
 
 
 class LaterRow(TypedDict):
-    """What followed a candidate in a look-ahead tree or a forest."""
+    """Rewards and tokens that followed a candidate in a look-ahead tree or a forest."""
 
     reward: float
     tokens: int

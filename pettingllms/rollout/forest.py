@@ -17,7 +17,7 @@ def place_of(group: Group, k: int) -> Place:
 
 
 def used_by(trajectories: Sequence[Trajectory]) -> dict[Hashable, list[Place]]:
-    """Each reply that somebody used -> the replies that used it."""
+    """Maps each reply to the replies that used it, which may be none."""
     forks = {
         (each.task.id, each.came_from): each for each in trajectories if each.came_from is not None
     }

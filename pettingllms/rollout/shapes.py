@@ -49,7 +49,7 @@ class Move(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """What happens at a decision."""
+    """The number of candidates at a decision, and what becomes of them."""
 
     draw: int = 1
     """Candidates to sample."""
@@ -153,7 +153,7 @@ class ForkOnFirst(RolloutShape):
         return Plan(self.width, forks=True) if move.depth == 0 else Plan()
 
     def completions(self, count: int, *, probes: bool = True) -> int:
-        """As many as K episodes have."""
+        """Completions of K whole episodes."""
         del probes
         return count * self.width
 

@@ -98,7 +98,7 @@ class Trajectory:
 
     @property
     def success(self) -> bool | None:
-        """Whether the team had succeeded at the end; None where the environment does not say.
+        """True if the team had succeeded at the end; None where the environment does not say.
 
         An episode that a prompt without room ended is no success.
         """
@@ -218,7 +218,7 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
 
 
 def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:
-    """Whether nothing but the last decisions of episodes earned anything.
+    """Returns whether nothing but the last decisions of episodes earned anything.
 
     A comparison of what candidates earn right away then says nothing about earlier decisions.
     """

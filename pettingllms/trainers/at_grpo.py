@@ -141,7 +141,7 @@ class ATGRPO:
         return trajectories, metrics | clock.metrics(self.tokens - tokens)
 
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
-        """For each trained policy the states of its optimizer and its schedule, not copied."""
+        """Returns the states of each trained policy's optimizer and schedule, not copied."""
         return {
             name: {"optimizer": own.state_dict(), "scheduler": self.schedulers[name].state_dict()}
             for name, own in self.optimizers.items()
@@ -160,7 +160,7 @@ class ATGRPO:
 
     @property
     def casting(self) -> Casting:
-        """Who plays and learns in the next step."""
+        """The casting of the next step: who plays and who learns."""
         return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
 
     def publish(self) -> None:

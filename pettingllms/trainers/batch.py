@@ -1,4 +1,4 @@
-"""What one policy trains on in a step, and what its loss is divided by."""
+"""The samples that one policy trains on in a step, and the divisors of its loss."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class PolicyBatch:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What was compared and left out."""
+        """The logged numbers of groups compared and completions left out."""
         return {
             "groups": float(self.groups),
             "frac_reward_zero_std": self.silent / max(1, self.groups),

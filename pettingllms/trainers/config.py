@@ -432,9 +432,9 @@ class ATGRPOConfig:
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is one that comes with this package.
+        """True if the model is one that comes with this package.
 
-        Not where models behind an API play all roles, and none is loaded here.
+        False if models behind an API play all roles: then no model is loaded here.
         """
         if self.model is None and only_partners(self.policies):
             return False

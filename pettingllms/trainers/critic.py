@@ -56,7 +56,7 @@ class Critic:
 
     @torch.no_grad()
     def values(self, features_NX: torch.Tensor) -> torch.Tensor:
-        """What each decision is predicted to lead to, float64 `_N`.
+        """Predicts what each decision will lead to, float64 `_N`.
 
         Raises:
             NonFiniteError: a prediction is not a finite number.

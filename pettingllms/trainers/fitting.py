@@ -1,4 +1,4 @@
-"""Whether a method, an environment and a team fit together, before a model is loaded."""
+"""Checks before a model is loaded whether method, environment and team fit together."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ Loss = Callable[[Batch, LossMeter], torch.Tensor]
 
 
 def batches_at_once(config: ResolvedConfig, parameters: Sequence[torch.nn.Parameter]) -> int:
-    """How many micro-batches a policy's update computes at the same time.
+    """Returns how many micro-batches a policy's update computes at the same time.
 
     One, unless the model is an embedded one on a CPU: larger models fill the cores by themselves,
     and each micro-batch under way needs memory for its activations. One as well with `beta`, for

@@ -91,7 +91,7 @@ def token_loss(
     advantages_BT: torch.Tensor,
     logp_BT: torch.Tensor,
 ) -> torch.Tensor:
-    """What each token contributes, KL and entropy apart."""
+    """Returns the contribution of each token to the loss, without KL and entropy."""
     if config.loss_type == "cispo":
         # The weight is detached, so that a token beyond the bound still has a gradient, through its
         # log-probability.

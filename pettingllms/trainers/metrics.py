@@ -1,4 +1,4 @@
-"""What is logged of a step, under TRL's names where TRL has one.
+"""Metrics logged for a step, under TRL's names where TRL has one.
 
 Of the rollout: `reward`, `reward_std` (mean over groups), `reward/<role>`, `team_reward/<role>`,
 `local_reward/<role>`, `first_local_reward/<role>` (of all candidates of its first turn; see `gaps`), `return` (what an episode earned the team) or, without a team reward,
@@ -109,7 +109,7 @@ def rollout_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 
 
 def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> dict[str, float]:
-    """How much more first replies earned in training than in a validation, as `gap/<role>`.
+    """Returns as `gap/<role>` how much more first replies earned in training than in validation.
 
     Training continues from one of K candidates, so that a role may be shown what its teammates say
     at their best. A policy that learns to rely on that earns more here than where nothing is chosen: a gap
@@ -227,7 +227,7 @@ class LossMeter:
         self._worst = max(self._worst, other._worst)
 
     def check_finite(self, what: str, value: torch.Tensor) -> None:
-        """Stop before a loss or gradient that is no number reaches the weights.
+        """Stops before a loss or gradient that is not finite reaches the weights.
 
         Raises:
             NonFiniteError: it is not finite; names the policy.

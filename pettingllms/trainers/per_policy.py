@@ -102,7 +102,7 @@ def common_settings(config: ResolvedConfig, policies: Sequence[str]) -> Resolved
 
 
 def any_full(config: ResolvedConfig, policies: Sequence[str]) -> bool:
-    """Whether any of the policies is a full model."""
+    """Returns whether any of the policies is a full model."""
     return any(own_settings(config, policy).full for policy in policies)
 
 

@@ -30,7 +30,7 @@ from pettingllms.types import Group, Task
 
 @dataclass(frozen=True)
 class Player:
-    """What playing needs beside a step and its tasks.
+    """Everything that rollouts need besides a step and its tasks.
 
     Args:
         config: resolved settings.
@@ -70,7 +70,7 @@ class Player:
         clock: Clock,
         begun: Sequence[Decided] = (),
     ) -> Generator[Decided, None, list[Trajectory]]:
-        """As `play`; yields what each batch led to.
+        """Rolls out like `play`, and yields what each batch led to.
 
         What `begun` has, from another player of the same tasks who did not come to the end, is not sampled
         again, and not yielded again.

@@ -57,7 +57,7 @@ class Plugin:
         del env, policies
 
     def state_dict(self) -> dict[str, Any]:
-        """What it learned in earlier steps: numbers, strings, tensors and containers.
+        """Returns what it learned in earlier steps: numbers, strings, tensors and containers.
 
         It is part of every checkpoint.
         """
@@ -112,7 +112,7 @@ def _arguments(
 
 
 def path_of(kind: type[Plugin], part: str | type[Plugin] | Plugin) -> str:
-    """What settings call a part.
+    """Returns the name by which settings refer to a part.
 
     Raises:
         ConfigError: it is none.

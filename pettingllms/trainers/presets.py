@@ -99,7 +99,7 @@ def _kind(config: ATGRPOConfig, env: Any) -> Any:
 
 
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
-    """What an environment declares for the embedded model in use: the attribute and its value."""
+    """Returns the attribute that an environment declares for the embedded model, and its value."""
     own = declared_in(f"{shipped(config.model)}{ending}")
     # An environment that declares nothing for this embedded model has what it declares for the
     # default one.
@@ -110,7 +110,7 @@ def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, M
 def _following(
     config: ATGRPOConfig, given: Mapping[str, Any], defaults: Mapping[str, Any], env: Any
 ) -> dict[str, Any]:
-    """What a policy with the settings `given` has in place of the team's `defaults`."""
+    """Returns what a policy with the settings `given` has in place of the team's `defaults`."""
     deciding = {name: given[name] for name in DECIDING if name in given}
     if not deciding or not defaults:
         return {}

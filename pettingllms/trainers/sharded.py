@@ -34,7 +34,7 @@ class ShardedATGRPO(ATGRPO):
         return norm
 
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
-        """As of one process, in the first rank."""
+        """Returns, in the first rank, the states as one process has them; all ranks must ask."""
         return {
             name: {**own, "optimizer": gathered_optimizer(own["optimizer"])}
             for name, own in super().optimizer_states().items()
@@ -61,7 +61,7 @@ def loaded_on_cpu(config: ResolvedConfig) -> tuple[ResolvedConfig, str]:
 
 
 def from_all(value: Any) -> list[Any]:
-    """What each rank has given, in their order."""
+    """Returns the value of each rank, in the order of the ranks."""
     found: list[Any] = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(found, value)
     return found

@@ -144,14 +144,14 @@ class GradientSum:
 
 
 def divisor(config: ResolvedConfig, own: PolicyBatch) -> int:
-    """What the loss of a policy's whole batch is divided by."""
+    """Returns the divisor of the loss of a policy's whole batch."""
     return own.replies if config.loss_type in BY_REPLIES else own.tokens
 
 
 def obstacle(
     config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Iterable[Plugin]
 ) -> str | None:
-    """Why a shard's gradient cannot be computed before the other shards were played; None if it can.
+    """Returns why a shard's gradient must wait for the other shards' rollouts; None if it need not.
 
     Args:
         config: resolved settings.
@@ -177,7 +177,10 @@ def obstacle(
 def unit_of(
     config: ResolvedConfig, settings: Iterable[ResolvedConfig], parts: Sequence[Plugin]
 ) -> Unit | None:
-    """What a run adds gradients for; None if for the whole step at once. Logs why, if it was asked for more."""
+    """Returns the unit that a run adds gradients for; None if that is the whole step at once.
+
+    Logs the reason if streaming was asked for and cannot be done.
+    """
     if not config.stream_gradients:
         return None
     reason = obstacle(config, settings, parts)

@@ -30,7 +30,7 @@ class Cast(Plugin):
     setting, registry = "cast", CASTS
 
     def at(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """Who plays and learns in a step.
+        """Returns who plays and who learns in a step.
 
         Args:
             step: counted from 0.

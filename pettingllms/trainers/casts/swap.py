@@ -24,7 +24,7 @@ class SwapPlaces(Periodic):
         super().__init__(config, steps=steps)
 
     def at(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
-        """In every other period, each of the two plays what the other one has in the settings."""
+        """Swaps, in every other period, the places that the settings give the two policies."""
         if len(trained) != 2:
             shown = ", ".join(trained)
             raise ConfigError(

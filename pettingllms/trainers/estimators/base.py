@@ -40,7 +40,7 @@ class Estimator(Plugin, ABC):
     """Whether it reads the base model as it was before training, which full policies do not keep."""
 
     def shape(self) -> RolloutShape:
-        """What the rollout samples of each task: `shape` of the settings, or the default.
+        """Returns the shape of a task's rollout: `shape` of the settings, or the default.
 
         Raises:
             ConfigError: a shape that the estimator cannot work with; one of one's own always can.

@@ -54,7 +54,7 @@ class GroupRelative(Estimator):
         return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
 
     def value(self, group: Group, candidate: Candidate) -> float:
-        """What is compared: the reward of the decision in a tree, else the return by the candidate."""
+        """Returns what is compared: the reward in a tree, else the return by the candidate."""
         return candidate.reward if self.tree else group.return_by(candidate)
 
 

@@ -104,7 +104,7 @@ def smallest(counts: Sequence[int]) -> int:
 
 
 def aligned(counts: Sequence[int], d: int, rng: random.Random) -> list[list[int]]:
-    """How often each call is used: `d` times together in every episode that has any.
+    """Returns how often each call is used: `d` times in total in every episode that has any.
 
     Args:
         counts: calls of each episode.

@@ -1,7 +1,7 @@
-"""What an estimator or a reward transform needs of an environment, checked before a model is loaded.
+"""Checks that an environment has what an estimator or a reward transform needs.
 
-An environment says what it has in PettingZoo's `metadata`. One that says nothing is taken to have what
-nearly all have:
+The checks run before a model is loaded. An environment says what it has in PettingZoo's `metadata`.
+One that says nothing is taken to have what nearly all have:
 
 | need | an environment that lacks it says |
 |---|---|

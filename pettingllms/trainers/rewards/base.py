@@ -59,7 +59,7 @@ def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) 
 
 
 def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
-    """Whether the team had solved the task at the end of the episode.
+    """Returns whether the team had solved the task at the end of the episode.
 
     Raises:
         ConfigError: the environment does not say.
@@ -73,5 +73,5 @@ def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
 
 
 def readable(group: Group) -> bool:
-    """Whether the reply that the episode continued from could be read."""
+    """Returns whether the reply that the episode continued from could be read."""
     return group.chosen.info.get("parse_error") is None

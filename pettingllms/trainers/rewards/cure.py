@@ -80,7 +80,7 @@ class MutualRewards(RewardTransform):
     def _tests(
         self, task: Task, groups: Mapping[str, Group], coder: str, tester: str
     ) -> list[float]:
-        """What each candidate of the tester earns."""
+        """Returns what each candidate of the tester earns."""
         programs = groups[coder].candidates if coder in groups else ()
         readable = [c for c in programs if c.info.get("parse_error") is None]
         # An unreadable reply becomes an empty one in place, so that places in the matrix are those
@@ -120,7 +120,7 @@ def program_reward(hidden: Sequence[bool] | None) -> float:
 
 
 def rewards_of_tests(passes: Sequence[Sequence[bool]], right: Sequence[bool]) -> list[float] | None:
-    """What each test earns; None where no program is right.
+    """Returns what each test earns; None where no program is right.
 
     Args:
         passes: for each program whether it passes each test.

@@ -125,7 +125,10 @@ def discounted(debate: Scores, t: int, agent: str, gamma: float) -> float:
 
 
 def own_change(before: bool, after: bool, others: bool | None, a: tuple[float, float]) -> float:
-    """What a change of one's own mind earns. `others`: whether most others were right; None: a tie."""
+    """Returns what a change of one's own mind earns.
+
+    `others` is whether most others were right, or None for a tie.
+    """
     if before == after:
         return 0.0
     size = a[0] if others is False else a[1]
@@ -135,7 +138,7 @@ def own_change(before: bool, after: bool, others: bool | None, a: tuple[float, f
 def others_change(
     own: bool, before: bool | None, after: bool | None, b: tuple[float, float]
 ) -> float:
-    """What an answer earns where most others change their minds after it. None: a tie."""
+    """Returns what an answer earns where most others change their minds after it. None: a tie."""
     if before is None or after is None or before == after:
         return 0.0
     if after:
@@ -144,7 +147,7 @@ def others_change(
 
 
 def _majority(debate: Scores, t: int, agent: str) -> bool | None:
-    """Whether most others are right in a round; None for a tie, also of nobody."""
+    """Returns whether most others are right in a round; None for a tie or without others."""
     scores = [score for other, score in debate[t].items() if other != agent]
     right = sum(scores)
     return None if 2 * right == len(scores) else 2 * right > len(scores)
