@@ -54,7 +54,7 @@ def make(name: str, /, **kwargs: Any) -> TextEnv:
     Raises:
         UnknownNameError: `name` is not in `ENVIRONMENTS`.
         ConfigError: an argument that the environment cannot use, or another package's environment
-            that is no `TextEnv`, which `load_env` makes.
+            that is not a `TextEnv`, which `load_env` makes.
     """
     if name not in ENVIRONMENTS:
         raise UnknownNameError(

@@ -5,12 +5,12 @@ here ask for less, so that a third party's environment can be trained on unchang
 AEC environment, observations that are text or a dict with a `text` key, actions that are text,
 and an exact copy by `copy.deepcopy`. `check_env` finds out whether one qualifies.
 
-Rewards. An environment that is no `TextEnv` has no team reward; the reward that `env.rewards` holds
-for an agent after its own step is its local reward. A reward at another agent's step (for the loser
-of a match, or for everyone at the end of a round) is the late reward of the agent's latest decision:
-part of its return, which the estimators over whole episodes compare. A tree compares immediate
-rewards, because only one of its candidates has a future; where rewards come late, use an estimator
-over episodes.
+Rewards. An environment that is not a `TextEnv` has no team reward; the reward that `env.rewards`
+holds for an agent after its own step is its local reward. A reward at another agent's step (for the
+loser of a match, or for everyone at the end of a round) is the late reward of the agent's latest
+decision: part of its return, which the estimators over whole episodes compare. A tree compares
+immediate rewards, because only one of its candidates has a future; where rewards come late, use an
+estimator over episodes.
 """
 
 from __future__ import annotations
@@ -247,7 +247,7 @@ def deep_copied(env: AnyEnv) -> AnyEnv:
 
 
 class ForeignEnv(BaseWrapper[Any, Any, Any]):
-    """An environment that is no `TextEnv`, with those of its methods that an episode needs."""
+    """An environment that is not a `TextEnv`, with those of its methods that an episode needs."""
 
     def clone(self) -> ForeignEnv:
         """Returns a copy; see `clone_env`."""

@@ -96,7 +96,7 @@ def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> No
     for argument in given:
         if argument not in known:
             hint = did_you_mean(argument, known)
-            # A hint that is no question lists the known names itself.
+            # A hint that is not a question lists the known names itself.
             listed = f" It takes {', '.join(known)}" if hint.endswith("?") else ""
             raise ConfigError(f"{name} has no argument {argument!r}; {hint}{listed}")
 

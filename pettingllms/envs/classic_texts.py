@@ -1,4 +1,4 @@
-"""How PettingZoo's games look as text: what a player sees, and what actions are called."""
+"""PettingZoo's games as text: what a player sees, and what actions are called."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def _rps_name(game: Any, agent: str, action: int) -> str:
 
 
 def _cards(game: Any, agent: str) -> str:
-    """What RLCard tells a player, without what only it knows by itself."""
+    """Returns what RLCard shows a player, a line for each entry, without the `hidden` ones."""
     raw = game.env.get_state(game.possible_agents.index(agent))["raw_obs"]
     hidden = ("legal_actions", "current_player", "stakes", "stage")
     lines = [f"{key.replace('_', ' ')}: {_listed(raw[key])}" for key in raw if key not in hidden]

@@ -48,22 +48,22 @@ class Calls(NamedTuple):
     """Replies of the coder."""
 
     def possible(self, max_turns: int) -> bool:
-        """Whether the coder may call, and both have the turns that it takes: a trial, a report, an answer."""
+        """Returns whether both have the turns that a call takes: a trial, a report, an answer."""
         return self.acted + 2 <= max_turns and self.turns + 1 < max_turns
 
     def called(self, question: str, program: str) -> Calls:
-        """After the coder has asked."""
+        """Returns the calls after the coder has asked."""
         made = (*self.made, Call(question, program))
         return self._replace(due="debugger", made=made, turns=self.turns + 1)
 
     def tried(self, trial: Trial) -> Calls:
-        """After the debugger has run the program; it is next again."""
+        """Returns the calls after the debugger has run the program; it is next again."""
         *before, now = self.made
         now = now._replace(trials=(*now.trials, trial))
         return self._replace(made=(*before, now), acted=self.acted + 1)
 
     def reported(self, report: str) -> Calls:
-        """After the debugger has reported; an empty report is that of a reply that cannot be read."""
+        """Returns the calls after a report; an empty one stands for a reply that cannot be read."""
         *before, now = self.made
         made = (*before, now._replace(report=report))
         return self._replace(due="coder", made=made, acted=self.acted + 1)
@@ -79,7 +79,7 @@ def parse_question(text: str) -> str | None:
 def parse_debugger(
     text: str, function: str | None
 ) -> tuple[Literal["input", "report"], str] | ParseError:
-    """What a debugger does: the last ```input or ```report block of its reply."""
+    """Reads what a debugger does: the last ```input or ```report block of its reply."""
     found = [block for block in blocks(text) if block.tag in ("input", "report")]
     if not found:
         return ParseError("no ```input block and no ```report block")
@@ -125,7 +125,9 @@ or
 def shown(
     role: str, question: str, calls: Calls, *, function: str | None, compact: bool, left: int
 ) -> str:
-    """What the coder or the debugger sees: the debugger its own call alone, the coder its programs and reports.
+    """Returns what the coder or the debugger sees.
+
+    The debugger sees its own call alone, the coder the problem, its programs and the reports.
 
     Args:
         role: of the reader.

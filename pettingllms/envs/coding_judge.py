@@ -1,4 +1,4 @@
-"""What the tests of one reply are worth: those that are right, new, and tell programs apart.
+"""Scores the tests of one reply: they should be right, new, and tell programs apart.
 
 The reference decides what is right; known-wrong programs (mutants) decide what tells programs apart. A
 tester earns `precision**2 * power - WRONG_COST * (1 - precision)`, where
@@ -39,7 +39,7 @@ WRONG_COST = 0.05
 
 
 class Verdict(NamedTuple):
-    """What became of the tests of one reply."""
+    """The outcome of the tests of one reply."""
 
     telling: tuple[Test, ...]
     """Right and not an example: those that mutants are run on."""
@@ -83,7 +83,7 @@ def judged(
 
 
 def score(verdict: Verdict, power: float) -> float:
-    """What a reply is worth; between `-WRONG_COST` and 1."""
+    """Returns what a reply is worth, between `-WRONG_COST` and 1."""
     if not verdict.right + verdict.wrong:
         return 0.0
     precision = verdict.precision

@@ -1,4 +1,4 @@
-"""What coder and tester read and write: the prompts, and the parsing of their replies.
+"""Text that coder and tester read and write: the prompts, and the parsing of their replies.
 
 No text that a model can write raises here or takes longer than its length.
 """
@@ -126,7 +126,7 @@ class Attempt(NamedTuple):
 
 
 def shown_result(result: RunResult, function: str | None) -> str:
-    """What a run gave, in a line: its output, or how it failed."""
+    """Returns what a run gave, in a line: its output, or how it failed."""
     if result.status != "ok":
         # The last line of a traceback names the exception.
         last = result.stderr.strip().splitlines()[-1:] or [""]

@@ -144,7 +144,7 @@ class State:
     scores: Scores = field(default_factory=Scores)
 
     def turned(self, disagreements: tuple[Disagreement, ...] = ()) -> State:
-        """At the end of the turn: the program, as it now is, is in the history."""
+        """Returns the state at the end of the turn, with the current program in the history."""
         return replace(self, history=(*self.history, Attempt(self.program, disagreements)))
 
 
@@ -391,7 +391,7 @@ class raw_env(TeamEnv):
     def _outputs(
         self, task: CodingTask, program: str, inputs: list[str], run: Run
     ) -> dict[str, RunResult]:
-        """What a program, which may be empty, does with each input."""
+        """Runs a program, which may be empty, on each input."""
         if not inputs:
             return {}
         (results,) = coding.run_inputs(task, [program], inputs, run)

@@ -3,7 +3,7 @@
 TextArena's `KuhnPoker-v0` (0.7.4) never adds a bet to the pot, so that a bet costs nothing, and it pays
 1 to who has more chips after some rounds. Here one hand is played and the players are paid their
 chips: 1 for a hand that is folded or checked, 2 for a bet that is called. Perfect play is then worth -1/18 of
-a chip to the player who acts first (Kuhn 1950). Two replies in a row that are no legal move cost 2.
+a chip to the player who acts first (Kuhn 1950). Two illegal replies in a row cost 2.
 """
 
 from __future__ import annotations

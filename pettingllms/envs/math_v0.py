@@ -297,7 +297,7 @@ class raw_env(TeamEnv):
         }
 
     def _agree(self, state: MathState, agent: str, reply: Reply) -> bool:
-        """Whether the last agent of a turn has just given the answer of all others."""
+        """Returns whether the last agent of a turn has just given the answer of all others."""
         if role_of(agent) == SOLVER:
             return self._alone(state.messages, reply)
         if agent != self.possible_agents[-1] or reply.answer is None:
@@ -309,7 +309,7 @@ class raw_env(TeamEnv):
         )
 
     def _alone(self, messages: Sequence[Message], reply: Reply) -> bool:
-        """Whether a solver's answer is its last program's output, or its answer of last turn."""
+        """Returns whether a solver's answer is its last program's output or last turn's answer."""
         *earlier, now = messages
         if earlier and earlier[-1].turn == now.turn - 1 and _same_answer(earlier[-1], now):
             return True

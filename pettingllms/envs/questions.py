@@ -27,7 +27,7 @@ _MARK = "a7c91e5d the question 5d1e97ca"
 
 
 class RolePrompt(NamedTuple):
-    """What a role is shown of a question in its first turn."""
+    """The text around a question in the prompt of a role's first turn."""
 
     before: str
     after: str
@@ -38,7 +38,7 @@ class RolePrompt(NamedTuple):
 
 
 def takes_questions(env: AnyEnv) -> bool:
-    """Whether an environment plays a question of a user's own."""
+    """Returns whether an environment plays questions of a user's own."""
     inner = env.unwrapped
     return isinstance(inner, TeamEnv) and OPTION in inner.reset_options
 

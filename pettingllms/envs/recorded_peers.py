@@ -24,7 +24,7 @@ EASY = 0.75
 
 
 class Peer(NamedTuple):
-    """What a member was asked in a task, and what it replied."""
+    """The digest of a member's prompt in a task, and its replies."""
 
     prompt: str
     """`digest_of` the prompt."""
@@ -55,7 +55,7 @@ def digest_of(prompt: str) -> str:
 
 
 def kept(right: float) -> bool:
-    """Whether a training task with this share of right answers is left in."""
+    """Returns whether a training task with this share of right answers is left in."""
     return right < EASY
 
 

@@ -1,4 +1,4 @@
-"""Where the search environment has its questions from, and the index that each of them is searched in.
+"""Sources of the search environment's questions, and the index in which each is searched.
 
 Generated facts are indexed in memory, a tenth of a second once a process. Corpora and the pooled passages of a
 data set have an index on disk, which all processes map (`pettingllms.data.corpora`).

@@ -293,7 +293,7 @@ class raw_env(TeamEnv):
         return self._outcome(after, local=-UNREADABLE, parse_error=why)
 
     def _opener(self, state: SearchState, role: str) -> str:
-        """The role after a searcher or answerer; a solver, planner or worker goes on itself."""
+        """The role after a searcher or answerer; a solver, planner or worker is next again."""
         if self.topology == "router":
             return "verifier"
         if self.topology in ("single", "nested"):
@@ -302,7 +302,7 @@ class raw_env(TeamEnv):
         return "searcher" if searches else "answerer"
 
     def _routed(self, state: SearchState, role: str, word: str) -> Outcome:
-        """What the word `yes` or `no` of a verifier leads to, or the `no` of an answerer."""
+        """Returns the outcome of a verifier's `yes` or `no`, or of an answerer's `no`."""
         enough = state.recall == 1.0
         # Of a question of a user's own nobody knows when enough has been found.
         wrong = bool(state.question.answers) and enough != (word == "yes")
@@ -330,7 +330,7 @@ class raw_env(TeamEnv):
         return self._outcome(after, team=recall - state.recall if dense else 0.0)
 
     def _reported(self, state: SearchState, result: str) -> Outcome:
-        """What a worker's report leads to; an empty one is that of a reply that cannot be read."""
+        """Returns the outcome of a worker's report; an empty one stands for an unreadable reply."""
         *earlier, now = state.calls
         calls = (*earlier, now._replace(result=result))
         after = replace(state, due="planner", calls=calls, acted=state.acted + 1)

@@ -124,7 +124,7 @@ class SignalState:
 
     @property
     def success(self) -> bool:
-        """Whether the open door is the right one."""
+        """True if the open door is the right one."""
         return self.opened == self.goal
 
 
@@ -172,7 +172,7 @@ def parse_words(
 
 
 def _between(text: str, tag: str) -> str | ParseError:
-    """What stands between the last pair of a tag."""
+    """Returns the text between the last pair of a tag."""
     before, closing, _ = text.rpartition(f"</{tag}>")
     _, opening, inside = before.rpartition(f"<{tag}>")
     return inside if closing and opening else ParseError(f"no <{tag}>...</{tag}>")

@@ -138,9 +138,10 @@ class TeamEnv(TextEnv):
         return None
 
     def answer(self) -> str | None:
-        """What the team answers to a question (`pettingllms.envs.questions`), in the form of a reply.
+        """Returns what the team answers to a question, in the form of a reply.
 
-        None as long as it has no answer that can be read, and where questions make no sense.
+        See `pettingllms.envs.questions`. None as long as it has no answer that can be read, and
+        where questions make no sense.
         """
         return self._answer(self._state)
 

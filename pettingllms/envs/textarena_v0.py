@@ -7,9 +7,10 @@
 | observations | `text`: the rules and what happened so far, as TextArena's own wrappers show it; `turn` |
 | rewards | at the end of the game, to every player what the game gives it; before that 0 |
 
-A reply that is no legal move follows the game's rule for it: mostly the player may try again once, and
-loses at the second time. Where a game raises an exception at a reply, the reply counts as an empty one. Where it raises at
-that as well, or asks a player whom it has thrown out, the game is over: that player and all who are out lose 1.
+A reply that is not a legal move follows the game's rule for it: mostly the player may try again
+once, and loses at the second time. Where a game raises an exception at a reply, the reply counts as
+an empty one. Where it raises at that as well, or asks a player whom it has thrown out, the game is
+over: that player and all who are out lose 1.
 
 TextArena's games draw from the global random generators, take an observation away by reading it, and start differently after a game
 than before. Here each environment has its own generators, swapped in and out around every
@@ -187,7 +188,7 @@ class raw_env(GameEnv):
         return text
 
     def _reason(self, seat: int) -> str | None:
-        """Why the game did not take the last reply, or None where it did."""
+        """Returns why the game did not take the last reply, or None where it did."""
         state = self._game.state
         info = (getattr(state, "game_info", None) or {}).get(seat, {})
         if not getattr(state, "error_count", 0) and not info.get("invalid_move"):
@@ -275,7 +276,10 @@ def _name(kind: Any) -> str:
 
 
 def _number(paid: Any) -> float:
-    """What a game pays, as a number; some games mix up arguments and pay a text, for a wrong move."""
+    """Returns what a game pays, as a number.
+
+    Some games mix up arguments and pay a text for a wrong move; that counts as a loss.
+    """
     number = isinstance(paid, Real) and math.isfinite(paid)
     return float(paid) if number else LOSS
 
@@ -297,7 +301,7 @@ def _made(name: str, game: Any, given: Mapping[str, Any]) -> Any:
 
 
 def _has_numpy(module: str) -> bool:
-    """Whether a game's package has imported NumPy, whose generator it may use then."""
+    """Returns whether a game's package has imported NumPy, whose generator it may use then."""
     package = module.rpartition(".")[0] if module.startswith("textarena.") else module
     parts = [found for name, found in sys.modules.items() if name.startswith(package)]
     return any(value is np for part in parts for value in vars(part).values())
