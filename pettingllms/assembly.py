@@ -182,7 +182,7 @@ def _check_used_once(
 def partners_of(
     config: ATGRPOConfig, roles_to_policies: Mapping[str, str], folder: Path | None
 ) -> ApiPartners | None:
-    """What asks for the roles that models behind an API play; None where there are none.
+    """Returns the client for the roles that models behind an API play; None without such roles.
 
     Args:
         config: the settings.
@@ -209,7 +209,7 @@ def partners_of(
 def check_partners(
     config: ATGRPOConfig, roles_to_policies: Mapping[str, str], *, given: bool = False
 ) -> bool:
-    """Whether models behind an API play any role, after checking what asking them needs.
+    """Returns whether models behind an API play any role, after checking what asking them needs.
 
     Args:
         config: the settings.
@@ -254,7 +254,7 @@ def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) ->
     """Compares the base models of single policies with what is there, before anything is loaded.
 
     Raises:
-        ConfigError: a name or folder that is no model, or a sampler that takes one model only.
+        ConfigError: a name or folder that is not a model, or a sampler that takes one model only.
     """
     groups = by_base(config, own_names(roles_to_policies))
     for own, _ in groups:
@@ -406,7 +406,7 @@ def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) ->
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:
-    """What holds the programs of the agents of `env`, after requiring `level` of it.
+    """Returns what isolates the programs of the agents of `env`, after requiring `level` of it.
 
     None for an environment that runs no programs; otherwise layers, as in
     `namespaces+landlock+seccomp`, or the reason why no program can run here, for environments that

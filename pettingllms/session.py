@@ -4,7 +4,7 @@
     loop       a step of AT-GRPO, logs; a validation and a checkpoint every few steps
     after      the same test tasks, the table before -> after, curves.png
 
-A run that was stopped or killed goes on from its last checkpoint as if nothing had happened: the
+A run that was stopped or killed resumes from its last checkpoint as if nothing had happened: the
 adapters come out byte for byte the same, on one machine with the same libraries and number of
 threads.
 """
@@ -78,7 +78,7 @@ LATE = (
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """How a run ended."""
+    """The outcome of a run."""
 
     folder: Path
     step: int
@@ -418,7 +418,7 @@ class _Session:
     # ------------------------------------------------------------------------------- held out
 
     def _due(self) -> bool:
-        """Whether a validation is due that metrics.jsonl does not have yet."""
+        """Returns whether a validation is due that metrics.jsonl does not have yet."""
         step, every = self.trainer.step, self.config.eval_steps
         return bool(every) and step % every == 0 and not self._known("validation", step)
 
@@ -468,7 +468,7 @@ class _Session:
         return evaluation
 
     def _gaps(self, evaluation: Evaluation) -> dict[str, float]:
-        """What first replies earned more in the steps since the last validation."""
+        """Returns the `gaps` between the steps since the last validation and this one."""
         since = self.trainer.step - self.config.eval_steps
         rows = self.folder.rows(METRICS)
         steps = [row for row in rows if row.get("kind") == "train" and row["step"] > since]

@@ -271,7 +271,7 @@ def _over(config: ATGRPOConfig, given: Mapping[str, Any]) -> ATGRPOConfig:
     default = ATGRPOConfig()
     for name, value in given.items():
         before, now = getattr(config, name), as_text(name, value)
-        # A value that equals the default cannot be told from one that was not given.
+        # A value that equals the default cannot be distinguished from one that was not given.
         if before not in (getattr(default, name), now):
             raise ConfigError(
                 f"{name} is given twice: {now!r} to the trainer, {before!r} in its settings; leave "
@@ -316,7 +316,7 @@ def _adapters_of(config: LoraConfig | None) -> dict[str, Any]:
 
 
 def _settings_of(model: Any, sampler: str) -> dict[str, str]:
-    """What settings and adapters call a model, and what samples from one that is an object.
+    """Returns the name of a model for settings and adapters, and the sampler of a model object.
 
     Raises:
         ConfigError: a sampler that loads the model by itself.

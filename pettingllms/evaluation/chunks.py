@@ -24,7 +24,7 @@ EPISODES_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How completions are drawn, and how many episodes each task has."""
+    """The way completions are drawn, and the number of episodes of each task."""
 
     max_new_tokens: int
     samples: int = 1
@@ -59,7 +59,7 @@ def chunks(tasks: Sequence[Task], sampling: Sampling) -> list[Chunk]:
 
 
 def kept(tasks: int, before: int, now: int, at_once: int) -> int:
-    """How many samples of each task stay as they are when more are added.
+    """Returns how many samples of each task stay as they are when more are added.
 
     Args:
         tasks: number of tasks.

@@ -37,7 +37,7 @@ Which of these situations is this: {names}? Answer with its name alone."""
 
 
 class Cell(NamedTuple):
-    """What a policy earned in a situation."""
+    """Mean reward of a policy in a situation."""
 
     mean: float
     n: int
@@ -143,7 +143,7 @@ def routes_of(episodes: Mapping[str, Sequence[Trajectory]], least: int = LEAST) 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """Who of several teams answers.
+    """Several teams, and the rule that decides which of them answers.
 
     Args:
         policies: member -> policy of the first member -> its own in that place.
@@ -158,7 +158,7 @@ class Ensemble:
     situations: tuple[str, ...] = ()
 
     def described(self) -> dict[str, Any]:
-        """What it follows from, as JSON has it."""
+        """Returns the rule, the tables and the situations as JSON has them."""
         return {
             "who": self.who,
             "routes": {role: route.row() for role, route in self.routes.items()},
@@ -166,13 +166,13 @@ class Ensemble:
         }
 
     def sampler(self, policies: Sampler) -> Sampler:
-        """What completes the prompts: `policies`, or a vote among them."""
+        """Returns the sampler that completes the prompts: `policies`, or a vote among them."""
         if self.who != VOTE:
             return policies
         return Voting(policies, [dict(own) for own in self.policies.values()])
 
     def router(self, policies: Sampler) -> Callable[[Episode, str], Routed]:
-        """What names the policy that answers, for `RolloutEngine.route`."""
+        """Returns a function for `RolloutEngine.route` that names the policy that answers."""
 
         def route(episode: Episode, policy: str) -> Routed:
             situation = self._situation(episode, policies)
@@ -186,7 +186,7 @@ class Ensemble:
         return route
 
     def _situation(self, episode: Episode, policies: Sampler) -> str | None:
-        """Where the next decision is taken: as the environment says, or else the base model."""
+        """Returns the situation of the next decision, named by environment or base model."""
         agent, env = episode.agent or "", episode.env
         named = env.infos.get(agent, {}).get("situation")
         if named is None and callable(own := getattr(env.unwrapped, "situation", None)):
@@ -224,15 +224,15 @@ class Voting:
 
     @property
     def continuous(self) -> bool:
-        """As of the policies."""
+        """The same as for the policies."""
         return self._policies.continuous
 
     def policy_for(self, role: str) -> str:
-        """As of the policies."""
+        """Returns what the policies return."""
         return self._policies.policy_for(role)
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
-        """As of the policies."""
+        """Returns what the policies return."""
         return self._policies.prompt_ids(role, text)
 
     def sample(

@@ -17,7 +17,7 @@ from pettingllms.types import Group
 
 
 class Recorded(NamedTuple):
-    """What was written."""
+    """Counts of what was written."""
 
     tasks: int
     kept: int
@@ -83,6 +83,6 @@ def _right(info: Mapping[str, Any]) -> float:
     if "right" not in info:
         raise ConfigError(
             "the environment does not say which answers are right (info `right`), so that easy tasks "
-            "cannot be told from others"
+            "cannot be distinguished from others"
         )
     return float(info["right"])

@@ -1,4 +1,4 @@
-"""What rolls out the chunks of an evaluation: this process, or workers on Ray."""
+"""Rolls out the chunks of an evaluation, in this process or with workers on Ray."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def playing(plan: EvalPlan, folder: Path | None = None) -> Iterator[Play]:
-    """What rolls out the chunks of a plan: this process, or the workers that its settings ask for.
+    """Yields what rolls out the chunks of a plan: this process, or the workers of its settings.
 
     Args:
         plan: the evaluation.

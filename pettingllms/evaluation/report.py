@@ -68,7 +68,7 @@ Table = list[list[str]]
 
 
 def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool = False) -> Table:
-    """Who, what, how decoded, then a cell for each column.
+    """Makes rows of team or role, score and decoding, then a cell for each column.
 
     Args:
         columns: title -> evaluations, one for each way of decoding, the same ways in every column.
@@ -93,7 +93,7 @@ def training_notes(evaluation: Evaluation) -> str:
 
 
 def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
-    """Who, what, then a cell with its interval for each line-up."""
+    """Makes rows of team or role and score, then a cell with its interval for each line-up."""
     names = dict.fromkeys(name for each in teams.values() for name in each.scores)
     roles = next(iter(teams.values())).roles
     table = [["", "", *teams]]
@@ -146,7 +146,10 @@ def matrix_table(cells: Mapping[str, Mapping[str, Estimate]]) -> Table:
 
 
 def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
-    """Who, what, both means, the difference with its interval, how many tasks rose and fell."""
+    """Makes a row for each score of the team and of every role.
+
+    It has both means, the difference with its interval, and how many tasks rose and fell.
+    """
     table = [["", "", comparison.first, comparison.second, "difference", "more", "less"]]
     for who, label, name in _rows(
         comparison.differences, comparison.roles, SHORT if short else ALL
@@ -206,7 +209,7 @@ def number(value: float) -> str:
 
 
 def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tuple[str, str, str]]:
-    """Who, label and name of the scores, in the order of `TEAM` and `ROLE`."""
+    """Yields team or role, label and name of each score, in the order of `TEAM` and `ROLE`."""
     known = list(names)
     for who in ("team", *roles):
         labels, chosen = (TEAM, keys.team) if who == "team" else (ROLE, keys.role)

@@ -205,7 +205,7 @@ def policies_by_seat(
 
 
 class ClosableSampler(Sampler, Protocol):
-    """What plays an evaluation: a `PolicySet`, or `ApiPartners` alone."""
+    """A sampler that plays an evaluation: a `PolicySet`, or `ApiPartners` alone."""
 
     def close(self) -> None:
         """Frees what it holds."""
@@ -222,7 +222,7 @@ class Lineup(NamedTuple):
     """Several teams with their adapters, of which it says who answers."""
 
     def described(self) -> dict[str, Any]:
-        """What it plays with, as JSON has it."""
+        """Returns what it plays with, as JSON has it."""
         return dict(self.swap or {}) | (self.ensemble.described() if self.ensemble else {})
 
 

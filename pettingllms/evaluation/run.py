@@ -136,7 +136,7 @@ class EvalPlan:
         }
 
     def _others(self) -> dict[str, Any]:
-        """What only some teams have: models behind an API, policies with settings of their own."""
+        """Returns settings that only some teams have: of API models and of single policies."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
         found = {"api_args": self.config.mapping("api_args")} if asked else {}
         own = self.config.mapping("policy_settings")
@@ -217,7 +217,7 @@ class EvalResult:
         )
 
     def warnings(self) -> list[str]:
-        """For every team the episodes that a prompt without room in the context ended."""
+        """Lists the teams with episodes that a prompt without room in the context ended."""
         limit = self.plan.sampling.max_new_tokens
         found = {title: overlong_note(own, limit) for title, own in self.episodes.items()}
         return [f"{title}: {note}" for title, note in found.items() if note]

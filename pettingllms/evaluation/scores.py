@@ -1,4 +1,4 @@
-"""From episodes to scores: means of each task, their 95 % intervals, pass@k, paired differences.
+"""Scores of episodes: means of each task, their 95 % intervals, pass@k, paired differences.
 
 Scores are computed from `Trajectory` alone, in memory or read back from trajectories.jsonl, and
 from the candidate of every decision that the episode continued from.
@@ -66,7 +66,7 @@ class Difference(NamedTuple):
 
     @property
     def clear(self) -> bool:
-        """Whether the interval leaves out 0."""
+        """True if the interval leaves out 0."""
         return self.low > 0 or self.high < 0
 
 
@@ -135,7 +135,10 @@ def pass_at_k(episodes: int, successes: int, k: int) -> float:
 
 
 def pass_at(episodes: int) -> list[int]:
-    """For which k pass@k is reported: powers of two, and all episodes. pass@1 is the success."""
+    """Returns each k for which pass@k is reported: powers of two, and all episodes.
+
+    pass@1 is the success.
+    """
     powers = [1 << n for n in range(1, episodes.bit_length()) if 1 << n < episodes]
     return [*powers, episodes] if episodes > 1 else []
 
@@ -225,7 +228,10 @@ def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
 
 
 def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]]:
-    """For each task the means over its episodes; `pettingllms.evaluation` says what each score is."""
+    """Returns the scores of each task: the means over its episodes.
+
+    `pettingllms.evaluation` says what each score is.
+    """
     # From all episodes, so that every task has the same scores and a mean is over all of them.
     facts = _Facts(
         reported=_reported(episodes),
@@ -243,7 +249,7 @@ def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]
 
 
 class _Facts(NamedTuple):
-    """What is known from all episodes together, and decides which scores each of them has."""
+    """Facts known from all episodes together, which decide the scores that each of them has."""
 
     reported: Mapping[str, Sequence[str]]
     """Role -> numbers that the environment reports of its first completions."""
@@ -260,7 +266,7 @@ class _Facts(NamedTuple):
 
 
 def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
-    """For each role the numbers that the environment reports of any of its first completions."""
+    """Lists for each role the numbers that the environment reports of its first completions."""
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups if not group.key.turn):
         info = group.chosen.info
@@ -276,13 +282,13 @@ def _number(info: Mapping[str, Any], name: str) -> float | None:
 
 
 def _ended(info: Mapping[str, Any]) -> list[str]:
-    """How the programs of a completion ended, where the environment ran any."""
+    """Returns the statuses with which the programs of a completion ended, if any ran."""
     statuses = info.get("statuses")
     return [str(status) for status in statuses] if isinstance(statuses, list) else []
 
 
 def _statuses(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
-    """For each role the statuses with which programs in its completions ended."""
+    """Lists for each role the statuses with which programs in its completions ended."""
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups):
         names[group.key.role] |= set(_ended(group.chosen.info))
@@ -326,7 +332,7 @@ def _add_team_scores(values: Mapping[str, list[float]], episode: Trajectory, fac
 
 
 def _is_contest(episodes: Sequence[Trajectory]) -> bool:
-    """Whether agents play against each other: what one gains, the others lose."""
+    """Returns whether agents play against each other: what one gains, the others lose."""
     if any(episode.cooperative for episode in episodes):
         return False
     # An episode that ended early has not paid all that it would have.

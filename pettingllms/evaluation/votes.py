@@ -36,7 +36,7 @@ def answer_of(episode: Trajectory) -> str | None:
 
 
 def voted(episodes: Sequence[Trajectory]) -> bool:
-    """Whether the answer of most episodes of a task is right; where none has any, it is not.
+    """Returns whether the answer of most episodes of a task is right; False where none has any.
 
     Equal answers are found as a grader finds them, without a look at the reference.
     """

@@ -26,7 +26,7 @@ def normal(text: str) -> str:
 
 
 def exact_match(answer: str, accepted: Iterable[str]) -> bool:
-    """Whether an answer equals one of those accepted."""
+    """Returns whether an answer equals one of those accepted."""
     said = normal(answer)
     return any(said == normal(other) for other in accepted)
 
@@ -46,7 +46,7 @@ def _f1(left: list[str], right: list[str]) -> float:
 
 
 def contains(text: str, accepted: Iterable[str]) -> bool:
-    """Whether a text has one of the accepted answers as a part, in whole or broken words."""
+    """Returns whether a text contains an accepted answer, in whole or broken words."""
     said = normal(text)
     wanted = [normal(other) for other in accepted]
     # An answer in which nothing counts would be a part of every text.

@@ -92,7 +92,7 @@ class _Process:
         return Answered(equal, "math-verify", "", cpu_s)
 
     def ended_itself(self) -> bool:
-        """Whether the process passed a limit, and neither hangs nor was killed by another process.
+        """Returns whether a limit ended the process; False if it hangs or was killed from outside.
 
         Its limits end it with SIGPROF or from within; SIGKILL comes from outside, as when the
         machine runs out of memory.

@@ -103,7 +103,7 @@ class TrainerState:
 
 
 class Checkpoint(NamedTuple):
-    """What is on disk: the state, how long the logs were, and what it belongs to."""
+    """Contents of a checkpoint: the state, how long the logs were, and what it belongs to."""
 
     state: TrainerState
     lengths: Mapping[str, int]
@@ -320,7 +320,7 @@ def _digest_of(facts: Mapping[str, Any]) -> str:
 
 
 def _attempt(directory: Path) -> Checkpoint | Exception:
-    """What a checkpoint holds, or why it cannot be read."""
+    """Reads a checkpoint; returns the error where it cannot be read."""
     try:
         return _read(directory)
     except UNREADABLE as error:

@@ -301,7 +301,7 @@ def read_config(run: Path) -> ATGRPOConfig:
 
 
 def yaml_mistake(error: Exception) -> str:
-    """What is wrong with a YAML file and where, in one line."""
+    """Describes in one line what is wrong with a YAML file, and where."""
     mark = getattr(error, "problem_mark", None)
     if mark is None:
         return " ".join(str(error).split())

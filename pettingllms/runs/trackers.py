@@ -21,7 +21,7 @@ PROJECT = "pettingllms"
 
 
 class Tracker(Protocol):
-    """Where numbers go."""
+    """A destination of the numbers of a run."""
 
     def log(self, step: int, numbers: Mapping[str, float]) -> None:
         """Adds the numbers of a step."""
