@@ -1,4 +1,4 @@
-"""What a training costs, as arithmetic: bytes by part, seconds of a step, and what makes it fit.
+"""The costs of a training run, as arithmetic: bytes by part, seconds of a step, ways to fit.
 
 Activations are within 15 % of what was measured on a CPU (`tests/test_estimate.py`); other bytes are
 counted. Times follow from the published rates of a GPU and from the shares of them in `ASSUMED`, which
@@ -73,7 +73,7 @@ GPUS: Mapping[str, Gpu] = {
 
 @dataclass(frozen=True, slots=True)
 class ModelShape:
-    """What the estimates need to know of a model."""
+    """The properties of a model that the estimates need."""
 
     parameters: int
     adapter: int
@@ -148,7 +148,7 @@ class Workload:
 
     @property
     def row_bytes(self) -> float:
-        """What a completion of full length needs of vLLM's cache, with its part of the prompt.
+        """Bytes of vLLM's cache for a completion of full length, with its part of the prompt.
 
         The K completions of a prompt share its blocks, unless that is switched off.
         """
@@ -163,7 +163,7 @@ class Workload:
 
     @property
     def completions(self) -> int:
-        """Of a step, at the most."""
+        """Completions sampled in a step, at the most."""
         return self.config.tasks_per_step * self.rollout.completions(self.agents * self.turns)
 
     @property
@@ -248,7 +248,10 @@ def peak(works: Sequence[Workload]) -> float:
 
 
 def fits(works: Sequence[Workload]) -> bool:
-    """Whether the fullest moment fits into the GPU, and each model into vLLM; a CPU is not asked."""
+    """Returns whether the fullest moment fits into the GPU, and each model into vLLM.
+
+    True without a GPU: a CPU is not checked.
+    """
     gpu = works[0].gpu
     if gpu is None:
         return True

@@ -263,7 +263,7 @@ def _guess(source: str) -> Kind[Any]:
     """Returns the kind whose schemas know the first row."""
     path = Path(source.partition("?")[0]).expanduser()
     errors: list[DatasetError] = []
-    # What somebody has published is told apart better than files of a user's own, which are alike.
+    # Published schemas come first: they are easier to distinguish than those of a user's own files.
     for kind, own in (
         *((kind, False) for kind in KINDS.values()),
         *((kind, True) for kind in KINDS.values()),

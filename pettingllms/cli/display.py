@@ -1,4 +1,4 @@
-"""How a run looks while it runs: a live line on a terminal, one plain line a step elsewhere."""
+"""The display of a run in progress: a live line on a terminal, one plain line a step elsewhere."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class TerminalDisplay:
 
 
 class TimeLeft:
-    """How long a run will still take, from how long it took since this process started it."""
+    """The time that a run will still take, estimated from its pace since this process started."""
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
@@ -120,7 +120,7 @@ def step_text(row: Mapping[str, Any]) -> str:
 
 
 def best_display() -> PlainDisplay | TerminalDisplay:
-    """Bars where somebody watches a terminal, lines where not."""
+    """Returns bars for a terminal, plain lines for anything else."""
     return TerminalDisplay() if sys.stdout.isatty() else PlainDisplay()
 
 

@@ -103,7 +103,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
 
 
 def _agents(agents: Sequence[str], players: Mapping[str, str], policies: Sequence[str]) -> int:
-    """How many of the agents these policies play."""
+    """The number of the agents that these policies play."""
     return sum((players.get(agent) or players[role_of(agent)]) in policies for agent in agents)
 
 
@@ -192,7 +192,7 @@ def _memory(works: Sequence[Workload]) -> list[str]:
 def _engines(
     config: ResolvedConfig, works: Sequence[Workload], policies: Sequence[str]
 ) -> list[str]:
-    """What vLLM's engines have room for, where they are processes of their own."""
+    """Lines on the room in vLLM's engines, where they are processes of their own; else none."""
     if not config.workers or config.sampler != "vllm":
         return []
     lines = ["", "# Engines, estimated; not part of the sum above"]

@@ -1,4 +1,4 @@
-"""What all commands share: one clean line for an error, exit codes, signals, no traceback."""
+"""The frame of all commands: one clean line for an error, exit codes, signals, no traceback."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _full(error: OSError) -> int:
 
 
 def _reader_is_gone(stream: IO[str]) -> bool:
-    """Whether a stream is a pipe that its reader has closed."""
+    """Returns whether a stream is a pipe that its reader has closed."""
     poll = select.poll()
     # POLLERR is reported without being asked for, and nothing else is wanted.
     poll.register(stream.fileno(), 0)

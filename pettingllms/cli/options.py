@@ -81,7 +81,7 @@ class CommandParser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raises `ConfigError` with the message, and the nearest name for an unknown option."""
-        # What argparse did not recognize is told by the text of its message alone.
+        # Only the text of argparse's message says what it did not recognize.
         unknown = re.match(r"unrecognized arguments: (\S[^\s=]*)", message)
         if unknown is not None and not unknown[1].startswith("-"):
             raise ConfigError(f"unexpected argument {unknown[1]!r}; options start with --")
@@ -97,7 +97,7 @@ class CommandParser(argparse.ArgumentParser):
         raise ConfigError(f"{message}; see {self.prog} --help")
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
-        """Why an option or key is refused, and what to write instead."""
+        """The message that refuses an option or key, with a hint at what to write instead."""
         hint = did_you_mean(name, known)
         return f"unknown {what} {name!r}; {hint}"
 

@@ -169,7 +169,9 @@ def _key(options: ServeOptions) -> str:
 
 
 def _front(options: ServeOptions, listening: socket.socket) -> Answer:
-    """What answers for a team, whichever engine samples: prints where, and serves until stopped.
+    """Makes the function that serves a team, with any engine, until it is stopped.
+
+    It prints the address, and the key or where that is.
 
     Raises:
         ConfigError: a package for serving is missing, or the key cannot be read.

@@ -146,7 +146,7 @@ SAME_SECONDS = 0.5
 
 
 class StopAsked:
-    """Whether a signal asked for a stop; callable, as `train` wants it."""
+    """A request to stop, made by a signal; callable, as `train` expects it."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
@@ -154,7 +154,7 @@ class StopAsked:
         self._since = 0.0
 
     def __call__(self) -> bool:
-        """Whether to stop."""
+        """Returns True once a signal has asked for a stop."""
         return self.signal is not None
 
     def ask(self, number: int, frame: FrameType | None) -> None:

@@ -9,9 +9,9 @@ Train, validation and test problems are disjoint by construction. The split of a
 its numbers and what is done with them, not on their order, names, things or phrases: no test problem
 is a training problem in other words or with its steps in another order (`data.splits`).
 
-The shipped base model was primed on stories of an earlier training split, which told `7 + 5 - 3` from
-`7 - 3 + 5`. Validation and test leave out every computation of that split, so priming never saw one
-of them as it is; it may have seen one with its steps in another order.
+The shipped base model was primed on stories of an earlier training split, which took `7 + 5 - 3`
+and `7 - 3 + 5` for two computations. Validation and test leave out every computation of that split,
+so priming never saw one of them as it is; it may have seen one with its steps in another order.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class Chain:
 
     @property
     def arithmetic(self) -> bool:
-        """Whether it computes with two numbers instead of a list."""
+        """True if the chain computes with two numbers instead of a list."""
         return self.family.parameters == 2
 
     def run(self, values: Sequence[Any]) -> Any:
@@ -75,7 +75,7 @@ class Chain:
         return kept
 
     def values(self, a: int, b: int) -> list[int]:
-        """What each step of an arithmetic chain gives, in order."""
+        """The results of the steps of an arithmetic chain, in order."""
         found: list[int] = []
         for stage, part in self.links:
             found.append(part.apply(a, b) if stage == COMBINE else part.apply([a, *found][-1]))

@@ -69,7 +69,7 @@ class CodingTask:
 
     @property
     def asserts(self) -> bool:
-        """Whether its tests are assertions in Python."""
+        """True if any of the task's tests is an assertion in Python."""
         return any(test.asserts for test in self.tests)
 
 

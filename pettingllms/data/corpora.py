@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CorpusReport:
-    """What became of the rows of a corpus."""
+    """The numbers of a corpus's rows that were kept and left out."""
 
     source: str
     kept: int
@@ -277,5 +277,5 @@ def open_index(folder: Path) -> Index:
 
 
 def report_of(source_index: Path) -> CorpusReport:
-    """What became of the rows when an index was built."""
+    """Reads the report that was written when an index was built."""
     return CorpusReport(**json.loads((source_index / "report.json").read_text(encoding="utf-8")))

@@ -104,7 +104,7 @@ class Loaded(Generic[T_co]):
 
 
 class Named(Protocol):
-    """What all records have in common."""
+    """The interface that all records share."""
 
     @property
     def id(self) -> str:
@@ -455,7 +455,7 @@ class _Reading(Generic[Record]):
                     self._refuse(bad, file, number)
                     continue
                 finally:
-                    # Of rows that are refused as well: the file's first row has told the schema.
+                    # Refused rows count, too: the file's first row has determined the schema.
                     self.schemas.add(reader.name or "")
                 if item is None:
                     self.outside += 1

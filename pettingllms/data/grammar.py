@@ -220,7 +220,7 @@ _PROBES = {
 
 
 class Pipeline(Protocol):
-    """What a problem is made of: a composition, or a chain (`pettingllms.data.chains`)."""
+    """The program behind a problem: a composition, or a chain (`pettingllms.data.chains`)."""
 
     @property
     def family(self) -> Family:

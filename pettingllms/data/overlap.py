@@ -99,8 +99,8 @@ def _word_twins(
                 places[gram].append(place)
     twins: dict[int, tuple[Record, int]] = {}
     for gram, at in places.items():
-        # A shorter one is a whole question: that is no phrase around others, however often it
-        # occurs.
+        # A shorter one is a whole question, not a phrase that surrounds others, however often
+        # it occurs.
         if len(at) <= COMMON or len(gram) < NGRAM:
             for number in grams[gram]:
                 twins.setdefault(number, (train[at[0]], len(gram)))

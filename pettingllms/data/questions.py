@@ -14,7 +14,7 @@ class Passage(NamedTuple):
 
     @property
     def key(self) -> str:
-        """By what a question names it: its title, or where it has none its text."""
+        """Name by which a question refers to it: its title, or its text if it has none."""
         return self.title or self.text
 
 

@@ -10,7 +10,7 @@ HUB_SECONDS = 4.0
 
 
 def hub_answers() -> bool:
-    """Whether anything answers at the hub's address, or refuses to at once; True in offline mode.
+    """Returns whether the hub's address answers, or refuses at once; True in offline mode.
 
     What is refused at once is left to the hub's client, which says why.
     """

@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
 
 
 class Postings(NamedTuple):
-    """Where each word is, and what it scores there: word w has the entries from `start[w]` to `start[w + 1]`."""
+    """The passages and scores of each word: word w has the entries `start[w]` to `start[w + 1]`."""
 
     passage: NDArray[np.int32]
     """Passage numbers, ascending within a word."""
@@ -100,7 +100,7 @@ class Index:
 
 
 def full_text(passage: Passage) -> str:
-    """What of a passage is searched."""
+    """The text of a passage that is searched: its title, if it has one, and its text."""
     return f"{passage.title} {passage.text}" if passage.title else passage.text
 
 

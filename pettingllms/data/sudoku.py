@@ -127,8 +127,9 @@ def _cycles(permutation: dict[int, int]) -> tuple[int, ...]:
 def _clues_key(clues: Grid) -> str:
     """Returns what all guises of a puzzle share, by color refinement.
 
-    Cells are told apart by whether they are given, then, `ROUNDS` times, by what stands in their row,
-    band, column, stack and box, and in the cells with their number. Nothing that a guise changes is looked at.
+    Cells are distinguished by whether they are given, then, `ROUNDS` times, by what stands in their
+    row, band, column, stack and box, and in the cells with their number. Nothing that a guise
+    changes is looked at.
     """
     size = SIZES[len(clues)]
     high, wide = BOXES[size]

@@ -1,4 +1,4 @@
-"""What runs in other processes: workers that play shards, and a learner for each policy.
+"""The actors of a run, in other processes: workers that play shards, and a learner per policy.
 
 Both are made from a run's settings alone; `ready` and `load` do the work of the constructor, so that
 what is raised there arrives as it is. A worker remembers nothing but which weights it holds: they are
@@ -50,7 +50,7 @@ Arrays = dict[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True)
 class RunSpec:
-    """What all processes of a run are made from."""
+    """The specification that all processes of a run are made from."""
 
     config: ResolvedConfig
     roles_to_policies: Mapping[str, str]
@@ -130,7 +130,7 @@ class _Elsewhere(Estimator):
     by_task = True  # the driver has decided
 
     def shape(self) -> RolloutShape:
-        """Of no use: a learner plays nothing."""
+        """Returns the default shape, which is never used: a learner plays nothing."""
         return RolloutShape()
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
@@ -145,7 +145,7 @@ class _SameCast(Cast):
         self._updates = updates
 
     def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
-        """As the driver has counted them."""
+        """Returns the number of a policy's updates, as the driver has counted them."""
         del players, trained
         return self._updates[policy]
 
@@ -165,7 +165,7 @@ class Learner:
         self._trainer: ATGRPO | None = None
         self._beside = ThreadPoolExecutor(1)
         self._adding: list[Future[None]] = []
-        """Units of this rank, whose gradients are computed while the driver goes on."""
+        """Units of this rank, whose gradients are computed while the driver continues."""
         self._seconds = 0.0
         """In which it has computed since the last update."""
 
@@ -186,7 +186,7 @@ class Learner:
         self._policies = _policies(spec, roles)
 
     def address(self) -> tuple[str, int]:
-        """Where the ranks meet, which is here."""
+        """Opens the place where the ranks meet, in this process, and returns its address."""
         host = ray.util.get_node_ip_address()
         # The listening socket is handed over, so that no other process can take the port in
         # between.

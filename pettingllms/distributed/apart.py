@@ -95,7 +95,7 @@ def _outlived(child: int) -> int:
 
 
 def _answers() -> bool:
-    """Whether the node that would be the reason is alive."""
+    """Returns whether the node whose death would be the reason is alive."""
     if not (place := _read(_NODE)):
         return False
     with socket.socket(socket.AF_UNIX) as node:

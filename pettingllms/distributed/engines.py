@@ -44,7 +44,7 @@ CLOSE_SECONDS = 2.0
 
 
 class Asking(NamedTuple):
-    """What a worker needs to sample from engines."""
+    """The parts that a worker needs to sample from engines."""
 
     chats: Mapping[str, Chat]
     contexts: Mapping[str, int]
@@ -216,7 +216,7 @@ class Engines:
 def _engines(
     policies: PolicySet, config: ResolvedConfig, pools: Mapping[str, Share]
 ) -> Iterator[tuple[Sequence[str], EngineSpec, Share]]:
-    """For each kind of engine the policies that it serves, what it is made from, and what it is given.
+    """Yields the policies that each kind of engine serves, with its specification and its share.
 
     Adapters of one base share engines; each full model has its own.
     """

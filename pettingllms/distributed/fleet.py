@@ -69,7 +69,7 @@ RANK_SECONDS = 15.0
 
 
 class Finished(NamedTuple):
-    """What a job with parts yields at its end."""
+    """The last item that a job with parts yields: its result."""
 
     result: Any
 
@@ -181,7 +181,7 @@ class Fleet:
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
 
     def _followed(self, job: Any, had: list[Any], part: Callable[[Any], object]) -> Any:
-        """What a generator yields as the whole; its parts are added to `had`."""
+        """Returns the result of a job that is a generator, and adds its parts to `had`."""
         until = time.monotonic() + self._timeout
         while True:
             # One limit for the whole job, however many parts it yields.
@@ -288,7 +288,7 @@ class JournaledActor:
         self._thread.submit(self._back, mark)
 
     def rebase(self, base: Any, *, same: bool) -> None:
-        """Goes on from `base`, a reference to a state; what was done before is forgotten.
+        """Continues from `base`, a reference to a state; what was done before is forgotten.
 
         Args:
             base: the state.
@@ -371,7 +371,7 @@ class JournaledActor:
 
 
 def _result(references: Sequence[Any], timeout: float | None, closed: threading.Event) -> Any:
-    """What the first one of actors returned, once all have that do something together.
+    """Returns the first actor's result, once all that do something together have one.
 
     Raises:
         Hung: it takes longer than `timeout` seconds.
@@ -414,7 +414,7 @@ def _wait(
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What an actor raised, or one that it has called, without Ray's wrapping."""
+    """The error that an actor raised, or one that it has called, without Ray's wrapping."""
     while isinstance(error, RayTaskError) and error.cause:
         error = error.cause
     return error

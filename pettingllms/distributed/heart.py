@@ -1,4 +1,4 @@
-"""Whether the cluster of this process is alive.
+"""Checks that the cluster of this process is alive.
 
 Where its head dies in the middle of a run, Ray ends the whole process after a minute. Where the node of
 this process dies, Ray ends the process with the next object that it stores or fetches; without one,

@@ -32,7 +32,7 @@ ENGINE_SHARE = 0.9
 
 
 class Share(NamedTuple):
-    """What one process is given."""
+    """The resources of one process, and the number of processes of its kind."""
 
     cpus: float = 1.0
     gpus: float | None = None
@@ -44,7 +44,7 @@ class Share(NamedTuple):
 
     @property
     def options(self) -> dict[str, float]:
-        """As options of a Ray actor."""
+        """The resources as options of a Ray actor."""
         return {"num_cpus": self.cpus, "num_gpus": self.gpus or 0.0}
 
 
@@ -59,7 +59,7 @@ def pools_of(
         policies: those that have weights here, and are sampled.
 
     Raises:
-        ConfigError: a pool that there is not, or a value that is no share.
+        ConfigError: a pool that does not exist, or a value that is not a share.
     """
     given, known = config.mapping("pools"), (WORKERS, *learners)
     engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
@@ -88,7 +88,7 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
     """The share of an engine of each kind: adapters of one base share engines, full models do not.
 
     Raises:
-        ConfigError: a value that is no share, or not what vLLM needs.
+        ConfigError: a value that is not a share, or not what vLLM needs.
     """
     share, options = (
         _share(ENGINES, config.mapping("pools").get(ENGINES, {})),
@@ -200,7 +200,7 @@ def placed(
 def starting_at_once(
     config: ATGRPOConfig, pools: Mapping[str, Share], cluster: Mapping[str, float]
 ) -> int | None:
-    """How many processes are to start at the same time; None: all.
+    """The number of processes that may start at the same time; None: all.
 
     A start is seconds of imports: on this machine, more of them than it has cores only wait for each
     other. Where not all have a place, those that start later might never get one.

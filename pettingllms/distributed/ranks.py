@@ -1,7 +1,7 @@
 """The processes of one learner: all have their place at the same time, or none has.
 
 A placement group holds the places, so that a learner whose processes only take long to start is
-told from one that has no room.
+distinguished from one that has no room.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Ranks:
         ]
 
     def placed(self, seconds: int) -> bool:
-        """Whether all have a place, at the latest after some seconds; Ray drops parts of one."""
+        """Returns whether all get a place within `seconds`, a whole number: Ray drops fractions."""
         return bool(self._places.wait(seconds))
 
     def do(self, method: str, *arguments: Any) -> list[Any]:

@@ -149,7 +149,7 @@ class RayATGRPO(ATGRPO):
         return found
 
     def _gathered(self, playing: _Playing) -> list[Any]:
-        """What was played, in order; learners get each unit at once where gradients are added."""
+        """Collects what was played, in order; learners get units at once if gradients are added."""
         if self.unit is not None:
             for number, trajectories in playing.units():
                 # Advantages of a unit need nothing of the others: `streamed.obstacle` has refused
@@ -194,7 +194,7 @@ class RayATGRPO(ATGRPO):
     # ------------------------------------------------------------------------- 3. update
     @blamed()
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
-        """As in one process; where it raises, learners forget what they have done in the step."""
+        """Takes a step as in one process; if it raises, learners forget what they did in it."""
         # Units are added before the step is known to succeed, so that there must be a place to go
         # back to.
         marks = {name: learner.mark() for name, learner in self.learners.items()}
@@ -231,7 +231,7 @@ class RayATGRPO(ATGRPO):
         return {"learners/idle": max(0.0, 1.0 - sum(seconds) / spent)}
 
     def _left(self, own: PolicyBatch) -> PolicyBatch:
-        """What a learner does not have yet."""
+        """The part of a batch that a learner does not have yet."""
         return replace(own, samples=(), cuts=()) if self.sums else own
 
     @torch.no_grad()
@@ -371,7 +371,7 @@ class _Former(Plugin):
 
 
 def _results(jobs: Sequence[Future[Any]]) -> list[Any]:
-    """What the jobs return; after an error the others are given up."""
+    """Returns the results of the jobs; after an error the others are given up."""
     try:
         return [job.result() for job in jobs]
     except BaseException:

@@ -75,7 +75,7 @@ class Bounded:
         whole: list[Message] = [{"type": "http.request", "body": bytes(body), "more_body": False}]
 
         async def read() -> Message:
-            # After the body an application may still wait to be told that the client has gone.
+            # After the body, an application may still wait for the message that the client is gone.
             return whole.pop() if whole else await receive()
 
         await self._app(scope, read, send)

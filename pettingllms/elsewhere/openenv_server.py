@@ -30,7 +30,7 @@ from pettingllms.types import role_of
 
 @dataclass(frozen=True, slots=True)
 class ServerLimits:
-    """What a server bears."""
+    """The limits on the sessions and messages of a server."""
 
     sessions: int = 16
     """At the same time."""
@@ -41,13 +41,13 @@ class ServerLimits:
 
 
 class TextAction(Action):  # type: ignore[misc]
-    """What the agent to act says."""
+    """The reply of the agent whose turn it is."""
 
     text: str
 
 
 class TextObservation(Observation):  # type: ignore[misc]
-    """What the agent to act sees, and what the step before it earned.
+    """The observation of the agent whose turn it is, and the rewards of the step before it.
 
     `reward` is that of the agent that took the step; `rewards` has all agents'.
     """
@@ -61,7 +61,7 @@ class TextObservation(Observation):  # type: ignore[misc]
 
 
 class TextState(State):  # type: ignore[misc]
-    """Where an episode is."""
+    """The state of an episode."""
 
     agents: list[str] = Field(default_factory=list)
     returns: dict[str, float] = Field(default_factory=dict)
@@ -129,18 +129,18 @@ class TextEnvironment(Environment[TextAction, TextObservation, TextState]):  # t
 
     @property
     def state(self) -> TextState:
-        """Where the episode is."""
+        """The state of the episode."""
         return self._state
 
     def get_metadata(self) -> EnvironmentMetadata:
-        """What the server says about itself."""
+        """Describes the environment that is served: its name, agents and version."""
         plain: Any = self._env.unwrapped
         name = str(plain.metadata.get("name", type(plain).__name__))
         about = f"{name} of pettingllms; agents in turn: {', '.join(self._env.possible_agents)}"
         return EnvironmentMetadata(name=name, description=about, version=__version__)
 
     def close(self) -> None:
-        """Ends the episode. The template's sandbox goes on, which all sessions share."""
+        """Ends the episode. The template's sandbox, which all sessions share, keeps running."""
         self._started = False
 
     def _observed(

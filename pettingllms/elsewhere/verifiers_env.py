@@ -40,7 +40,7 @@ class GameData(vf.TaskData):  # type: ignore[misc]
 
 
 class GameConfig(vf.TasksetConfig):  # type: ignore[misc]
-    """Which tasks, and the arguments of the environment."""
+    """The split of the tasks, and the arguments of the environment."""
 
     split: str = "train"
     env_args: dict[str, Any] = pydantic.Field(default_factory=dict)
@@ -85,7 +85,7 @@ class AskOnce(vf.Harness[AskOnceConfig]):  # type: ignore[misc]
 
 
 class _Team:
-    """How a task becomes an episode; a part of every environment that `plugin` makes."""
+    """The part of every environment from `plugin` that turns a task into an episode."""
 
     game: str
     taskset: Any

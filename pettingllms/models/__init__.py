@@ -37,6 +37,6 @@ def shipped(model: str | None) -> str | None:
 
 
 def model_path(model: str | None) -> str:
-    """What transformers loads for a value of `--model`."""
+    """The name or folder that transformers loads for a value of `--model`."""
     name = shipped(model)
     return str(model) if name is None else str(SHIPPED[name])

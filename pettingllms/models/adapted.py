@@ -69,7 +69,7 @@ def part_of(module: nn.Module) -> Part | None:
 
 
 def exact(weight: torch.Tensor) -> bool:
-    """Whether this is where other functions are as exact as the modules, and where they save time."""
+    """Returns whether other functions are as exact as the module of this weight, and save time."""
     return weight.dtype == torch.float32 and weight.device.type == "cpu"
 
 

@@ -42,14 +42,14 @@ Add = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def known(model: PreTrainedModel) -> bool:
-    """Whether `Decoder` computes what the model does: its type is known, and nothing listens in."""
+    """Returns whether `Decoder` computes what the model does: a known type, and no hooks."""
     return type(model) in KNOWN and not any(
         module._forward_hooks or module._forward_pre_hooks for module in model.modules()
     )
 
 
 def trains(model: PreTrainedModel) -> bool:
-    """Whether the update should use `Decoder`.
+    """Returns whether the update should use `Decoder`.
 
     It pays for small matrices in float32 on a CPU. Where activations are computed again in the
     backward pass, or in another precision, modules know how.

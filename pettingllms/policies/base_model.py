@@ -33,7 +33,7 @@ class ModelSpec:
     """A base model, named or given, and the adapters that are put into it.
 
     Raises:
-        ConfigError: an object that is no model or no tokenizer.
+        ConfigError: an object that is not a model or not a tokenizer.
     """
 
     name: str
@@ -131,7 +131,7 @@ def load_base(
 
 
 def quantized(model: PreTrainedModel) -> bool:
-    """Whether the model's weights are quantized."""
+    """Returns whether the model's weights are quantized."""
     return getattr(model, "hf_quantizer", None) is not None
 
 

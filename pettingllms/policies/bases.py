@@ -71,7 +71,7 @@ class Base:
 
     @property
     def described(self) -> str:
-        """What its policies are, and the model's name and digest."""
+        """The kind of its policies, and the model's name and digest."""
         kind = "full model" if self.weights.full else "adapter"
         return f"{kind} on {self.name}, digest {self.digest}"
 
@@ -88,7 +88,7 @@ class Base:
 
     @property
     def early(self) -> bool:
-        """Whether the engine reports completions as they come."""
+        """True if the engine reports completions as they come."""
         return bool(getattr(self.engine, "early", False))
 
     def sample(

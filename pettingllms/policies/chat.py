@@ -16,7 +16,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from pettingllms.errors import ConfigError
 
 _THOUGHT = ("<think>", "</think>")
-"""How environments are told what a model thought."""
+"""The tags around a model's thought in what environments see."""
 _TAGS = (
     _THOUGHT,
     ("<thinking>", "</thinking>"),
@@ -83,12 +83,12 @@ class Chat:
 
     @property
     def _channels(self) -> bool:
-        """Whether replies have channels, and end with the one that is called final."""
+        """True if replies have channels, and end with the one that is called final."""
         return self.thought == _TAGS[-1]
 
     @cached_property
     def opens_thought(self) -> bool:
-        """Whether the template itself writes the tag of the thought that a completion goes on from."""
+        """True if the template itself writes the tag of the thought that a completion continues."""
         text = str(self.tokenizer.decode(list(self.prompt_ids("?"))))
         opening, closing = self.thought
         return text.rfind(opening) > text.rfind(closing)

@@ -85,7 +85,7 @@ class PolicySet:
 
     @property
     def continuous(self) -> bool:
-        """Whether the engine batches requests as they come."""
+        """True if all engines batch requests as they come."""
         return all(each.engine is not None and each.engine.continuous for each in self.bases)
 
     def policy_for(self, role: str) -> str:
@@ -137,7 +137,7 @@ class PolicySet:
 
     @property
     def early(self) -> bool:
-        """Whether `sample` reports completions as they come: where no model behind an API plays a role."""
+        """True if `sample` reports completions as they come; never with a model behind an API."""
         return self.partners is None and any(base.early for base in self.bases)
 
     def sample(

@@ -151,10 +151,10 @@ def _trial(model: PreTrainedModel) -> str | None:
 
 
 def _logprobs(model: PreTrainedModel, samples: list[Sample], *, packed: bool) -> torch.Tensor:
-    """Of the tokens of all completions, one completion after the other.
+    """Computes log-probabilities of all completions' tokens, one completion after the other.
 
-    Not with `head.token_logprobs`: it needs TRL, whose import takes a second, and every process that
-    loads a model comes here.
+    It does without `head.token_logprobs`, which needs TRL: that import takes a second, and every
+    process that loads a model comes here.
     """
     batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
     found = predictions(model, batch)

@@ -66,7 +66,7 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
 
 
 def only_partners(spec: str) -> bool:
-    """Whether models behind an API play all roles, so that no model is loaded here.
+    """Returns whether models behind an API play all roles, so that no model is loaded here.
 
     Raises:
         ConfigError: a file that is not a mapping of names.
@@ -120,7 +120,7 @@ def trained_policies(
 
 
 def is_own(policy: str) -> bool:
-    """Whether a policy has weights of its own here: an adapter or a full model."""
+    """Returns whether a policy has weights of its own here: an adapter or a full model."""
     return policy != BASE and not is_partner(policy)
 
 
@@ -152,7 +152,7 @@ def check_policy_name(name: str) -> None:
 
 
 def _for_all(spec: str) -> bool:
-    """Whether one model behind an API plays all roles."""
+    """Returns whether one model behind an API plays all roles."""
     return is_partner(spec) and "," not in spec
 
 

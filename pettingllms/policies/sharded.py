@@ -76,7 +76,7 @@ class ShardedPolicies(PolicySet):
     def logprobs(
         self, policy: str, batch: Batch, **options: Any
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """As of a whole model; gathers the weights on the way."""
+        """Returns the same as for a whole model; gathers the weights on the way."""
         model: Any = self.base_of(policy).weights.module(policy)
         found: tuple[torch.Tensor, torch.Tensor | None] = getattr(model, _METHOD)(batch, **options)
         return found
@@ -85,7 +85,7 @@ class ShardedPolicies(PolicySet):
     def reference_logprobs(
         self, policy: str, batch: Batch, *, temperature: float = 1.0
     ) -> torch.Tensor:
-        """As of a whole model; gathers the weights on the way."""
+        """Returns the same as for a whole model; gathers the weights on the way."""
         with self.base_of(policy).weights.reference() as model:
             found: torch.Tensor = getattr(model, _METHOD)(batch, temperature=temperature)
         return found

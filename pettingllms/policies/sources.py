@@ -1,4 +1,4 @@
-"""Where models and adapters come from: folders, runs, and the Hugging Face hub.
+"""The sources of models and adapters: folders, runs, and the Hugging Face hub.
 
 The setting `adapters` has one of these forms:
 
@@ -78,7 +78,7 @@ def check_model(model: str, revision: str | None = None) -> None:
 
 
 def adapters_in(folder: Path) -> Path:
-    """Where the adapters are: in the folder `adapters` of a run, or in `folder` itself.
+    """Returns the folder of the adapters: `adapters` in a run, or `folder` itself.
 
     Raises:
         ConfigError: there is no such folder, or the run has not saved any.
@@ -136,12 +136,12 @@ def adapter_folders(spec: str | None, roles_to_policies: Mapping[str, str]) -> d
 
 
 def is_folder(spec: str) -> bool:
-    """Whether the setting is one folder, and not pairs of roles and folders."""
+    """Returns whether the setting is one folder, and not pairs of roles and folders."""
     return Path(spec).is_dir()
 
 
 def is_adapter(spec: str) -> bool:
-    """Whether the setting is one adapter for all roles."""
+    """Returns whether the setting is one adapter for all roles."""
     return (Path(spec) / CONFIG_FILE).is_file()
 
 

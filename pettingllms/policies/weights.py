@@ -142,7 +142,7 @@ class LoraWeights:
         """Recomputes base + adapter into the policy's merged copy, if it has one."""
         for layer, merged in self._pairs.get(policy, ()):
             delta = layer.get_delta_weight(_inside(policy))
-            # Into the tensor that the sampling module holds, so that no module has to be told.
+            # The sampling module holds this tensor, so that it sees the change by itself.
             torch.add(layer.get_base_layer().get_parameter("weight"), delta, out=merged.data)
 
     def save(self, policy: str, directory: Path) -> None:
@@ -278,7 +278,7 @@ class FullWeights:
 
     @property
     def has_reference(self) -> bool:
-        """Whether the frozen base was kept."""
+        """True if the frozen base was kept."""
         return self._reference is not None
 
     def divide(self, divide: Callable[[PreTrainedModel], None]) -> None:

@@ -102,8 +102,8 @@ class ApiPartners:
         """`n` completions of every request, from the server or as it answered before.
 
         Raises:
-            SamplerUnavailable: the server failed, refused, or the budget is spent. Resuming goes on
-                from the replies that came.
+            SamplerUnavailable: the server failed, refused, or the budget is spent. A resumed run
+                continues from the replies that came.
             RunFolderError: a reply cannot be written.
         """
         params = SamplingParams(max_new_tokens, temperature, greedy, top_p)
@@ -263,5 +263,5 @@ def _completion(request: Request, reply: ApiReply) -> Completion:
 
 
 def _estimate(prompt: int, text: str) -> Cost:
-    """What a reply may have cost where the server does not say."""
+    """Estimates the cost of a reply where the server does not report it."""
     return Cost(prompt, len(text.encode("utf-8", "replace")) // _BYTES_PER_TOKEN + 1, True)

@@ -41,7 +41,7 @@ class ApiSettings:
     """The address of a server, and how it is asked.
 
     Raises:
-        ConfigError: an address that is none, a number out of range, or a field that is set here.
+        ConfigError: an invalid address, a number out of range, or a field that is set here.
     """
 
     base: str
@@ -297,7 +297,7 @@ def _cost(usage: Any) -> Cost | None:
 
 
 def _message(error: openai.APIStatusError) -> str:
-    """What the server says, which is often `{"error": {"message": ...}}`."""
+    """The message of the server, whose body is often `{"error": {"message": ...}}`."""
     body = error.body
     found = body.get("message") if isinstance(body, dict) else None
     return str(found if found is not None else body or "")

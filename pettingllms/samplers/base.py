@@ -39,13 +39,13 @@ PARTNER = "api:"
 
 
 def is_partner(policy: str) -> bool:
-    """Whether a model behind an API plays the policy: it is asked in text, and never trained."""
+    """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
     return policy.startswith(PARTNER)
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen.
+    """The settings by which the next token is chosen.
 
     Args:
         max_new_tokens: length at which a completion is truncated.
@@ -84,7 +84,7 @@ class Sampler(Protocol):
 
     @property
     def continuous(self) -> bool:
-        """Whether batches may be formed from whatever is ready."""
+        """True if batches may be formed from whatever is ready."""
 
     def policy_for(self, role: str) -> str:
         """The policy that plays a role, or an agent: its own, or else that of its role."""
@@ -118,7 +118,7 @@ class Weights(Protocol):
     """What the update is computed in, if the weights are kept in another dtype."""
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
-        """What the policy trains, under the names it is saved by."""
+        """The parameters that the policy trains, under the names they are saved by."""
 
     def module(self, policy: str) -> PreTrainedModel:
         """The model that computes this policy, ready for training it alone."""
@@ -136,7 +136,7 @@ class Weights(Protocol):
         """Writes the policy, atomically."""
 
     def read(self, directory: Path) -> dict[str, torch.Tensor]:
-        """What `save` wrote, named as `tensors` is."""
+        """The tensors that `save` wrote, named as in `tensors`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class ServedPolicies:
 
 @dataclass(frozen=True, slots=True)
 class SamplerSettings:
-    """Which engine samples, and its settings."""
+    """The engine that samples, and its settings."""
 
     name: str = "transformers"
     """A name in `SAMPLERS`, or the `module:attribute` path of an `open_engine` function."""
@@ -187,7 +187,7 @@ class InferenceEngine(Protocol):
 
     @property
     def continuous(self) -> bool:
-        """Whether its batches depend on when requests arrive anyway, so that any may be formed."""
+        """True if its batches depend on when requests arrive anyway, so that any may be formed."""
 
     @property
     def versions(self) -> Mapping[str, int]:

@@ -66,7 +66,7 @@ class Token(NamedTuple):
 
 
 class Added(NamedTuple):
-    """What joining a batch brought."""
+    """The tokens that rows get when they join a batch."""
 
     drawn: list[Token]
     """The first token of each row, except those with `max_new_tokens` 0."""
@@ -290,7 +290,7 @@ class ContinuousBatch:
 
 
 def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]:
-    """As many of the likeliest tokens of each row as are asked for."""
+    """The likeliest tokens of each row, as many as are asked for."""
     found: list[Likely] = [()] * len(counts)
     asking = [index for index, count in enumerate(counts) if count]
     if not asking:

@@ -1,4 +1,4 @@
-"""What models behind an API have answered, on disk, and what it has cost: nothing is paid twice.
+"""The replies of models behind an API, on disk, and their cost: nothing is paid for twice.
 
     samples.jsonl   a line for each reply, written before its thread asks for another
         key                 digest of the decision: policy, prompt, seed and settings of sampling
@@ -9,8 +9,8 @@
         model               the name of the model as the server gave it
 
 A line with the text null counts in the budget alone: the reply was paid for and is of no use. The
-file only grows. A run that goes on from an earlier checkpoint asks for the same decisions again, and
-finds their replies here; so does every later evaluation of the same decisions.
+file only grows. A run that continues from an earlier checkpoint asks for the same decisions again,
+and finds their replies here; so does every later evaluation of the same decisions.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pettingllms.errors import RunFolderError
 
 
 class ApiReply(NamedTuple):
-    """What a model answered."""
+    """The reply of a model."""
 
     text: str
     truncated: bool
@@ -44,7 +44,7 @@ class Cost(NamedTuple):
 
     @property
     def tokens(self) -> int:
-        """Of the prompt and the completion."""
+        """Tokens of the prompt and the completion."""
         return self.prompt + self.completion
 
 
@@ -73,7 +73,7 @@ class ReplyLog:
             self._read(path)
 
     def __len__(self) -> int:
-        """How many replies are known."""
+        """The number of known replies."""
         return len(self._known)
 
     def find(self, key: str) -> ApiReply | None:

@@ -147,7 +147,7 @@ class RowCache(Cache):
         return len(self.lengths)
 
     def mask(self, device: torch.device) -> torch.Tensor:
-        """Which columns each row sees in the next step, its new token included, `_RS`."""
+        """The columns that each row sees in the next step, its new token included, `_RS`."""
         width = self.end - self.start + 1
         first_R = torch.tensor([width - 1 - length for length in self.lengths], device=device)
         return torch.arange(width, device=device) >= first_R[:, None]

@@ -294,7 +294,7 @@ def branch(
 
     Args:
         row_C: the row that each candidate has followed so far.
-        token_C: the token that it goes on with.
+        token_C: the token that it continues with.
 
     Returns:
         The row `_C` of each candidate from now on; for each new row `_R` the row that it continues,

@@ -47,7 +47,7 @@ DOWN_SECONDS = 5.0
 
 
 class EngineSpec(NamedTuple):
-    """What an engine is made from."""
+    """The specification that an engine is made from."""
 
     base: str
     end_ids: tuple[int, ...]
@@ -94,7 +94,7 @@ class Engine:
             loop = VllmLoop(base, end_ids, arguments, folder=self._folder, log=log)
             loop.started.result()
             self._loop.set_result(loop)
-        except Exception as error:  # noqa: BLE001 - whoever asks is told
+        except Exception as error:  # noqa: BLE001 - whoever asks gets it
             self._loop.set_exception(error)
 
     async def ready(self) -> None:
@@ -271,7 +271,7 @@ class RemoteEngine:
 
 
 def _next(job: Any) -> tuple[Early | Completed | None, str]:
-    """What an engine yields next; None, and why, where it was lost or vLLM failed in it."""
+    """Returns what an engine yields next; None and why, if it was lost or vLLM failed in it."""
     try:
         return ray.get(next(job)), ""
     except RayActorError as error:

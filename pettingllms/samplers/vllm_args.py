@@ -62,7 +62,7 @@ _KINDS = {int: "a whole number", float: "a number", str: "a word", bool: "true o
 
 
 def installed() -> bool:
-    """Whether vLLM can be imported."""
+    """Returns whether vLLM can be imported."""
     return importlib.util.find_spec("vllm") is not None
 
 
@@ -111,7 +111,7 @@ class SamplerOptions(Protocol):
 
     @property
     def embedded(self) -> bool:
-        """Whether the model is the one that comes with this package."""
+        """True if the model is the one that comes with this package."""
 
 
 def default_sampler(chosen: SamplerOptions) -> str:

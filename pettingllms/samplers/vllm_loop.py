@@ -1,9 +1,9 @@
 """A vLLM engine that many ask at the same time, each with the weights that it wants.
 
 A thread runs the engine, and batches whatever is being asked (vLLM's continuous batching). With each
-question come the weights to answer with: the engine remembers nothing that its replacement would have
-to be told. An adapter is loaded where it is not held yet, beside those that others still ask for; a
-full model replaces another once all that was asked of that one is answered.
+question come the weights to answer with: the engine remembers nothing that its replacement would
+lack. An adapter is loaded where it is not held yet, beside those that others still ask for; a full
+model replaces another once all that was asked of that one is answered.
 
 Each answer says which version has made it, by what vLLM says of the request.
 """

@@ -70,7 +70,7 @@ class VllmEndpoint:
             raise ConfigError(f"server must be a URL like http://127.0.0.1:8000, got {self.url!r}")
 
     def healthy(self, timeout: float) -> bool:
-        """Whether the server reports that it is healthy.
+        """Returns whether the server reports that it is healthy.
 
         Raises:
             OSError, HTTPException: it does not answer.
@@ -224,7 +224,7 @@ class VllmProcess:
 
     @property
     def running(self) -> bool:
-        """Whether the process exists; it may hang."""
+        """True while the process exists; it may hang."""
         return self._process is not None and self._process.poll() is None
 
     def start(self, seconds: float = START_SECONDS) -> None:

@@ -348,7 +348,7 @@ class VllmServerEngine:
 
 
 def ignores_temperature(at_half: float, at_one: float) -> bool:
-    """Whether a server returns log-probabilities that do not follow the temperature.
+    """Returns whether a server's log-probabilities do not follow the temperature.
 
     vLLM's HTTP interface does not say which `--logprobs-mode` it runs with, so it is measured: the
     margin between the two likeliest tokens should double from temperature 1 to 0.5.

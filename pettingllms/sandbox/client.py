@@ -173,7 +173,7 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """At most `size` workers, each made by `launch`.
+    """A pool of at most `size` workers, each made by `launch`.
 
     A worker is replaced after `requests` requests, if these are given. After a fork, the new process
     forgets its parent's workers and starts its own.

@@ -368,7 +368,7 @@ def _namespace() -> str:
 
 
 def _start(pid: int) -> str:
-    """When the process began, in clock ticks after the boot; `gone` if there is none."""
+    """Return the start of a process, in clock ticks after the boot; `gone` if there is none."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:

@@ -48,7 +48,7 @@ class Behavior:
     """Programs run first, on the same case, to leave something behind."""
 
     def complaint(self, result: RunResult) -> str:
-        """Why `result` is not as expected; empty if it is."""
+        """Describe how `result` differs from what is expected; empty if it does not."""
         if result.status not in self.statuses:
             return f"status {result.status}, expected {' or '.join(self.statuses)}"
         if self.stdout is not None and result.stdout != self.stdout:

@@ -122,7 +122,7 @@ _DRIVER = f"NAMES = {sorted(FUNCTIONS)}{_DRIVER_CODE}"
 
 
 def is_simple(program: str) -> bool:
-    """Whether a program can leave nothing behind in its process, by its text alone.
+    """Returns whether a program, by its text alone, can leave nothing behind in its process.
 
     The test is on words, wherever they stand: a word in a string or a comment can only make it
     stricter. Text beyond ASCII is refused, because Python reads some of it as other letters.
@@ -244,7 +244,7 @@ def _given(case: Case) -> str:
 
 
 def _is_text(given: str) -> bool:
-    """Whether UTF-8 can express it; what a stream does with other text is not imitated here."""
+    """Returns whether UTF-8 can express it: what a stream does with other text is not imitated."""
     try:
         given.encode()
     except UnicodeEncodeError:
@@ -295,7 +295,7 @@ def _result(
 
 
 class ProcessOutput(NamedTuple):
-    """What a process wrote about one request."""
+    """The output of a process for one request."""
 
     whole: RunResult
     """The process itself."""

@@ -30,7 +30,7 @@ from pettingllms.serving.team_stream import TeamAnswer
 
 
 class TeamServer(Protocol):
-    """What answers: `RoleServer`, or `VllmServer`."""
+    """A server that answers requests: `RoleServer`, or `VllmServer`."""
 
     reader: RequestReader
     team: TeamPlayer | None
@@ -45,7 +45,7 @@ class TeamServer(Protocol):
 def card(
     model: str, prompts: Mapping[str, RolePrompt], created: int, context: int
 ) -> dict[str, Any]:
-    """What `/v1/models` says of a model."""
+    """The entry of a model in `/v1/models`."""
     found: dict[str, Any] = {"id": model, "object": "model", "created": created}
     found |= {"owned_by": "pettingllms", "max_model_len": context}
     if model == TEAM:

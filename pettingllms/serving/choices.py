@@ -93,7 +93,7 @@ class Stops:
         self.found = False
 
     def push(self, piece: str) -> str:
-        """What no longer can be part of a stop string; after `found`, nothing."""
+        """Returns the text that can no longer be part of a stop string; after `found`, nothing."""
         if self.found:
             return ""
         text = self._held + piece
@@ -107,7 +107,7 @@ class Stops:
         return text[: len(text) - size]
 
     def rest(self) -> str:
-        """What was held back, when nothing more comes."""
+        """Returns the text that was held back, once nothing more comes."""
         text, self._held = self._held, ""
         return text
 

@@ -21,7 +21,7 @@ from pettingllms.types import Completion, Request
 
 
 class Piece(NamedTuple):
-    """What one token added to a choice."""
+    """The addition of one token to a choice."""
 
     number: int
     """Of the choice."""
@@ -131,7 +131,7 @@ class Completing:
 
 
 class Inbox:
-    """What an event loop hears of a job."""
+    """The news of a job, passed on to an event loop."""
 
     def __init__(self, *, pieces: bool) -> None:
         self._loop = asyncio.get_running_loop()

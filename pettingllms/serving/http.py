@@ -1,7 +1,7 @@
-"""What every request goes through: the key, the body's size and time, errors, a client that leaves.
+"""The rules for every request: the key, the body's size and time, errors, a client that leaves.
 
-The key is checked before a byte of the body is read. A body that is too large or comes too slowly is refused, and
-never kept. A handler is told nothing of a client that leaves: it is cancelled.
+The key is checked before a byte of the body is read. A body that is too large or comes too slowly
+is refused, and never kept. A handler does not learn that a client leaves: it is cancelled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LARGEST_BODY = 4 << 20
 BODY_SECONDS = 30.0
 """Time for a request's body to arrive."""
 RETRY_SECONDS = 2
-"""What a client is told to wait where the queue is full."""
+"""Wait that a client is asked for when the queue is full."""
 
 Handler = Callable[[Request], Awaitable[Response]]
 
@@ -56,7 +56,7 @@ def guarded(handler: Handler, key: str | None) -> Handler:
 
 
 def authorized(header: str | None, key: str | None) -> bool:
-    """Whether a request's `Authorization` has the key; in a time that does not depend on it."""
+    """Checks a request's `Authorization` for the key, in a time that does not depend on the key."""
     given = (header or "").encode()
     return key is None or secrets.compare_digest(given, f"Bearer {key}".encode())
 

@@ -50,7 +50,7 @@ class VllmPlayers:
     contexts: dict[str, int]
 
     def chat_for(self, policy: str) -> Chat:
-        """That of the one model."""
+        """The chat of the one model."""
         del policy
         return self.chat
 

@@ -138,7 +138,7 @@ class RequestReader:
         return self.roles if own is None else (*self.roles, own)
 
     def for_team(self, body: Mapping[str, Any]) -> bool:
-        """Whether a body asks for the whole team; a role of that name goes before it."""
+        """Returns whether a body asks for the whole team; a role of that name takes precedence."""
         return body.get("model") == TEAM and TEAM not in self.roles
 
     def chat(self, role: str) -> Chat:

@@ -1,4 +1,4 @@
-"""Runs an application until the process is told to stop, and then not much longer."""
+"""Runs an application until a signal asks the process to stop, and not much longer."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Played:
-    """What became of a question."""
+    """The outcome of a question."""
 
     answer: str | None
     """In the form of a reply; None if the team has none that can be read."""
@@ -54,7 +54,7 @@ class Played:
 Speak = Callable[[str, Request, SamplingParams, Callable[[str], None]], Completion]
 """Completes a request of a role; tells each new piece of text."""
 Hear = Callable[[Said, str], None]
-"""Told a turn as it is so far, and the new piece of its text."""
+"""Takes a turn as it is so far, and the new piece of its text."""
 
 
 class TeamPlayer:

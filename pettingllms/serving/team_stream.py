@@ -100,7 +100,7 @@ class TeamAnswer:
     # ------------------------------------------------------------------------------ the thread
 
     def _play(self) -> None:
-        # For errors that are none of ours, which the thread raises after the client has been told.
+        # For errors that are not ours, which the thread raises after the client has heard of them.
         last: News = Stopped("the play failed; the server's log says why")
         try:
             last = self._player.play(

@@ -42,7 +42,7 @@ def usage(prompt: int, new: int) -> dict[str, int]:
 
 
 class Header:
-    """What all parts of one answer have in common.
+    """The fields that all parts of one answer have in common.
 
     Args:
         model: the model's name in the request.

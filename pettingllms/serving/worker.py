@@ -123,7 +123,7 @@ class Worker:
 
     @property
     def running(self) -> bool:
-        """Whether the thread is there."""
+        """True while the thread runs."""
         return self._thread.is_alive()
 
     def submit(self, job: Job) -> None:
@@ -233,7 +233,7 @@ class Worker:
         return True
 
     def _fits(self, policy: str, row: Row, joining: Mapping[str, Sequence[Row]]) -> bool:
-        """Whether one more row may join before the next step."""
+        """Returns whether one more row may join before the next step."""
         new = [*joining.get(policy, ()), row]
         prompts = {each.prompt_ids for each in new}
         limit = SCORED_TOKENS if any(each.score_prompt for each in new) else PROMPT_TOKENS

@@ -59,7 +59,7 @@ def share(run: Path, to: str, *, private: bool = False) -> str:
 
 
 def read_run(run: Path) -> SharedRun:
-    """What is shared of a run.
+    """Reads the parts of a run that are shared.
 
     Raises:
         RunFolderError: no run, or one that has not finished.

@@ -65,7 +65,7 @@ _PATHS = ("model", "dataset", "adapters", "env")
 
 
 class SharedRun(NamedTuple):
-    """What is shared of a run."""
+    """The parts of a run that are shared."""
 
     run: Path
     config: ResolvedConfig
@@ -119,7 +119,7 @@ def card_of(shared: SharedRun, to: str) -> str:
 
 
 def _on(shared: SharedRun, policy: str) -> str:
-    """Which of several base models a policy is on."""
+    """The words that name a policy's base model, if there are several; else none."""
     return f" on `{shared.base_of(policy)}`" if len(shared.bases) > 1 else ""
 
 
@@ -167,7 +167,7 @@ def evaluation_command(shared: SharedRun, to: str) -> str:
     """The command that evaluates what is shared."""
     config = shared.config
     asked = {each.name: each.metadata.get("shared") for each in dataclasses.fields(config)}
-    # `run` marks settings that an evaluation takes from the run unless it is told otherwise.
+    # `run` marks settings that an evaluation takes from the run unless they are given.
     values = {name: v for name, v in _chosen(config).items() if asked[name] == "run"}
     policies = parse_policies(config.policies, shared.roles)
     values["policies"] = ",".join(f"{role}={name}" for role, name in policies.items())
@@ -219,7 +219,7 @@ def license_of(config: ATGRPOConfig) -> str | None:
 
 
 def _front(shared: SharedRun, rights: Mapping[str, str | None]) -> dict[str, Any]:
-    """What hubs read: the head of the card."""
+    """The head of the card, which hubs read."""
     tags = list(TAGS)
     front: dict[str, Any] = {"library_name": "peft", "pipeline_tag": "text-generation"}
     # The hub takes ids of its models in this place, and no other names.

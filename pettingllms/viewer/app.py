@@ -43,7 +43,7 @@ _App = Callable[
 
 def application(library: Library) -> _App:
     """The ASGI application of a viewer."""
-    # A handler that is no coroutine runs on a thread: reading never stops other requests.
+    # A handler that is not a coroutine runs on a thread: reading never stops other requests.
     routes = [
         Route("/", _page, methods=["GET"]),
         Route("/static/{path:path}", _asset, methods=["GET"]),

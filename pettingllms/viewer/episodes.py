@@ -1,6 +1,6 @@
 """An episode as the page needs it: `facts` for a row of the table, `shown` for the tree.
 
-Token ids are most of a line and nothing that one looks at: only their number goes on. Everything
+Token ids are most of a line, and nobody reads them: only their number is kept. Everything
 else of the record reaches the page as it is. An `info` is whatever an environment says, so nothing
 is assumed of its values.
 """
@@ -38,7 +38,7 @@ def parsed(text: bytes) -> EpisodeRow:
 
 
 def facts(row: EpisodeRow) -> dict[str, Any]:
-    """What the table shows and filters by, without texts."""
+    """The fields that the table shows and filters by, without texts."""
     groups = [_group(decision) for decision in row["decisions"]]
     return {
         "task": row["task"],
@@ -59,7 +59,7 @@ def shown(row: EpisodeRow) -> dict[str, Any]:
 
 
 def mentions(row: EpisodeRow, text: str) -> bool:
-    """Whether a prompt or a completion contains `text`, in any case."""
+    """Returns whether a prompt or a completion contains `text`, in any case."""
     wanted = text.casefold()
     return any(
         wanted in part.casefold()

@@ -107,7 +107,7 @@ class Source:
         return "running" if time.time() - changed < LATELY else "interrupted"
 
     def about(self) -> dict[str, Any]:
-        """What the list of runs shows."""
+        """The fields that the list of runs shows."""
         settings, last = self.settings(), self._last_row()
         results = self.json(RESULTS) if self.kind == "eval" else None
         success = results.get("success") if isinstance(results, dict) else None
@@ -146,7 +146,7 @@ class Source:
         return None
 
     def _locked(self, name: str) -> bool:
-        """Whether a process holds the lock; asked without taking it, which could stop a writer."""
+        """Returns whether a process holds the lock; does not take it, which could stop a writer."""
         with contextlib.suppress(OSError):
             # By inode alone: overlays and btrfs show another device here than `stat` does.
             held = f":{(self.path / name).lstat().st_ino}"

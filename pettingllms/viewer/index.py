@@ -5,7 +5,7 @@ parsed, which ends where `decisions` begin. Whole lines are parsed when they are
 grows with the file, is kept in a cache folder, and is made anew when the file is not the one that it
 was made of: then the bytes at its start or before the index's end are others.
 
-A last line without an end is still being written, and waits. A line that is no episode is kept
+A last line without an end is still being written, and waits. A line that is not an episode is kept
 with its number and the reason, and skipped.
 """
 
@@ -265,7 +265,7 @@ class _Label:
 
 
 class _Columns:
-    """What is known of each episode, as columns: a million of them take about 100 MB."""
+    """The facts about each episode, as columns: a million of them take about 100 MB."""
 
     def __init__(self) -> None:
         self.lines, self.starts, self.ends = array("Q"), array("Q"), array("Q")

@@ -30,7 +30,7 @@ Answer = dict[str, Any]
 
 
 class Library:
-    """What the viewer shows.
+    """The runs and episodes that the viewer shows.
 
     Args:
         roots: folders of runs and evaluations, or above them.

@@ -90,7 +90,7 @@ def single_file(blocks: dict[str, str]) -> str:
 
 
 def _licenses() -> dict[str, str]:
-    """Of the libraries, whose terms ask that each copy has them."""
+    """Licenses of the libraries, whose terms require that each copy has them."""
     folder = files("pettingllms.viewer") / "static" / "vendor"
     found = [each for each in folder.iterdir() if each.name.endswith(".LICENSE.txt")]
     return {each.name.removesuffix(".LICENSE.txt"): each.read_text("utf-8") for each in found}

@@ -69,7 +69,7 @@ def version() -> int:
 
 
 class Fence(NamedTuple):
-    """Which paths a program may read, and the one below which it may do everything."""
+    """The paths that a program may read, and the one below which it may do everything."""
 
     ruleset: int
     """Descriptor of the kernel's object, which any number of processes can be restricted by."""
@@ -221,7 +221,7 @@ class Isolation(NamedTuple):
         os.chdir(self.scratch)
 
     def limits(self, bounds: Bounds) -> tuple[ResourceLimit, ...]:
-        """What a process is limited to before it gets its job."""
+        """Return the limits that a process is given before its job."""
         memory = self.base_bytes + _SETUP_BYTES + bounds.memory_bytes
         wanted = [
             (resource.RLIMIT_AS, (memory, memory)),

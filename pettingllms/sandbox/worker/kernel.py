@@ -101,7 +101,7 @@ def fork() -> int:
 
 
 def in_another_process(work: Callable[[], _Answer]) -> _Answer:
-    """What `work` returns in a process of its own; goes through JSON.
+    """Run `work` in a process of its own; its result goes through JSON.
 
     Raises:
         OSError: with what it raised there, or if the process ended without an answer.

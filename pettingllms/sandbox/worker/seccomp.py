@@ -226,7 +226,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
     for name, signal_index in SIGNALS.items():
         bodies[name] = _own_signals(pid, signal_index)
     for name, (index, values) in CHOICES.items():
-        # What a file that is no terminal answers.
+        # The answer of a file that is not a terminal.
         otherwise = refuse(errno.ENOTTY) if name == "ioctl" else denied
         bodies[name] = _one_of(index, values, otherwise)
     bodies["fcntl"] = [*_locked_at_once(), *bodies["fcntl"]]
