@@ -402,10 +402,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         and objects) are compared by the name of their class.
 
         Raises:
-            CloneError: the snapshot is of another environment, configuration or version; names
-                the first difference.
+            CloneError: it is of another environment or version; names the first difference.
         """
-        if refusal := snapshot.refusal(str(self), self._identity):
+        same = snapshot.version == SNAPSHOT_VERSION and snapshot.env == self._identity
+        if not same and (refusal := snapshot.refusal(str(self), self._identity)):
             raise CloneError(refusal)
         attributes = self.__dict__
         if snapshot.fields is None:

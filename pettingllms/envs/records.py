@@ -58,8 +58,6 @@ class Snapshot(NamedTuple):
 
         None where it can. An argument that one side lacks, as it was added later, counts as None.
         """
-        if self.version == SNAPSHOT_VERSION and self.env == identity:
-            return None  # without the work below: restoring is frequent, and a difference is not
         theirs = dict((*self.env, ("format", self.version)))
         ours = dict((*identity, ("format", SNAPSHOT_VERSION)))
         differ = (key for key in {**theirs, **ours} if theirs.get(key) != ours.get(key))
