@@ -26,7 +26,7 @@ def stands_still(process):
 def test_a_revision_generates_as_much_as_itself_and_stands_still_between_its_turns(
     monkeypatch, capsys
 ):
-    started = []
+    started: list[revisions.Training] = []
 
     class Watched(revisions.Training):
         def step(self):
