@@ -64,7 +64,7 @@ class Training:
         self.seconds: list[float] = []
         self.done = False
         self.errors = out.with_suffix(".err").open("w+")
-        # A session of its own: workers that grade and play stop and go on with it.
+        # A session of its own: workers that grade and play stop and continue with it.
         self.process = subprocess.Popen(
             self.command,
             cwd=tree,
@@ -150,7 +150,7 @@ def in_turn(
 def main_job(earlier: Path, threads: int) -> dict[str, Any]:
     """Train once with the options of each revision's own README, from the first step to the last."""
     with in_turn(earlier, {"env": "coding", "policies": "per-role"}, threads) as pair:
-        # The first step is not told from the start and the evaluation before it.
+        # The time of the first step holds the start and the evaluation before it as well.
         seconds = {name: sum(each.seconds[1:]) for name, each in pair.items()}
         print(f"main job: {seconds[NOW]:.0f} s, {seconds[THEN]:.0f} s", flush=True)
         return {

@@ -276,7 +276,7 @@ def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     packed, device = Packed(batch.samples), batch.mask_BT.device
     layout = PackedLayout(packed.prompts, packed.completions, device)
     # Completions that begin alike are predicted from the same states, and the same token of them
-    # is scored once: with a large vocabulary that costs as much as the decoder.
+    # is scored once: logits of all words are computed for each.
     pairs: dict[tuple[int, int], int] = {}
     tokens = (token for sample in batch.samples for token in sample.token_ids)
     of = [pairs.setdefault(p, len(pairs)) for p in zip(packed.predicting, tokens, strict=True)]
