@@ -62,21 +62,37 @@ _SIGNAL = (SIGNAL_ARGUMENTS, {**SIGNAL_SETTINGS, "learning_rate": 3e-3})
 # Of all families of problems and in four turns, which is harder than the default.
 _HARDER = {"prompt": "compact", "steps": (3, 3)}
 _LONGER = presets.EMBEDDED | {"max_steps": 60, "eval_steps": 10}
+
+
 AT_GRPO, EXCHANGED, SHARED = "AT-GRPO", "exchanged", "shared policy"
 _PAIR = (AT_GRPO, SHARED)
 _FEW = (*_PAIR, "tree, by task", "GRPO, by episode", "random branch")
+_GROUPINGS = (AT_GRPO, "tree, by task", "GRPO, by episode")
 _QUESTIONS = (*_PAIR, "tree, by task", "GRPO, by episode", "trained apart", "outcome only")
+_NUMBERS = (*_GROUPINGS, "random branch", "alpha 0", "alpha 2", "single agent")
 _MATH = (
     *_QUESTIONS,
     *("single agent", "alpha 0", "alpha 0.25", "alpha 0.5", "alpha 2"),
     *("3: and a judge", "4: two tools", "5: two reasoners"),
 )
+
+
+def _paths(moves: tuple[int, int], turns: int, tokens: int, seconds: float) -> Ground:
+    # One move a turn, so that the distance of the goal is the number of decisions, with all else as on `plan_path`.
+    model, arguments, settings = _own("plan_path")
+    arguments = {**arguments, "moves": moves, "max_turns": turns}
+    return Ground("plan_path", model, arguments, settings, tokens, 10, seconds, _GROUPINGS)
+
+
 SHORT: Mapping[str, Ground] = {
     "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
     "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
     ),
+    "coding numbers": Ground("coding", *_own("coding"), 90_000, 8, 80, _NUMBERS),
+    "plan_path near": _paths((1, 2), 4, 8_000, 15),
+    "plan_path far": _paths((6, 10), 16, 50_000, 60),
     "math": _short("math", 30_000, 6, 30, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
@@ -178,7 +194,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 3: grouping",
         "Does it matter which completions are compared with which?",
         ("plan_path", "signal"),
-        ("coding", "math", "search"),
+        ("coding", "math", "search", "coding numbers", "plan_path near", "plan_path far"),
         ("plan_path", "signal", "coding", "math", "search", "sokoban"),
         (
             *(
@@ -217,7 +233,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 2: exchanged policies",
         "What is left of a team whose roles play with each other's policies?",
         ("plan_path", "signal", "math"),
-        ("coding", "search", "sudoku", "sokoban"),
+        ("coding", "coding numbers", "search", "sudoku", "sokoban"),
         tuple(LONG),
         (
             Claim(
@@ -274,7 +290,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "A team or a single agent",
         "Does a trained team beat a trained single agent?",
         ("math",),
-        (),
+        ("coding numbers",),
         ("coding", "math", "sudoku", "sokoban"),
         (
             Claim(
@@ -290,7 +306,7 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 6: weight of the team's reward",
         "How much should the team's reward count?",
         ("math",),
-        (),
+        ("coding numbers",),
         ("coding", "math"),
         tuple(
             Claim(
