@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import matplotlib as mpl
 import numpy as np
 
+from benchmarks.claims import decisions
 from benchmarks.claims.cells import READINGS
 from benchmarks.claims.report import TAUS
 from benchmarks.evidence import COLORS, estimate
@@ -176,6 +177,31 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
     axis.tick_params(axis="y", length=0)
 
 
+def draw_decisions() -> Figure:
+    """What AT-GRPO gains by its grouping, and over whole episodes, by the decisions of an episode."""
+    result = load("claims")
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), sharex=True, sharey=True)
+    for axis, (over, title) in zip(axes, decisions.OTHERS.items(), strict=True):
+        for name, color, shift in zip(READINGS, (BLUE, ORANGE), (-0.1, 0.1), strict=True):
+            for number, point in enumerate(p for p in decisions.points(result) if p.over == over):
+                mean, low, high = point.gains[name]
+                at = point.decisions + shift
+                axis.plot([at, at], [low, high], color=color, lw=2.2, alpha=0.55)
+                axis.plot(
+                    at, mean, "o", color=color, ms=5, label=None if number else READING_TITLES[name]
+                )
+                if name == READINGS[0]:
+                    axis.annotate(point.ground, (at, high), xytext=(0, 3), textcoords="offset points", rotation=60, fontsize=7)  # fmt: skip
+        axis.axhline(0, color="black", lw=0.8)
+        axis.set(title=f"AT-GRPO over {title}", xlabel="decisions of an episode in training")
+        axis.grid(axis="y", alpha=0.3)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set(ylabel="difference of success", ylim=(-0.6, 0.8))
+    axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    figure.tight_layout()
+    return figure
+
+
 def draw_arms() -> Figure:
     """Interquartile means of the arms, and the share of runs above each success, by rliable; a row a ground."""
     reading = READINGS[0]
@@ -237,6 +263,7 @@ FIGURES: Mapping[str, tuple[str, Any]] = {
     "learned": ("learning_coding", draw_learned),
     "parts": ("parts", draw_parts),
     "claims": ("claims", draw_claims),
+    "decisions": ("claims", draw_decisions),
     "arms": ("claims", draw_arms),
     "peers": ("peers", draw_peers),
 }

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import parts, peers_report, search_report, speed_tables
-from benchmarks.claims import difference
+from benchmarks.claims import decisions, difference
 from benchmarks.claims import report as claims_report
 from benchmarks.evidence import PASSES, Table, estimate, pass_cells, shown, spread
 from benchmarks.method_table import EXPERIMENTS
@@ -261,6 +261,7 @@ def tables() -> dict[str, Callable[[], str]]:
     found |= {name: partial(paper, name) for name in EXPERIMENTS if published(name)}
     own: list[str] = [
         "alone",
+        "between",
         "ensemble",
         "late_outcome",
         "leader",
@@ -290,6 +291,7 @@ def tables() -> dict[str, Callable[[], str]]:
         found["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("claims"):
         found["claims"] = claims
+        found["claims_decisions"] = lambda: markdown(*decisions.table(load("claims")))
         found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
         if load("claims")["difference"]:
             found["claims_roles"] = claims_roles

@@ -168,11 +168,33 @@ def test_fetched_files_of_one_name_in_several_folders_all_stay(cache, tmp_path):
         }
 
 
-def test_a_hub_ids_compressed_files_are_downloaded(tmp_path, monkeypatch):
+def test_a_fetched_file_is_of_the_split_that_it_was_fetched_for_whatever_its_own_name_says(
+    cache, tmp_path
+):
+    names = {
+        f"musique/{name}.jsonl": [
+            {"id": f"{name}_0", "question": f"Who of {name}?", "golden_answers": [name]}
+        ]
+        for name in ("train", "dev")
+    }
+    entry = hub.CATALOG["musique"]
+    cache(entry.repository, names)
+    out = tmp_path / "out"
+    files = hub.fetch("musique", out)
+    assert [str(file.relative_to(out)) for file in files] == [
+        "train/train.jsonl",
+        "test/test-dev.jsonl",
+    ]
+    here = hub.local(out, (".jsonl",))
+    assert [file.split for file in here.files] == ["test", "train"]
+
+
+def test_a_hub_ids_files_are_downloaded_compressed_or_in_capitals_too(tmp_path, monkeypatch):
     files = {
         "a.jsonl": SUM,
         "b.jsonl.gz": OTHER,
         "sub/c.json.gz": questions(1, 7)[0],
+        "D.JSONL": questions(1, 8)[0],
         "image.png.gz": {},
         "README.md": {},
     }
@@ -189,7 +211,7 @@ def test_a_hub_ids_compressed_files_are_downloaded(tmp_path, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     assert asked(load_problems("us/set:sub")) == {"What is 7 + 1?"}
     assert asked(load_problems("us/set:b.jsonl.gz")) == {OTHER["question"]}
-    assert len(asked(load_problems("us/set"))) == 3
+    assert len(asked(load_problems("us/set"))) == 4
     assert not any(tmp_path.rglob("image.png.gz"))
 
 

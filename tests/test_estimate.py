@@ -240,7 +240,7 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_has_no_time(qwen):
         ("NVIDIA A100 80GB PCIe", "a100"),
         ("NVIDIA A100-SXM4-40GB", None),  # with memory that is slower
         ("NVIDIA H100 80GB HBM3", "h100"),
-        ("NVIDIA H100 PCIe", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
         ("NVIDIA H200", "h200"),
         ("NVIDIA GH200 480GB", None),
         ("NVIDIA L40S", "l40s"),

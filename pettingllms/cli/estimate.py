@@ -296,7 +296,9 @@ def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     here = torch.cuda.get_device_properties(0)
     # As whole words: an H100 may say 80GB as an A100 does, and a GH200 is no H200.
     words = set(re.split(r"\W+", here.name))
-    known = next((gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split())), None)
+    named = [gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split())]
+    # The longest name: every H100 PCIe is called an H100 as well.
+    known = max(named, key=lambda gpu: len(gpu.name), default=None)
     rates = (known.tflops, known.gbytes) if known else (0.0, 0.0)
     # The memory that it reports, because cards of one name come in several sizes.
     return Gpu(here.name, here.total_memory / GIB, *rates)

@@ -67,7 +67,7 @@ def parser() -> OptionParser:
         const="here",
         metavar="GPU",
         help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
-        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h200",
+        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200",
     )
     return options
 

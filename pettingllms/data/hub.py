@@ -233,7 +233,11 @@ def fetch(name: str, out: Path | None) -> list[Path]:
     }
     copies = []
     for file in files:
-        target = out / str(file.split) / file.path.relative_to(shared[file.split])
+        inner = file.path.relative_to(shared[file.split])
+        # `test/dev.jsonl` would be read back as validation, since a file's own name goes before its folder's.
+        if split_of_name(inner) not in (None, file.split):
+            inner = inner.with_name(f"{file.split}-{inner.name}")
+        target = out / str(file.split) / inner
         target.parent.mkdir(parents=True, exist_ok=True)
         # The contents, because the files of the hub's cache are links into it.
         shutil.copyfile(file.path, target)

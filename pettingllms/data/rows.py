@@ -252,8 +252,13 @@ def ending_of(path: Path) -> str:
 
 
 def names_end(endings: Sequence[str]) -> list[str]:
-    """Lists how the names of files end whose `ending_of` is one of these."""
-    return [ending + packed for ending in endings for packed in ("", ".gz")]
+    """Lists how the names of files end whose `ending_of` is one of these, all in small letters or all in capitals."""
+    return [
+        written + packed
+        for ending in endings
+        for written in (ending, ending.upper())
+        for packed in ("", ".gz")
+    ]
 
 
 def rows(

@@ -1,0 +1,145 @@
+"""How much of what a task's completions earn lies between its prompts, and how much between completions of one prompt?
+
+    python -m benchmarks.between
+
+AT-GRPO compares completions of one prompt. One baseline for a whole task would do as well if all its prompts paid alike;
+the more their mean rewards differ, the more a completion is credited for where it was written rather than for what it says.
+Measured on trees as AT-GRPO's trainings in `benchmarks.claims` begin with them, before any update. Writes `results/between.json`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from benchmarks.claims.__main__ import revision
+from benchmarks.claims.cells import Cell, trainer_of
+from benchmarks.claims.experiments import AT_GRPO, SHORT, TUNING, Ground
+from benchmarks.evidence import Table
+from pettingllms.rollout.episode import tasks_of_step
+from pettingllms.runs import versions
+from pettingllms.trainers.metrics import Clock
+
+RESULTS = Path(__file__).parent / "results" / "between.json"
+STEPS = 8
+"""Steps' worth of tasks on each ground."""
+
+
+Prompt = tuple[str, Sequence[float]]
+"""The role that is asked, and what each completion earns."""
+
+
+class Parts(NamedTuple):
+    """Where the variance of the rewards within a task lies."""
+
+    between: float
+    """Between the means of its prompts."""
+    role: float
+    """Of that, between the means of its roles."""
+    within: float
+    """Between completions of one prompt."""
+
+    @property
+    def share(self) -> float:
+        """Of the variance, that between prompts; 0 without any."""
+        whole = self.between + self.within
+        return max(0.0, self.between) / whole if whole else 0.0
+
+
+def parts_of(prompts: Mapping[str, Sequence[Prompt]]) -> Parts:
+    """The mean over tasks of the parts of their variance.
+
+    Means of a few completions differ by chance, too; what their spread within prompts lets expect of that is taken off
+    the parts between (the analysis of variance), which may then be negative where prompts pay alike.
+
+    Args:
+        prompts: task -> its prompts, each with as many completions, two or more.
+    """
+    return Parts(*(float(each) for each in np.mean([_of_task(own) for own in prompts.values()], 0)))
+
+
+def _of_task(prompts: Sequence[Prompt]) -> tuple[float, float, float]:
+    rewards_PK = np.array([rewards for _, rewards in prompts])
+    roles = [role for role, _ in prompts]
+    count, completions = rewards_PK.shape
+    within = float(rewards_PK.var(axis=1, ddof=1).mean())
+    means_P = rewards_PK.mean(axis=1)
+    chance = (
+        within / completions / count
+    )  # variance of a mean of all; each part has its degrees of freedom
+    kinds = sorted(set(roles))
+    role_P = np.array([means_P[[other == role for other in roles]].mean() for role in roles])
+    between = float(means_P.var()) - (count - 1) * chance
+    return between, float(role_P.var()) - (len(kinds) - 1) * chance, within
+
+
+def measured(name: str, ground: Ground) -> dict[str, Any]:
+    """Plays the tasks of the first steps with the untrained team."""
+    trainer = trainer_of(Cell(name, AT_GRPO, 1.0, TUNING[0]), ground, {})
+    config = trainer.config
+    prompts = defaultdict[str, list[Prompt]](list)
+    silent = total = 0
+    for step in range(STEPS):
+        tasks = tasks_of_step(trainer.env, config.env, step, config.tasks_per_step, config.seed)
+        found = trainer.reward_transform(trainer.rollout(tasks, Clock()))
+        for group in (group for episode in found for group in episode.groups):
+            rewards = [candidate.reward for candidate in group.candidates]
+            prompts[group.key.task].append((group.key.role, rewards))
+            silent += max(rewards) - min(rewards) < 1e-9
+            total += 1
+    parts = parts_of(prompts)
+    return {
+        **{key: round(value, 6) for key, value in parts._asdict().items()},
+        "share": round(parts.share, 4),
+        "silent": round(silent / total, 4),
+        "decisions": round(total / len(prompts), 2),
+        "tasks": len(prompts),
+    }
+
+
+def table(result: Any) -> Table:
+    """A row for each ground, by the number of decisions."""
+    rows = [
+        [
+            f"`{name}`",
+            f"{each['decisions']:.1f}",
+            f"{each['share']:.2f}",
+            f"{max(0.0, each['role']) / (each['between'] + each['within']):.2f}",
+            f"{each['silent']:.2f}",
+        ]
+        for name, each in sorted(result["grounds"].items(), key=lambda one: one[1]["decisions"])
+    ]
+    head = ["where", "decisions of an episode", "share of the variance between prompts"]
+    return [*head, "of it between roles", "silent groups"], rows
+
+
+def main() -> None:
+    """Plays on every ground of `--medium` whose base is here."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=SHORT, default=list(SHORT))
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {
+        "revision": revision(),
+        "versions": versions(),
+        "steps": STEPS,
+        "grounds": {},
+    }
+    for name in options.only:
+        if not SHORT[name].model.exists():
+            print(f"{name}: {SHORT[name].model} is missing, left out")
+            continue
+        result["grounds"][name] = own = measured(name, SHORT[name])
+        print(name, own, flush=True)
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
