@@ -136,7 +136,8 @@ class Lab:
             yield from (Cell(ground, arm, scale, seed) for seed in TUNING for scale in RATES)
             scale = self.rate(ground, arm)
             if scale is not None:
-                yield from (Cell(ground, arm, scale, seed) for seed in SEEDS)
+                seeds = experiments.seeds_of(self.pairs[ground, arm], self.budget)
+                yield from (Cell(ground, arm, scale, seed) for seed in seeds)
 
     def run(self, minutes: float) -> int:
         """Measures what is missing; begins nothing after `minutes`.
@@ -181,12 +182,14 @@ class Lab:
         sweeps: dict[str, Any] = {}
         for cell in self.cells():
             found = self.found(cell)
-            if found and cell.seed in SEEDS:
+            if found and cell.seed not in TUNING:
                 done.setdefault((cell.ground, cell.arm), []).append(found)
             elif found:
                 sweeps[cell.name] = {name: share(found[name]["own"]) for name in READINGS}
                 sweeps[cell.name]["cpu_s"] = found["cpu_s"]
-        runs = report.complete(done)
+        runs = report.complete(
+            done, {key: experiments.seeds_of(own, self.budget) for key, own in self.pairs.items()}
+        )
         grounds = {ground: self.pairs[ground, arm] for ground, arm in runs}
         habits = {name: ground.habits for name, ground in grounds.items()}
         arms, verdicts, correlation = report.published(runs, names, habits)
@@ -205,6 +208,7 @@ class Lab:
                     name: {
                         "tokens": ground.tokens,
                         "updates": ground.updates,
+                        "seeds": experiments.seeds_of(ground, self.budget),
                         "model": self._base(ground) or self._base_before(name),
                     }
                     for name, ground in grounds.items()
@@ -236,10 +240,13 @@ class Lab:
         for cell in self.cells():
             done = "done" if self.found(cell) else "to do"
             print(f"{done:5}  python -m benchmarks.claims{budget} --cell '{cell.name}'")
-        each = len(RATES) * len(TUNING) + len(SEEDS)
-        hours = sum(ground.seconds for ground in self.pairs.values()) * each / 3600
+        sizes = [
+            (ground, len(RATES) * len(TUNING) + len(experiments.seeds_of(ground, self.budget)))
+            for ground in self.pairs.values()
+        ]
+        hours = sum(ground.seconds * count for ground, count in sizes) / 3600
         print(
-            f"{len(self.pairs)} arms, {len(self.pairs) * each} cells, about {hours:.1f} CPU-hours; "
+            f"{len(sizes)} arms, {sum(count for _, count in sizes)} cells, about {hours:.1f} CPU-hours; "
             "the cells that count are listed once the sweep of their arm is done"
         )
 
@@ -255,7 +262,7 @@ class Lab:
         for each in settings.values():
             each["settings"] = material(each["settings"])
         settings["ground"]["model"] = ground.model.name
-        for name in ("seconds", "arms", "habits"):
+        for name in ("seconds", "arms", "habits", "more"):
             del settings["ground"][name]
         return json.loads(json.dumps(settings, default=dict))
 

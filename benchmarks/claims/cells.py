@@ -18,6 +18,7 @@ import torch
 from benchmarks.claims.experiments import (
     ARMS,
     EXCHANGED,
+    MORE,
     SEEDS,
     TEST_TASKS,
     TUNING,
@@ -206,7 +207,9 @@ def tasks_of(seed: int) -> Sequence[Task]:
         ValueError: a seed that is neither.
     """
     seeds, split, count = (
-        (TUNING, "val", VALIDATION_TASKS) if seed in TUNING else (SEEDS, "test", TEST_TASKS)
+        (TUNING, "val", VALIDATION_TASKS)
+        if seed in TUNING
+        else ((*SEEDS, *MORE), "test", TEST_TASKS)
     )
     first = seeds.index(seed) * count
     return [Task(f"{split}:{number}", number) for number in range(first, first + count)]

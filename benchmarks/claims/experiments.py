@@ -15,6 +15,8 @@ from pettingllms.trainers import presets
 
 SEEDS = (0, 1, 2, 3, 4)
 """Of what is reported; no learning rate was chosen by them."""
+MORE = (5, 6, 7, 8, 9)
+"""Further ones, added with `--medium` on some grounds after the first five had been judged there."""
 TUNING = (100, 101)
 """Of the sweep of learning rates."""
 TEST_TASKS, VALIDATION_TASKS = 300, 100
@@ -40,6 +42,8 @@ class Ground(NamedTuple):
     """Those of an experiment's arms that are compared here; all where none is named."""
     habits: bool = False
     """Whether the base was primed with bad habits, so that part of any gain is a habit overcome."""
+    more: bool = False
+    """Whether there are twice as many seeds with `--medium`: p-values are then doubled, for two looks at the data."""
 
 
 def _own(env: str) -> tuple[Path, Mapping[str, Any], Mapping[str, Any]]:
@@ -85,7 +89,7 @@ def _paths(moves: tuple[int, int], turns: int, tokens: int, seconds: float) -> G
 
 
 SHORT: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32, more=True),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
     "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
@@ -100,7 +104,7 @@ SHORT: Mapping[str, Ground] = {
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
-    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
+    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90, more=False),
     "signal": SHORT["signal"],
     "coding": SHORT["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
     "search": Ground("search", *_own("search"), 20_000, 15, 60),
@@ -337,6 +341,11 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         ),
     ),
 }
+
+
+def seeds_of(ground: Ground, budget: str) -> tuple[int, ...]:
+    """The seeds that count on a ground."""
+    return (*SEEDS, *MORE) if ground.more and budget == "medium" else SEEDS
 
 
 def pairs(experiment: Experiment, budget: str) -> Iterator[tuple[str, str, Ground]]:

@@ -32,7 +32,7 @@ class Judged(NamedTuple):
     gains: Mapping[str, Estimate]
     """Reading -> the difference with its interval."""
     p: float
-    """The larger one of the two readings: a verdict needs both."""
+    """The larger one of the two readings, because a verdict needs both; doubled where seeds were added later."""
 
 
 def judged(runs: Runs, names: Sequence[str]) -> list[Judged]:
@@ -70,7 +70,9 @@ def _compared(
         two = digits([each[name][claim.lineup] for each in theirs])
         gains[name] = interval(one - two)
         values.append(p_value(one - two, claim.least))
-    return gains, max(values)
+    # Seeds were added where the first five had been looked at: either look could have found it.
+    looks = 1 if len(ours) == len(SEEDS) else 2
+    return gains, min(1.0, looks * max(values))
 
 
 def verdict(found: Judged, corrected: float) -> str:
@@ -152,8 +154,10 @@ def rliable_scores(runs: Runs) -> dict[str, Any]:
     for name in READINGS:
         for there in _sets(runs):
             arms = [arm for arm in dict.fromkeys(arm for _, arm in runs) if all((ground, arm) in runs for ground in there)]  # fmt: skip
+            # As many seeds on each ground, because the library takes a matrix.
+            least = min(len(runs[ground, arm]) for ground in there for arm in arms)
             scores = {
-                arm: np.array([digits([each[name]["own"] for each in runs[ground, arm]]).mean(axis=1) for ground in there]).T
+                arm: np.array([digits([each[name]["own"] for each in runs[ground, arm][:least]]).mean(axis=1) for ground in there]).T
                 for arm in arms
             }  # fmt: skip
             rng = np.random.RandomState(0)
@@ -284,6 +288,8 @@ def arms(result: Mapping[str, Any]) -> Table:
     return [*head, "success at equal updates", "tokens then", "decisions of an episode"], rows
 
 
-def complete(cells: Mapping[tuple[str, str], Sequence[Any]]) -> Runs:
+def complete(
+    cells: Mapping[tuple[str, str], Sequence[Any]], seeds: Mapping[tuple[str, str], Sequence[int]]
+) -> Runs:
     """Those with all seeds that count."""
-    return {key: found for key, found in cells.items() if len(found) == len(SEEDS)}
+    return {key: found for key, found in cells.items() if len(found) == len(seeds[key])}
