@@ -15,7 +15,7 @@ import pytest
 from benchmarks import tables
 from benchmarks.claims import __main__ as command
 from benchmarks.claims import cells, difference, experiments, groupings, report, statistics
-from benchmarks.claims.experiments import ARMS, EXPERIMENTS, SEEDS, SHORT, TUNING
+from benchmarks.claims.experiments import ARMS, EXPERIMENTS, MORE, SEEDS, SHORT, TUNING
 from pettingllms.evaluation.folder import digest
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey
@@ -96,10 +96,10 @@ def a_cell(ground: str, arm: str, seed: int, share: float) -> dict:
     }
 
 
-def runs_of(**shares: float) -> report.Runs:
+def runs_of(seeds: Sequence[int] = SEEDS, **shares: float) -> report.Runs:
     names = {"team": experiments.AT_GRPO, "task": "tree, by task", "apart": "trained apart"}
     return {
-        ("plan_path", names[name]): [a_cell("plan_path", names[name], s, share) for s in SEEDS]
+        ("plan_path", names[name]): [a_cell("plan_path", names[name], s, share) for s in seeds]
         for name, share in shares.items()
     }
 
@@ -117,6 +117,16 @@ def test_a_verdict_follows_from_the_runs_and_names_what_it_leaves_open(team, tas
     found = verdicts(runs_of(team=team, task=task))["AT-GRPO beats tree, by task"]
     assert found["verdict"] == word
     assert all(found["confounds"])
+
+
+def test_seeds_that_were_added_after_a_look_at_the_first_double_the_p_value():
+    runs = runs_of((*SEEDS, *MORE), team=0.52, task=0.5)
+    (found,) = report.judged(runs, ["grouping"])
+    one, two = (statistics.digits([cell["tokens"]["own"] for cell in own]) for own in runs.values())
+    assert 0 < found.p == pytest.approx(2 * statistics.p_value(one - two))
+    first = {key: cells[: len(SEEDS)] for key, cells in runs.items()}
+    (found,) = report.judged(first, ["grouping"])
+    assert found.p == pytest.approx(statistics.p_value((one - two)[: len(SEEDS)]))
 
 
 def test_readings_that_disagree_decide_nothing():
@@ -187,7 +197,10 @@ def test_the_correlation_is_corrected_together_with_the_verdicts():
 def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
     runs = runs_of(team=0.8, task=0.5)
     partial = {key: each[:4] if key[1] == "tree, by task" else each for key, each in runs.items()}
-    assert verdicts(report.complete(partial)) == {}
+    asked = dict.fromkeys(runs, SEEDS)
+    assert verdicts(report.complete(partial, asked)) == {}
+    assert len(verdicts(report.complete(runs, asked))) == 1
+    assert report.complete(runs, dict.fromkeys(runs, (*SEEDS, *MORE))) == {}
     lacking = report.missing({"verdicts": []})
     assert len(lacking) == len(EXPERIMENTS)
     assert lacking[0].startswith("Claim 3: grouping: plan_path, signal")
@@ -217,13 +230,13 @@ def test_every_claim_names_a_confound_and_arms_that_exist():
 
 def test_no_task_of_one_seed_is_one_of_another_and_rates_are_not_tuned_on_test_tasks():
     seen: set[str] = set()
-    for seed in (*SEEDS, *TUNING):
+    for seed in (*SEEDS, *MORE, *TUNING):
         own = {task.id for task in cells.tasks_of(seed)}
         assert not own & seen
         seen |= own
-        assert len(own) >= (300 if seed in SEEDS else 100)
-        assert {name.split(":")[0] for name in own} == {"test" if seed in SEEDS else "val"}
-    assert not set(SEEDS) & set(TUNING)
+        assert len(own) >= (100 if seed in TUNING else 300)
+        assert {name.split(":")[0] for name in own} == {"val" if seed in TUNING else "test"}
+    assert not {*SEEDS, *MORE} & set(TUNING)
     assert len(SEEDS) >= 5
 
 
@@ -380,6 +393,12 @@ def test_the_published_cells_of_small_took_two_cpu_hours_at_most():
     assert sum(spent.values()) <= 2 * 3600
 
 
+def test_only_medium_has_further_seeds_and_only_on_some_grounds(tmp_path):
+    small, medium = ({(cell.ground, cell.seed) for cell in command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path, before=command.RESULTS).cells()} for budget in ("small", "medium"))  # fmt: skip
+    assert {seed for _, seed in small} == {*SEEDS, *TUNING}
+    assert {ground for ground, seed in medium if seed in MORE} == {"plan_path"}
+
+
 def test_small_is_a_part_of_medium_and_results_are_not_overwritten_by_fewer(tmp_path, monkeypatch):
     small, medium = (command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path) for budget in ("small", "medium"))  # fmt: skip
     assert small.pairs.items() < medium.pairs.items()
@@ -434,7 +453,8 @@ def test_published_verdicts_are_those_of_the_published_cells():
     habits = {
         ground: next(iter(arms.values()))["habits"] for ground, arms in result["arms"].items()
     }
-    made = report.published(report.complete(runs), list(EXPERIMENTS), habits)
+    seeds = {key: result["settings"]["grounds"][key[0]].get("seeds", SEEDS) for key in runs}
+    made = report.published(report.complete(runs, seeds), list(EXPERIMENTS), habits)
     arms, found, correlation = json.loads(json.dumps(made))
     assert found == result["verdicts"]
     assert arms == result["arms"]
