@@ -9,6 +9,7 @@ its command, revision, model, seeds and cost below.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +18,8 @@ import numpy as np
 
 from benchmarks.claims import decisions
 from benchmarks.claims.cells import READINGS
-from benchmarks.claims.report import TAUS
+from benchmarks.claims.experiments import EXPERIMENTS
+from benchmarks.claims.report import TAUS, of_experiment
 from benchmarks.evidence import COLORS, estimate
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
@@ -134,30 +136,29 @@ def draw_parts() -> Figure:
     return figure
 
 
-def draw_claims() -> Figure:
-    """The difference that each claim is about, at equal tokens and at equal updates."""
-    result = load("claims")
-    verdicts = result["verdicts"]
-    figure, axes = plt.subplots(
-        1, 2, figsize=(11, 1.2 + 0.36 * len(verdicts)), sharey=True, sharex=True
-    )
-    for axis, name in zip(axes, READINGS, strict=True):
+def draw_claims(experiment: str) -> Figure:
+    """The differences that an experiment's claims are about, at equal tokens and at equal updates."""
+    verdicts = of_experiment(load("claims"), experiment)
+    several = len({each["claim"] for each in verdicts}) > 1
+    rows = [
+        f"{each['claim']}  ({each['ground']})" if several else each["ground"] for each in verdicts
+    ]
+    readings = [name for name in READINGS if any(name in each["gains"] for each in verdicts)]
+    size = (11 if several else 8, 1.3 + 0.3 * len(verdicts))
+    figure, axes = plt.subplots(1, len(readings), figsize=size, sharey=True, sharex=True)
+    for axis, name in zip(np.atleast_1d(axes), readings, strict=True):
         points = [
-            Point(
-                f"{each['claim']}  ({each['ground']})",
-                Estimate(*each["gains"][name]),
-                each["verdict"],
-                VERDICT_COLORS[each["verdict"]],
-            )
-            for each in verdicts
+            Point(row, Estimate(*each["gains"][name]), each["verdict"], VERDICT_COLORS[each["verdict"]])
+            for row, each in zip(rows, verdicts, strict=True)
             if name in each["gains"]
-        ]
-        _differences(axis, points, [f"{each['claim']}  ({each['ground']})" for each in verdicts])
+        ]  # fmt: skip
+        _differences(axis, points, rows)
         axis.set(title=READING_TITLES[name])
+    first = np.atleast_1d(axes)[0]
     for word, color in VERDICT_COLORS.items():
-        axes[0].plot([], [], "o", color=color, ms=5, label=word)
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="lower right", ncol=3, frameon=False, fontsize="small")  # fmt: skip
-    figure.tight_layout(rect=(0, 0.04, 1, 1))
+        first.plot([], [], "o", color=color, ms=5, label=word)
+    figure.legend(*first.get_legend_handles_labels(), loc="lower right", ncol=3, frameon=False, fontsize="small")  # fmt: skip
+    figure.tight_layout(rect=(0, 0.25 / size[1], 1, 1))
     return figure
 
 
@@ -262,7 +263,7 @@ def draw_peers() -> Figure:
 FIGURES: Mapping[str, tuple[str, Any]] = {
     "learned": ("learning_coding", draw_learned),
     "parts": ("parts", draw_parts),
-    "claims": ("claims", draw_claims),
+    **{f"claims_{name}": ("claims", partial(draw_claims, name)) for name in EXPERIMENTS},
     "decisions": ("claims", draw_decisions),
     "arms": ("claims", draw_arms),
     "peers": ("peers", draw_peers),

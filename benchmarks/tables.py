@@ -24,6 +24,7 @@ import numpy as np
 from benchmarks import parts, peers_report, search_report, speed_tables
 from benchmarks.claims import decisions, difference
 from benchmarks.claims import report as claims_report
+from benchmarks.claims.experiments import EXPERIMENTS as CLAIMS
 from benchmarks.evidence import PASSES, Table, estimate, pass_cells, shown, spread
 from benchmarks.method_table import EXPERIMENTS
 from pettingllms.envs import ENVIRONMENTS
@@ -194,15 +195,20 @@ def paper(name: str) -> str:
     return f"{markdown(*EXPERIMENTS[name].table(result))}\n\n{result['verdict']}"
 
 
-def claims() -> str:
-    """The verdicts on the claims of the AT-GRPO paper, and what nobody has run."""
-    result = load("claims")
-    lacking = "; ".join(claims_report.missing(result))
-    letters = claims_report.open_questions(result)
+def claims(name: str) -> str:
+    """The verdicts of one experiment on the claims of the AT-GRPO paper, and what each leaves open."""
+    verdicts = claims_report.of_experiment(load("claims"), name)
+    letters = claims_report.open_questions(verdicts)
     notes = "\n".join(f"- {letter}: {part}" for part, letter in letters.items())
+    return f"{markdown(*claims_report.table(verdicts))}\n\n{notes}"
+
+
+def claims_summary() -> str:
+    """Where each claim was decided, and what that took."""
+    result = load("claims")
     return (
-        f"{markdown(*claims_report.table(result))}\n\n{notes}\n\nNot run: {lacking}. What was run took "
-        f"{result['cpu_minutes']:.0f} CPU-minutes."
+        f"{markdown(*claims_report.summary_table(result))}\n\n{len(result['verdicts'])} verdicts; what was run "
+        f"took {result['cpu_minutes']:.0f} CPU-minutes."
     )
 
 
@@ -290,7 +296,8 @@ def tables() -> dict[str, Callable[[], str]]:
     if published("peers_sweep"):
         found["peers_sweep"] = partial(_of_script, "peers_sweep")
     if published("claims"):
-        found["claims"] = claims
+        found["claims"] = claims_summary
+        found |= {f"claims_{name}": partial(claims, name) for name in CLAIMS}
         found["claims_decisions"] = lambda: markdown(*decisions.table(load("claims")))
         found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
         if load("claims")["difference"]:

@@ -202,18 +202,18 @@ def test_arms_without_all_seeds_are_not_judged_but_named_as_missing():
     assert len(verdicts(report.complete(runs, asked))) == 1
     assert report.complete(runs, dict.fromkeys(runs, (*SEEDS, *MORE))) == {}
     lacking = report.missing({"verdicts": []})
-    assert len(lacking) == len(EXPERIMENTS)
-    assert lacking[0].startswith("Claim 3: grouping: plan_path, signal")
+    assert lacking.keys() == EXPERIMENTS.keys()
+    assert lacking["grouping"].startswith("`plan_path`, `signal`")
 
 
 def test_more_open_questions_than_letters_are_named_apart_and_in_order():
     parts = [f"question {number}" for number in range(40)]
     one = {"claim": "", "ground": "", "gains": {}, "p_holm": 1.0, "verdict": "not decided"}
-    result = {"verdicts": [{**one, "confounds": parts}, {**one, "confounds": parts[::-3]}]}
-    letters = report.open_questions(result)
+    found = [{**one, "confounds": parts}, {**one, "confounds": parts[::-3]}]
+    letters = report.open_questions(found)
     assert [letters[part] for part in (parts[0], parts[25], parts[26])] == ["a", "z", "aa"]
     assert len(set(letters.values())) == 40
-    _, (_, (*_, last)) = report.table(result)
+    _, (_, (*_, last)) = report.table(found)
     assert last == ", ".join(letters[part] for part in parts if part in parts[::-3])
 
 
@@ -474,8 +474,27 @@ def test_published_verdicts_are_those_of_the_published_cells():
 def test_the_table_has_a_letter_for_everything_that_a_verdict_leaves_open():
     arms, found, _ = report.published(runs_of(team=0.8, task=0.5), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
     result = {"verdicts": found, "arms": arms}
-    header, rows = report.table(result)
-    letters = report.open_questions(result)
+    header, rows = report.table(report.of_experiment(result, "grouping"))
+    letters = report.open_questions(found)
     assert set(letters) == {part for each in found for part in each["confounds"]}
     assert all(len(row) == len(header) and row[-1] for row in rows)
     assert all(len(row) == len(report.arms(result)[0]) for row in report.arms(result)[1])
+
+
+def test_the_summary_names_every_ground_of_every_experiment_once_for_each_verdict_it_has():
+    _, found, _ = report.published(runs_of(team=0.8, task=0.5, apart=0.8), list(EXPERIMENTS), {"plan_path": False})  # fmt: skip
+    _, rows = report.summary_table({"verdicts": found})
+    assert [row[0] for row in rows][:3] == [
+        "Claim 1: joint training",
+        "Claim 2: exchanged policies",
+        "Claim 3: grouping",
+    ]
+    assert rows[2][2:5] == ["`plan_path`", "", ""]
+    assert rows[2][5].startswith("`plan_path` (6 of 7), `signal`,")
+    assert rows[0][2:5] == ["", "", "`plan_path`"]
+    for row, own in zip(rows, sorted(EXPERIMENTS.values(), key=lambda own: own.title)[1:], strict=False):  # fmt: skip
+        assert {name for name in own.grounds if f"`{name}`" in " ".join(row)} == {*own.grounds}
+    one = {**found[0], "ground": "math"}
+    both = [{**one, "verdict": "supported"}, {**one, "verdict": "refuted"}]
+    _, rows = report.summary_table({"verdicts": both})
+    assert rows[2][2:4] == ["`math` (1 of 2)", "`math` (1 of 2)"]

@@ -19,6 +19,8 @@ Runs = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 """Ground and arm -> the cells of the seeds that count, in order, where all are there."""
 TAUS = tuple(round(tau / 20, 2) for tau in range(21))
 
+WORDS = ("supported", "refuted", "not decided")
+"""What a verdict says."""
 UNEQUAL = 1.1
 """Ratio of the tokens of two arms above which a verdict says so: a training ends with a whole step."""
 
@@ -217,24 +219,24 @@ def published(
     return arms, verdicts, correlation
 
 
-def missing(result: Mapping[str, Any]) -> list[str]:
-    """What the experiments ask for and nobody has run."""
+def missing(result: Mapping[str, Any]) -> dict[str, str]:
+    """Experiment -> where it asks for something that nobody has run."""
     done = {(each["experiment"], each["ground"], each["claim"]) for each in result["verdicts"]}
-    parts = []
+    parts = {}
     for name, own in EXPERIMENTS.items():
         lacking = {
             ground: sum((name, ground, claim.text) not in done for claim in own.claims)
             for ground in own.grounds
         }
         grounds = [
-            ground
+            f"`{ground}`"
             if count == len(own.claims)
-            else f"{ground} ({count} of {len(own.claims)} claims)"
+            else f"`{ground}` ({count} of {len(own.claims)})"
             for ground, count in lacking.items()
             if count
         ]
         if grounds:
-            parts.append(f"{own.title}: {', '.join(grounds)}")
+            parts[name] = ", ".join(grounds)
     return parts
 
 
@@ -245,9 +247,16 @@ def _shown(numbers: Sequence[float] | None) -> str:
     return f"{mean:+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
-def table(result: Mapping[str, Any]) -> Table:
+def of_experiment(result: Mapping[str, Any], name: str) -> list[Mapping[str, Any]]:
+    """The verdicts of one experiment, a claim after the other."""
+    order = [claim.text for claim in EXPERIMENTS[name].claims]
+    found = [each for each in result["verdicts"] if each["experiment"] == name]
+    return sorted(found, key=lambda each: order.index(each["claim"]))
+
+
+def table(verdicts: Sequence[Mapping[str, Any]]) -> Table:
     """The verdicts; letters stand for what each leaves open, see `open_questions`."""
-    letters = open_questions(result)
+    letters = open_questions(verdicts)
     rows = [
         [
             f"{each['claim']}",
@@ -257,17 +266,45 @@ def table(result: Mapping[str, Any]) -> Table:
             f"**{each['verdict']}**",
             ", ".join(letters[part] for part in letters if part in each["confounds"]),
         ]
-        for each in result["verdicts"]
+        for each in verdicts
     ]
     head = ["claim", "where", "difference at equal tokens", "at equal updates", "p (Holm)"]
     return [*head, "verdict", "leaves open"], rows
 
 
-def open_questions(result: Mapping[str, Any]) -> dict[str, str]:
+def open_questions(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     """Confound -> its letter in the table, in the order of their first verdicts."""
-    found = dict.fromkeys(part for each in result["verdicts"] for part in each["confounds"])
+    found = dict.fromkeys(part for each in verdicts for part in each["confounds"])
     letters = (*ascii_lowercase, *(f"a{letter}" for letter in ascii_lowercase))
     return dict(zip(found, letters, strict=False))
+
+
+def summary_table(result: Mapping[str, Any]) -> Table:
+    """Where each question was decided, where not, and where nobody asked: a row for each experiment."""
+    lacking = missing(result)
+    rows = []
+    # By the number of the paper's claim, and what the paper does not claim at the end.
+    ordered = sorted(
+        EXPERIMENTS.items(), key=lambda each: (not each[1].title.startswith("Claim"), each[1].title)
+    )
+    for name, own in ordered:
+        found = of_experiment(result, name)
+        places = dict.fromkeys(each["ground"] for each in found)
+        cells = []
+        for word in WORDS:
+            with_it = [each["ground"] for each in found if each["verdict"] == word]
+            totals = {place: sum(each["ground"] == place for each in found) for place in places}
+            cells.append(
+                ", ".join(
+                    f"`{place}`"
+                    if with_it.count(place) == totals[place]
+                    else f"`{place}` ({with_it.count(place)} of {totals[place]})"
+                    for place in places
+                    if place in with_it
+                )
+            )
+        rows.append([own.title, own.question, *cells, lacking.get(name, "")])
+    return ["claim", "question", *WORDS, "not run"], rows
 
 
 def arms(result: Mapping[str, Any]) -> Table:
