@@ -19,10 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.claims.__main__ import revision
 from benchmarks.claims.cells import Cell, trainer_of
 from benchmarks.claims.experiments import AT_GRPO, SHORT, TUNING, Ground
-from benchmarks.evidence import Table
+from benchmarks.evidence import Table, revision
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.runs import versions
 from pettingllms.trainers.metrics import Clock

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,6 +33,12 @@ Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
 Record = dict[str, Any]
 """One arm, one seed: what it was trained with, what it reached. `tasks` has a digit for each test task: 1 solved."""
+
+
+def revision() -> str:
+    """The commit of this code; with a plus sign where it was changed since."""
+    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
+    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def envs_of(records: Sequence[Record]) -> list[str]:

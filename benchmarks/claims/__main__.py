@@ -18,7 +18,6 @@ import argparse
 import fcntl
 import hashlib
 import json
-import subprocess
 import time
 from collections.abc import Collection, Iterator, Sequence
 from functools import cache
@@ -39,6 +38,7 @@ from benchmarks.claims.experiments import (
     VALIDATION_TASKS,
     Ground,
 )
+from benchmarks.evidence import revision
 from pettingllms.evaluation.folder import digest
 from pettingllms.runs import versions
 
@@ -283,12 +283,6 @@ def _digest(model: Path) -> str:
 
 def _group(cell: Cell) -> str:
     return f"{cell.ground}/{cell.arm}"
-
-
-def revision() -> str:
-    """The commit of this code; with a plus sign where it was changed since."""
-    words = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty=+"]
-    return subprocess.run(words, capture_output=True, text=True, check=False).stdout.strip()
 
 
 def share(digits: str) -> float:
