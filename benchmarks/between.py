@@ -22,6 +22,7 @@ import torch
 from benchmarks.claims.cells import Cell, trainer_of
 from benchmarks.claims.experiments import AT_GRPO, SHORT, TUNING, Ground
 from benchmarks.evidence import Table, revision
+from pettingllms.evaluation.folder import digest
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.runs import versions
 from pettingllms.trainers.metrics import Clock
@@ -100,6 +101,7 @@ def measured(name: str, ground: Ground) -> dict[str, Any]:
         "silent": round(silent / total, 4),
         "decisions": round(total / len(prompts), 2),
         "tasks": len(prompts),
+        "model": digest(ground.model),
     }
 
 

@@ -100,7 +100,7 @@ SHORT: Mapping[str, Ground] = {
     "math": _short("math", 30_000, 6, 30, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 21_000, 6, 30, _PAIR),
+    "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED)),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
@@ -198,7 +198,10 @@ EXPERIMENTS: Mapping[str, Experiment] = {
         "Claim 3: grouping",
         "Does it matter which completions are compared with which?",
         ("plan_path", "signal"),
-        ("coding", "math", "search", "coding numbers", "plan_path near", "plan_path far"),
+        (
+            *("coding", "math", "search", "sokoban"),
+            *("coding numbers", "plan_path near", "plan_path far"),
+        ),
         ("plan_path", "signal", "coding", "math", "search", "sokoban"),
         (
             *(
