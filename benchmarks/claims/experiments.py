@@ -100,7 +100,7 @@ SHORT: Mapping[str, Ground] = {
     "math": _short("math", 30_000, 6, 30, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED)),
+    "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED))._replace(more=True),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
