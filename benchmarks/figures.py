@@ -179,28 +179,37 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
 
 
 def draw_decisions() -> Figure:
-    """What AT-GRPO gains by its grouping, and over whole episodes, by the decisions of an episode."""
-    result = load("claims")
-    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.6), sharex=True, sharey=True)
-    for axis, (over, title) in zip(axes, decisions.OTHERS.items(), strict=True):
-        for name, color, shift in zip(READINGS, (BLUE, ORANGE), (-0.1, 0.1), strict=True):
-            for number, point in enumerate(p for p in decisions.points(result) if p.over == over):
-                mean, low, high = point.gains[name]
-                at = point.decisions + shift
-                axis.plot([at, at], [low, high], color=color, lw=2.2, alpha=0.55)
-                axis.plot(
-                    at, mean, "o", color=color, ms=5, label=None if number else READING_TITLES[name]
-                )
-                if name == READINGS[0]:
-                    axis.annotate(point.ground, (at, high), xytext=(0, 3), textcoords="offset points", rotation=60, fontsize=7)  # fmt: skip
+    """What AT-GRPO gains over one baseline for a task: by the decisions of an episode, and by what lies between prompts."""
+    result, shares = load("claims"), load("between")["grounds"]
+    found = [point for point in decisions.points(result) if point.over == "tree, by task"]
+    figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
+    for axis, at in zip(
+        axes, (_decisions, lambda point: shares[point.ground]["share"]), strict=True
+    ):
+        wide = max(map(at, found)) - min(map(at, found))
+        for name, color, shift in zip(READINGS, (BLUE, ORANGE), (-0.006, 0.006), strict=True):
+            for number, point in enumerate(found):
+                (mean, low, high), x = point.gains[name], at(point) + shift * wide
+                label = None if number else READING_TITLES[name]
+                axis.plot([x, x], [low, high], color=color, lw=2.2, alpha=0.55)
+                axis.plot(x, mean, "o", color=color, ms=5, label=label)
+        for point in found:
+            top = max(point.gains[name].high for name in READINGS)
+            axis.annotate(point.ground, (at(point), top), xytext=(0, 3), textcoords="offset points", rotation=60, fontsize=7)  # fmt: skip
         axis.axhline(0, color="black", lw=0.8)
-        axis.set(title=f"AT-GRPO over {title}", xlabel="decisions of an episode in training")
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    axes[0].set(ylabel="difference of success", ylim=(-0.6, 0.8))
+    top = max(point.gains[name].high for point in found for name in READINGS)
+    axes[0].set(xlabel="decisions of an episode in training", ylabel="difference of success", ylim=(None, top + 0.2))  # fmt: skip
+    axes[1].set(xlabel="share of the rewards' variance that lies between prompts of a task")
     axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    figure.suptitle("AT-GRPO over one baseline for a task, on the same trees", fontsize="medium")
     figure.tight_layout()
     return figure
+
+
+def _decisions(point: decisions.Point) -> float:
+    return point.decisions
 
 
 def draw_arms() -> Figure:

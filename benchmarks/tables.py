@@ -298,7 +298,9 @@ def tables() -> dict[str, Callable[[], str]]:
     if published("claims"):
         found["claims"] = claims_summary
         found |= {f"claims_{name}": partial(claims, name) for name in CLAIMS}
-        found["claims_decisions"] = lambda: markdown(*decisions.table(load("claims")))
+        found["claims_decisions"] = lambda: markdown(
+            *decisions.table(load("claims"), load("between")["grounds"])
+        )
         found["claims_arms"] = lambda: markdown(*claims_report.arms(load("claims")))
         if load("claims")["difference"]:
             found["claims_roles"] = claims_roles

@@ -48,12 +48,13 @@ def test_grounds_stand_by_their_decisions_each_with_the_gain_over_either_arm():
                 cell["curves"] = [[(1, count)]]
     runs["math", "GRPO, by episode"] = runs["math", "tree, by task"]
     arms, found, _ = report.published(runs, list(EXPERIMENTS), dict.fromkeys(("search", "coding", "math"), False))  # fmt: skip
-    header, rows = decisions.table({"arms": arms, "verdicts": found})
+    header, rows = decisions.table({"arms": arms, "verdicts": found}, {"math": {"share": 0.2}})
     assert [row[:2] for row in rows] == [["`math`", "2.0"], ["`coding`", "3.0"], ["`search`", "7.0"]]  # fmt: skip
     assert all(len(row) == len(header) for row in rows)
-    assert [float(row[2][:5]) for row in rows] == pytest.approx([0.1, 0, 0.2], abs=0.02)
-    assert rows[0][4] == rows[0][2]
-    assert rows[1][4] == rows[2][4] == ""
+    assert [float(row[3][:5]) for row in rows] == pytest.approx([0.1, 0, 0.2], abs=0.02)
+    assert [row[2] for row in rows] == ["0.20", "", ""]
+    assert rows[0][5] == rows[0][3]
+    assert rows[1][5] == rows[2][5] == ""
 
 
 def test_what_lies_between_prompts_is_measured_on_the_trees_of_a_training(monkeypatch):

@@ -1,8 +1,8 @@
-"""From how many decisions on does it matter which completions are compared?
+"""Where does it matter which completions are compared: in long episodes, or where prompts of a task pay differently?
 
-A point is a ground: how many decisions an episode of its trainings has, and what AT-GRPO, which compares completions of
-one prompt, solves more than with the same trees and one baseline for a whole task. On the grounds of Plan-Path only the distance
-of the goal differs; other grounds differ in much else.
+A point is a ground: how many decisions an episode of its trainings has, how much of the rewards' variance lies between the prompts of
+a task (`benchmarks.between`), and what AT-GRPO, which compares completions of one prompt, solves more than with the same trees and
+one baseline for a whole task. On the grounds of Plan-Path only the distance of the goal differs; other grounds differ in much else.
 """
 
 from __future__ import annotations
@@ -48,24 +48,30 @@ def points(result: Mapping[str, Any]) -> Iterator[Point]:
         yield from sorted(found, key=lambda point: point.decisions)
 
 
-def table(result: Mapping[str, Any]) -> Table:
-    """A row for each ground, by the number of decisions; empty where an arm was not run."""
-    rows: dict[str, list[str]] = {}
-    width = len(READINGS)
-    for number, over in enumerate(OTHERS):
-        for point in points(result):
-            if point.over == over:
-                empty = [f"`{point.ground}`", f"{point.decisions:.1f}", *[""] * width * len(OTHERS)]
-                row = rows.setdefault(point.ground, empty)
-                first = 2 + number * width
-                row[first : first + width] = [_shown(point.gains[name]) for name in READINGS]
+def table(result: Mapping[str, Any], shares: Mapping[str, Any]) -> Table:
+    """A row for each ground, by the number of decisions; empty where an arm was not run.
+
+    Args:
+        result: of the claims.
+        shares: ground -> what `benchmarks.between` measured there.
+    """
+    found = list(points(result))
+    rows = []
+    for ground in dict.fromkeys(
+        point.ground for point in sorted(found, key=lambda each: each.decisions)
+    ):
+        own = {point.over: point for point in found if point.ground == ground}
+        share = f"{shares[ground]['share']:.2f}" if ground in shares else ""
+        gains = [
+            _shown(own[over].gains[n]) if over in own else "" for over in OTHERS for n in READINGS
+        ]
+        rows.append([f"`{ground}`", f"{next(iter(own.values())).decisions:.1f}", share, *gains])
     heads = [
-        f"over {title}, at equal {name}" if number == 0 else f"at equal {name}"
+        f"AT-GRPO over {title}, at equal {name}" if number == 0 else f"at equal {name}"
         for title in OTHERS.values()
         for number, name in enumerate(READINGS)
     ]
-    ordered = sorted(rows.values(), key=lambda row: float(row[1]))
-    return ["where", "decisions of an episode", *heads], ordered
+    return ["where", "decisions of an episode", "rewards' variance between prompts", *heads], rows
 
 
 def _shown(found: Estimate) -> str:

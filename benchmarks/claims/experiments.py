@@ -98,7 +98,7 @@ SHORT: Mapping[str, Ground] = {
     "plan_path near": _paths((1, 2), 4, 8_000, 15),
     "plan_path far": _paths((6, 10), 16, 50_000, 60),
     "math": _short("math", 30_000, 6, 30, _MATH),
-    "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS),
+    "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS, more=True),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
     "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED))._replace(more=True),
 }
