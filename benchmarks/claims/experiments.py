@@ -89,7 +89,7 @@ def _paths(moves: tuple[int, int], turns: int, tokens: int, seconds: float) -> G
 
 
 SHORT: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32, more=True),
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
     "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
@@ -104,7 +104,7 @@ SHORT: Mapping[str, Ground] = {
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
-    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90, more=False),
+    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
     "signal": SHORT["signal"],
     "coding": SHORT["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
     "search": Ground("search", *_own("search"), 20_000, 15, 60),
