@@ -202,7 +202,7 @@ def draw_decisions() -> Figure:
     top = max(point.gains[name].high for point in found for name in READINGS)
     axes[0].set(xlabel="decisions of an episode in training", ylabel="difference of success", ylim=(None, top + 0.2))  # fmt: skip
     axes[1].set(xlabel="share of the rewards' variance that lies between prompts of a task")
-    axes[0].legend(frameon=False, loc="lower right", fontsize="small")
+    axes[0].legend(frameon=False, loc="upper right", fontsize="small")
     figure.suptitle("AT-GRPO over one baseline for a task, on the same trees", fontsize="medium")
     figure.tight_layout()
     return figure
