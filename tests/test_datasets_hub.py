@@ -177,7 +177,7 @@ def test_a_fetched_file_is_of_the_split_that_it_was_fetched_for_whatever_its_own
         ]
         for name in ("train", "dev")
     }
-    entry = hub.CATALOG["musique"]
+    entry = CATALOG["musique"]
     cache(entry.repository, names)
     out = tmp_path / "out"
     files = hub.fetch("musique", out)

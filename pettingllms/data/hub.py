@@ -23,7 +23,7 @@ from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
-from pettingllms.data.rows import TABLES, DataFile, Located, ending_of, names_end
+from pettingllms.data.rows import TABLES, DataFile, Located, ending_of
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 
@@ -282,7 +282,10 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
         patterns = [inner.as_posix()]
     else:
         # The hub's `*` matches slashes as well, so that files in subfolders are found.
-        patterns = [f"{inner.as_posix()}/*{e}".removeprefix("./") for e in names_end(endings)]
+        names = [
+            f"*{e}{packed}" for own in endings for e in (own, own.upper()) for packed in ("", ".gz")
+        ]
+        patterns = [f"{inner.as_posix()}/{name}".removeprefix("./") for name in names]
     root = _snapshot(repository, repository, revision, patterns)
     found = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
     if not found:

@@ -251,16 +251,6 @@ def ending_of(path: Path) -> str:
     return (path.with_suffix("") if path.suffix == ".gz" else path).suffix.lower()
 
 
-def names_end(endings: Sequence[str]) -> list[str]:
-    """Lists how the names of files end whose `ending_of` is one of these, all in small letters or all in capitals."""
-    return [
-        written + packed
-        for ending in endings
-        for written in (ending, ending.upper())
-        for packed in ("", ".gz")
-    ]
-
-
 def rows(
     file: DataFile, header: Header | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | RowError]]:
