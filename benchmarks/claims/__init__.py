@@ -7,6 +7,7 @@
 | `cells.py` | one cell: a training, read at equal tokens and at equal updates, and its test tasks |
 | `statistics.py` | hierarchical bootstrap, Student's test over seeds, Holm's correction |
 | `difference.py` | whether a policy for each role gains more where the roles' policies differ more |
+| `decisions.py` | whether the grouping matters more in longer episodes, or where prompts of a task pay differently |
 | `report.py` | from cells to verdicts, tables and `results/claims.json` |
 | `__main__.py` | the command |
 """
