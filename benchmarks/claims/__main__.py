@@ -204,15 +204,7 @@ class Lab:
                 "rates": RATES,
                 "test_tasks": TEST_TASKS,
                 "validation_tasks": VALIDATION_TASKS,
-                "grounds": {
-                    name: {
-                        "tokens": ground.tokens,
-                        "updates": ground.updates,
-                        "seeds": experiments.seeds_of(ground, self.budget),
-                        "model": self._base(ground) or self._base_before(name),
-                    }
-                    for name, ground in grounds.items()
-                },
+                "grounds": {name: self._budget_of(name, own) for name, own in grounds.items()},
             },
             "versions": versions(),
             # Cells of earlier results are of the revisions that these name.
@@ -233,6 +225,15 @@ class Lab:
         for each in verdicts:
             print(f"{each['verdict']:12} {each['ground']:10} {each['claim']} (p {each['p_holm']})")
         print(f"{len(verdicts)} verdicts, {len(every)} cells, {result['cpu_minutes']} CPU-minutes")
+
+    def _budget_of(self, name: str, ground: Ground) -> dict[str, Any]:
+        """What a ground's trainings had, as the results say it."""
+        return {
+            "tokens": ground.tokens,
+            "updates": ground.updates,
+            "seeds": experiments.seeds_of(ground, self.budget),
+            "model": self._base(ground) or self._base_before(name),
+        }
 
     def dry(self) -> None:
         """Prints the commands that are missing, and what all of it costs."""
