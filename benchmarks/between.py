@@ -71,9 +71,8 @@ def _of_task(prompts: Sequence[Prompt]) -> tuple[float, float, float]:
     count, completions = rewards_PK.shape
     within = float(rewards_PK.var(axis=1, ddof=1).mean())
     means_P = rewards_PK.mean(axis=1)
-    chance = (
-        within / completions / count
-    )  # variance of a mean of all; each part has its degrees of freedom
+    # The variance of the mean of all; a part has as many of it as degrees of freedom.
+    chance = within / completions / count
     kinds = sorted(set(roles))
     role_P = np.array([means_P[[other == role for other in roles]].mean() for role in roles])
     between = float(means_P.var()) - (count - 1) * chance
@@ -118,14 +117,18 @@ def table(result: Any) -> Table:
         for name, each in sorted(result["grounds"].items(), key=lambda one: one[1]["decisions"])
     ]
     head = ["where", "decisions of an episode", "share of the variance between prompts"]
-    return [*head, "of it between roles", "silent groups"], rows
+    return [*head, "of the variance, that between roles", "silent groups"], rows
 
 
 def main() -> None:
-    """Plays on every ground of `--medium` whose base is here."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--only", nargs="+", choices=SHORT, default=list(SHORT))
-    options = parser.parse_args()
+    """Plays on every ground of `benchmarks.claims --medium`.
+
+    Raises:
+        SystemExit: a base is missing, so that the results would lose a ground.
+    """
+    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    if lacking := [str(own.model) for own in SHORT.values() if not own.model.exists()]:
+        raise SystemExit(f"no {', '.join(lacking)}: python -m benchmarks.priming.protocol makes it")
     torch.set_num_threads(1)
     result: dict[str, Any] = {
         "revision": revision(),
@@ -133,11 +136,8 @@ def main() -> None:
         "steps": STEPS,
         "grounds": {},
     }
-    for name in options.only:
-        if not SHORT[name].model.exists():
-            print(f"{name}: {SHORT[name].model} is missing, left out")
-            continue
-        result["grounds"][name] = own = measured(name, SHORT[name])
+    for name, ground in SHORT.items():
+        result["grounds"][name] = own = measured(name, ground)
         print(name, own, flush=True)
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 

@@ -8,7 +8,7 @@ its command, revision, model, seeds and cost below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -183,9 +183,11 @@ def draw_decisions() -> Figure:
     result, shares = load("claims"), load("between")["grounds"]
     found = [point for point in decisions.points(result) if point.over == "tree, by task"]
     figure, axes = plt.subplots(1, 2, figsize=(9.5, 3.8), sharey=True)
-    for axis, at in zip(
-        axes, (_decisions, lambda point: shares[point.ground]["share"]), strict=True
-    ):
+    places: tuple[Callable[[decisions.Point], float], ...] = (
+        lambda point: point.decisions,
+        lambda point: float(shares[point.ground]["share"]),
+    )
+    for axis, at in zip(axes, places, strict=True):
         wide = max(map(at, found)) - min(map(at, found))
         for name, color, shift in zip(READINGS, (BLUE, ORANGE), (-0.006, 0.006), strict=True):
             for number, point in enumerate(found):
@@ -206,10 +208,6 @@ def draw_decisions() -> Figure:
     figure.suptitle("AT-GRPO over one baseline for a task, on the same trees", fontsize="medium")
     figure.tight_layout()
     return figure
-
-
-def _decisions(point: decisions.Point) -> float:
-    return point.decisions
 
 
 def draw_arms() -> Figure:

@@ -2,7 +2,8 @@
 
 A point is a ground: how many decisions an episode of its trainings has, how much of the rewards' variance lies between the prompts of
 a task (`benchmarks.between`), and what AT-GRPO, which compares completions of one prompt, solves more than with the same trees and
-one baseline for a whole task. On the grounds of Plan-Path only the distance of the goal differs; other grounds differ in much else.
+one baseline for a whole task. The grounds of Plan-Path differ in the
+distance of the goal, and so in turns and tokens; other grounds differ in much else.
 """
 
 from __future__ import annotations

@@ -82,7 +82,7 @@ _MATH = (
 
 
 def _paths(moves: tuple[int, int], turns: int, tokens: int, seconds: float) -> Ground:
-    # One move a turn, so that the distance of the goal is the number of decisions, with all else as on `plan_path`.
+    # One move a turn, so that the distance of the goal sets the number of decisions; turns and tokens follow it.
     model, arguments, settings = _own("plan_path")
     arguments = {**arguments, "moves": moves, "max_turns": turns}
     return Ground("plan_path", model, arguments, settings, tokens, 10, seconds, _GROUPINGS)
