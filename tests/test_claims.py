@@ -396,7 +396,7 @@ def test_the_published_cells_of_small_took_two_cpu_hours_at_most():
 def test_only_medium_has_further_seeds_and_only_on_some_grounds(tmp_path):
     small, medium = ({(cell.ground, cell.seed) for cell in command.Lab(list(EXPERIMENTS), budget=budget, out=tmp_path, before=command.RESULTS).cells()} for budget in ("small", "medium"))  # fmt: skip
     assert {seed for _, seed in small} == {*SEEDS, *TUNING}
-    assert {ground for ground, seed in medium if seed in MORE} == {"search", "sokoban"}
+    assert {ground for ground, seed in medium if seed in MORE} == {"plan_path", "search", "sokoban"}
 
 
 def test_small_is_a_part_of_medium_and_results_are_not_overwritten_by_fewer(tmp_path, monkeypatch):

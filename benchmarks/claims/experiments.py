@@ -72,8 +72,12 @@ AT_GRPO, EXCHANGED, SHARED = "AT-GRPO", "exchanged", "shared policy"
 _PAIR = (AT_GRPO, SHARED)
 _FEW = (*_PAIR, "tree, by task", "GRPO, by episode", "random branch")
 _GROUPINGS = (AT_GRPO, "tree, by task", "GRPO, by episode")
-_QUESTIONS = (*_PAIR, "tree, by task", "GRPO, by episode", "trained apart", "outcome only")
-_NUMBERS = (*_GROUPINGS, "random branch", "alpha 0", "alpha 2", "single agent")
+_ALL_GROUPINGS = (
+    *_GROUPINGS,
+    *("tree, by role", "tree, by turn", "GRPO, by agent", "GRPO, by turn", "random branch"),
+)
+_QUESTIONS = (*_ALL_GROUPINGS, SHARED, "trained apart", "outcome only")
+_NUMBERS = (*_ALL_GROUPINGS, "alpha 0", "alpha 2", "single agent")
 _MATH = (
     *_QUESTIONS,
     *("single agent", "alpha 0", "alpha 0.25", "alpha 0.5", "alpha 2"),
@@ -89,7 +93,7 @@ def _paths(moves: tuple[int, int], turns: int, tokens: int, seconds: float) -> G
 
 
 SHORT: Mapping[str, Ground] = {
-    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32),
+    "plan_path": Ground("plan_path", *_own("plan_path"), 30_000, 10, 32, more=True),
     "signal": Ground("signal", SIGNAL_BASE, *_SIGNAL, 40_000, 52, 8),
     "coding": Ground("coding", *_own("coding"), 60_000, 5, 120, _FEW)._replace(
         arguments=_HARDER, settings=_LONGER
@@ -100,11 +104,11 @@ SHORT: Mapping[str, Ground] = {
     "math": _short("math", 30_000, 6, 30, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS, more=True),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED))._replace(more=True),
+    "sokoban": _short("sokoban", 21_000, 6, 30, (*_ALL_GROUPINGS, SHARED))._replace(more=True),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
-    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
+    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90, more=False),
     "signal": SHORT["signal"],
     "coding": SHORT["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
     "search": Ground("search", *_own("search"), 20_000, 15, 60),
