@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -42,6 +43,15 @@ def results(tmp_path, monkeypatch):
         (tmp_path / "results" / f"{name}.json").write_text(json.dumps(result))
 
     return publish
+
+
+def test_an_interval_in_a_sentence_of_the_results_is_one_of_a_table():
+    text = (tables.HERE.parent / "docs" / "results.md").read_text(encoding="utf-8")
+    block = re.compile(r"<!-- table \w+ -->.*?<!-- end of table -->", flags=re.DOTALL)
+    interval = re.compile(r"[+-]?\d\.\d\d \[[^\]]*\]")
+    told = set(interval.findall(block.sub("", text)))
+    known = set(interval.findall("".join(block.findall(text))))
+    assert told <= known, "write it without brackets where it is of no table"
 
 
 @pytest.mark.parametrize("page", tables.PAGES, ids=lambda path: f"{path.parent.name}-{path.stem}")
