@@ -150,7 +150,7 @@ def test_a_full_model_is_divided_between_ranks_and_survives_the_loss_of_one(ray,
     if streamed:
         return
     run(None, 2, keep, **settings)
-    assert apart(kept[0], kept[1]) < 2e-6
+    assert apart(kept[0], kept[1]) < 2e-5
     # What two ranks have learned has come to a worker, and goes on with one.
     rest = run(ray, 1, go_on, workers=1, **settings)
     assert rest["records"][:-1] != alone["records"][: len(rest["records"]) - 1]

@@ -27,6 +27,9 @@ from tests.tiny_lm import SHORT_RUN, save_tiny, save_tiny_llama
 pytestmark = pytest.mark.filterwarnings("ignore:.*use of fork")
 torch.set_num_threads(1)
 ROLES = {"writer": "writer"}
+ROUNDING = 2e-5
+"""How far weights may be apart that were summed in another order: AdamW scales a gradient near zero up to the size of
+the others, and its rounding with it. On one CPU 4e-6 were seen, on others less than 2e-6; a wrong state makes 3e-2."""
 Steps = list[tuple[Sample, ...]]
 
 
@@ -152,7 +155,7 @@ def test_ranks_update_as_one_process_with_their_part_of_the_memory(saved, tmp_pa
     start = build_policies(config, ROLES).state("writer")
     whole = train(config, steps)
     parts = on_ranks(2, train, config, steps)
-    assert apart(parts[0].weights, whole.weights) < 2e-6 < 1e-2 < apart(start, whole.weights)
+    assert apart(parts[0].weights, whole.weights) < ROUNDING < 1e-2 < apart(start, whole.weights)
     for one, other in zip(whole.logged, parts[0].logged, strict=True):
         assert other == pytest.approx(one, abs=1e-5, rel=1e-4)
         assert one["writer/grad_norm"] > 5 * config.max_grad_norm
@@ -171,7 +174,7 @@ def test_checkpoints_go_on_with_another_number_of_ranks(model):
         "from 2 to 1": train(config, steps[2:], second),
     }
     for end in ends.values():
-        assert apart(end.weights, whole.weights) < 2e-6
+        assert apart(end.weights, whole.weights) < ROUNDING
         assert apart(end.weights, second.weights) > 1e-3
     shares = [end.held / whole.held for end in ends.values()]
     assert shares == pytest.approx([1 / 2, 1 / 3, 1], abs=0.03)
@@ -182,4 +185,4 @@ def test_shards_in_any_order_give_ranks_the_same_bits(model):
     steps = sampled(model, 2)
     one, other = (on_ranks(2, train, config, steps, None, order)[0] for order in ((0, 1), (1, 0)))
     assert same(one, other)
-    assert apart(one.weights, train(config, steps).weights) < 2e-6
+    assert apart(one.weights, train(config, steps).weights) < ROUNDING
