@@ -21,6 +21,7 @@ from benchmarks.claims.cells import READINGS
 from benchmarks.claims.experiments import EXPERIMENTS
 from benchmarks.claims.report import TAUS, of_experiment
 from benchmarks.evidence import COLORS, estimate
+from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
 from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
@@ -102,6 +103,27 @@ def draw_learned() -> Figure:
     own.set(title="tasks as in training", xlim=(0, 1))
     larger.set(title="one step or size beyond training")
     _below(own, 2)
+    figure.tight_layout()
+    return figure
+
+
+def draw_habits() -> Figure:
+    """Success of the base with habits, of checkpoints without, and of what was trained from both; by environment."""
+    figure, axis = plt.subplots(figsize=(7.5, 6.5))
+    points = []
+    for env, each in load("habits")["environments"].items():
+        runs = learned()[env]["per-role"]
+        for name, color, values in (
+            ("with habits", GRAY, digits(runs, "base")),
+            ("with habits, then trained", PINK, digits(runs, "adapters")),
+            (CLEAN, ORANGE, as_values([each["clean"]])),
+            (BEFORE, GREEN, as_values([each["half"]])),
+            (AFTER, BLUE, as_values(each["runs"].values())),
+        ):
+            points.append(Point(env, estimate(values), name, color))
+    rows_of_points(axis, points, label="share of 300 test tasks solved")
+    axis.set(xlim=(0, 1))
+    _below(axis, 2)
     figure.tight_layout()
     return figure
 
@@ -269,6 +291,7 @@ def draw_peers() -> Figure:
 
 FIGURES: Mapping[str, tuple[str, Any]] = {
     "learned": ("learning_coding", draw_learned),
+    "habits": ("habits", draw_habits),
     "parts": ("parts", draw_parts),
     **{f"claims_{name}": ("claims", partial(draw_claims, name)) for name in EXPERIMENTS},
     "decisions": ("claims", draw_decisions),

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.evidence import Table, estimate, shown
+from benchmarks.evidence import Table, estimate, revision, shown
 from benchmarks.learning import HERE, SCORES, evaluate, timing, train, words_of
 from benchmarks.priming import prime
 from pettingllms.envs.aec import creator_of
@@ -98,10 +99,13 @@ def table(result: Any) -> Table:
     return ["environment", *header], rows
 
 
-def _cell(runs: list[Any], how: str) -> str:
-    if not runs:
-        return MISSING
-    return shown(estimate(np.array([[float(digit) for digit in run[how]] for run in runs])))
+def as_values(runs: Collection[Any], how: str = HOW[0]) -> np.ndarray:
+    """Which test tasks were solved, of shape (runs, tasks)."""
+    return np.array([[float(digit) for digit in run[how]] for run in runs])
+
+
+def _cell(runs: Collection[Any], how: str) -> str:
+    return shown(estimate(as_values(runs, how))) if runs else MISSING
 
 
 def main() -> None:
@@ -117,7 +121,7 @@ def main() -> None:
         before = json.loads(RESULTS.read_text(encoding="utf-8"))
         # What other checkpoints did is no part of this table.
         results = before if before["models"] == digests else results
-    results |= {"versions": versions(), "models": digests}
+    results |= {"versions": versions(), "revision": revision(), "models": digests}
     for env in options.only:
         found = results["environments"].setdefault(env, {"runs": {}})
         found["clean"] = played(OUT / f"clean-{env}", env, models["clean"])

@@ -104,7 +104,7 @@ SHORT: Mapping[str, Ground] = {
     "math": _short("math", 30_000, 6, 30, _MATH),
     "search": Ground("search", *_own("search"), 20_000, 10, 20, _QUESTIONS, more=True),
     "sudoku": _short("sudoku", 28_000, 6, 40, _PAIR),
-    "sokoban": _short("sokoban", 21_000, 6, 30, (*_ALL_GROUPINGS, SHARED))._replace(more=True),
+    "sokoban": _short("sokoban", 21_000, 6, 30, (*_GROUPINGS, SHARED))._replace(more=True),
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
