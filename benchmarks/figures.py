@@ -114,9 +114,9 @@ def draw_habits() -> Figure:
     for env, each in load("habits")["environments"].items():
         runs = learned()[env]["per-role"]
         for name, color, values in (
+            (CLEAN, ORANGE, as_values([each["clean"]])),
             ("with habits", GRAY, digits(runs, "base")),
             ("with habits, then trained", PINK, digits(runs, "adapters")),
-            (CLEAN, ORANGE, as_values([each["clean"]])),
             (BEFORE, GREEN, as_values([each["half"]])),
             (AFTER, BLUE, as_values(each["runs"].values())),
         ):

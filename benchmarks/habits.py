@@ -88,7 +88,7 @@ def table(result: Any) -> Table:
     """Success of both checkpoints and of the teams trained from one; a row for all that the benchmark runs."""
     models = result["models"]
     whose = {CLEAN: models["clean"], BEFORE: models["half"], AFTER: models["half"]}
-    header = [f"{name} (`{whose[name]}`), {how}" for name in whose for how in HOW]
+    header = [f"{name}, {how}" for name in whose for how in HOW]
     rows = []
     for env in SCORES:
         found = result["environments"].get(env, {})
@@ -96,6 +96,7 @@ def table(result: Any) -> Table:
         teams = {name: [run] if run else [] for name, run in runs.items()}
         teams[AFTER] = list(found.get("runs", {}).values())
         rows.append([f"`{env}`", *(_cell(teams[name], how) for name in whose for how in HOW)])
+    rows.append(["digest", *(f"`{digest}`" for digest in whose.values() for _ in HOW)])
     return ["environment", *header], rows
 
 

@@ -185,11 +185,10 @@ def test_a_finished_training_is_not_repeated_and_has_its_cpu_seconds(tmp_path):
 
 def test_what_the_habit_study_says_it_runs_has_cells_although_nothing_was_measured():
     models = {"clean": "c0", "half": "d1"}
-    header, rows = habits.table({"models": models, "environments": {}})
+    _, (*rows, digests) = habits.table({"models": models, "environments": {}})
     assert {row[0] for row in rows} == {f"`{env}`" for env in learning.SCORES}
     assert {cell for row in rows for cell in row[1:]} == {"not measured"}
-    assert sum("`c0`" in title for title in header) == len(habits.HOW)
-    assert sum("`d1`" in title for title in header) == 2 * len(habits.HOW)
+    assert digests == ["digest", *(["`c0`"] * 2), *(["`d1`"] * 4)]
     found = {"clean": {"sampled": "01", "greedy": "11"}, "runs": {}}
     _, rows = habits.table({"models": models, "environments": {"math": found}})
     (math,) = (row for row in rows if row[0] == "`math`")
