@@ -192,6 +192,7 @@ def _differences(axis: Any, points: Sequence[Point], rows: Sequence[str]) -> Non
         axis.plot([low, high], [y, y], color=point.color, lw=2.2, solid_capstyle="butt", alpha=0.55)
         axis.plot([mean], [y], "o", color=point.color, ms=5)
     axis.axvline(0, color="black", lw=0.8)
+    axis.locator_params(axis="x", nbins=5)  # more labels run into each other in narrow panels
     axis.set_yticks(range(len(rows)), rows)
     axis.set_ylim(len(rows) - 0.4, -0.6)
     axis.set_xlabel("difference of success")
