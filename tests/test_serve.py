@@ -309,10 +309,11 @@ def test_a_role_without_a_prompt_of_its_own_says_so(client):
         client.models.retrieve("writr")
 
 
-def test_many_choices_are_all_there_and_all_different(client):
+def test_many_choices_are_all_there_and_drawn_apart(client):
     answer = client.chat.completions.create(model="writer", messages=said("x"), n=128, max_tokens=8)
     assert [choice.index for choice in answer.choices] == list(range(128))
-    assert len({choice.message.content for choice in answer.choices}) > 100
+    # The tiny model says some texts twice, so that 99 to 119 differ; choices that share random numbers would be 64 or fewer.
+    assert len({choice.message.content for choice in answer.choices}) > 64
 
 
 # ------------------------------------------------------------------------------ bad neighbors
