@@ -218,14 +218,23 @@ def draw_decisions() -> Figure:
                 label = None if number else READING_TITLES[name]
                 axis.plot([x, x], [low, high], color=color, lw=2.2, alpha=0.55)
                 axis.plot(x, mean, "o", color=color, ms=5, label=label)
-        for point in found:
-            top = max(point.gains[name].high for name in READINGS)
-            axis.annotate(point.ground, (at(point), top), xytext=(0, 3), textcoords="offset points", rotation=60, fontsize=7)  # fmt: skip
+        # Above and below in turn, so that names of neighbors do not run into each other.
+        for number, point in enumerate(sorted(found, key=at)):
+            ends = [point.gains[name] for name in READINGS]
+            y, side, ha, va = (
+                (min(each.low for each in ends), -3, "right", "top")
+                if number % 2
+                else (max(each.high for each in ends), 3, "left", "bottom")
+            )
+            axis.annotate(point.ground, (at(point), y), xytext=(0, side), textcoords="offset points", rotation=60, fontsize=7, ha=ha, va=va)  # fmt: skip
         axis.axhline(0, color="black", lw=0.8)
         axis.grid(axis="y", alpha=0.3)
         axis.spines[["top", "right"]].set_visible(False)
-    top = max(point.gains[name].high for point in found for name in READINGS)
-    axes[0].set(xlabel="decisions of an episode in training", ylabel="difference of success", ylim=(None, top + 0.2))  # fmt: skip
+    every = [point.gains[name] for point in found for name in READINGS]
+    low, top = min(each.low for each in every), max(each.high for each in every)
+    ticks = [2, 4, 8, 16]
+    axes[0].set(xlabel="decisions of an episode in training", ylabel="difference of success", ylim=(low - 0.2, top + 0.2), xscale="log", xticks=ticks, xticklabels=ticks)  # fmt: skip
+    axes[0].minorticks_off()
     axes[1].set(xlabel="share of the rewards' variance that lies between prompts of a task")
     axes[0].legend(frameon=False, loc="upper right", fontsize="small")
     figure.suptitle("AT-GRPO over one baseline for a task, on the same trees", fontsize="medium")

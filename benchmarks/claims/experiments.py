@@ -108,7 +108,7 @@ SHORT: Mapping[str, Ground] = {
 }
 """What can be decided in minutes, with `--small` and `--medium`."""
 LONG: Mapping[str, Ground] = {
-    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90, more=False),
+    "plan_path": SHORT["plan_path"]._replace(tokens=140_000, updates=50, seconds=90),
     "signal": SHORT["signal"],
     "coding": SHORT["coding"]._replace(tokens=400_000, updates=30, seconds=280, arms=()),
     "search": Ground("search", *_own("search"), 20_000, 15, 60),
