@@ -9,7 +9,6 @@ Measured on trees as AT-GRPO's trainings in `benchmarks.claims` begin with them,
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import torch
 from benchmarks.claims.cells import Cell, trainer_of
 from benchmarks.claims.experiments import AT_GRPO, SHORT, TUNING, Ground
 from benchmarks.evidence import Table, revision
+from benchmarks.options import Options
 from pettingllms.evaluation.folder import digest
 from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.runs import versions
@@ -126,7 +126,7 @@ def main() -> None:
     Raises:
         SystemExit: a base is missing, so that the results would lose a ground.
     """
-    argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
+    Options(__doc__.splitlines()[0]).parse_args()
     if lacking := [str(own.model) for own in SHORT.values() if not own.model.exists()]:
         raise SystemExit(f"no {', '.join(lacking)}: python -m benchmarks.priming.protocol makes it")
     torch.set_num_threads(1)

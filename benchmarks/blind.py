@@ -8,7 +8,6 @@ the best of a new hill climb on training tasks (`--search` seconds each; four te
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -16,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Options
 from pettingllms.envs import TextEnv, make
 from pettingllms.envs.blind import ANSWERS, Blind, blind_baseline
 
@@ -83,7 +83,7 @@ def measured(name: str, options: dict[str, Any], rule: str, seconds: float) -> B
 
 def main() -> None:
     """Measures, prints, writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--search", type=float, default=0.0, help="seconds of each new search")
     chosen = parser.parse_args()
     rows = []

@@ -9,7 +9,6 @@ copy of it and not on PyPI, so it is not measured here.
 
 from __future__ import annotations
 
-import argparse
 import importlib.metadata
 import importlib.util
 import json
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from benchmarks.options import Options
 from pettingllms.data.sokoban import checked, generate
 from pettingllms.envs import TextEnv, load_env
 
@@ -179,7 +179,7 @@ def figures(peer: Any, calls: int) -> Iterator[Figure]:
 
 def main() -> None:
     """Measures, prints a table, and writes it as JSON where asked."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = Options(__doc__)
     options.add_argument("--peer", type=Path, help="folder with gym-sokoban")
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--calls", type=int, default=2_000, help="for each figure and round")

@@ -11,7 +11,6 @@ several engines gain.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import statistics
@@ -20,6 +19,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Options
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import OPTIONS, save_model
@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
 
 def main() -> None:
     """Prints a row for each number of replicas; 0 is vLLM in process."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--steps", type=int, default=6)
     options.add_argument("--rounds", type=int, default=2)
     options.add_argument("--workers", type=int, default=1)

@@ -8,7 +8,6 @@ Writes `results/games.json`; `benchmarks.tables` makes the table of docs/games.m
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Table
+from benchmarks.options import Options
 from pettingllms.envs import check, load_env
 from pettingllms.envs.aec import clone_env
 from pettingllms.envs.textarena_games import VARIANTS, registry
@@ -187,7 +187,7 @@ def _brief(why: str) -> str:
 
 def main() -> None:
     """Examines all games and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--digests", nargs="+", help="only print what episodes come to, as JSON")
     options = parser.parse_args()
     if options.digests:

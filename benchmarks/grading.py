@@ -12,7 +12,6 @@ which must be equal to it, and into wrong answers, which must not.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import importlib
 import json
@@ -25,6 +24,7 @@ from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 
+from benchmarks.options import Options
 from pettingllms.grading import boxed, grade
 from tests import judged_answers
 
@@ -179,7 +179,7 @@ def compare(pairs: list[Pair]) -> dict[str, object]:
 
 def main() -> None:
     """Runs all comparisons, prints the table and writes it."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser = Options(__doc__.partition("\n")[0] if __doc__ else None)
     parser.add_argument("--sdist", type=Path, required=True, help="math-verify's unpacked sdist")
     parser.add_argument("--golds", type=Path, required=True, help="JSONL with a field 'answer'")
     parser.add_argument("--most", type=int, default=500, help="different golds. Default: 500")

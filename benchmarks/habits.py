@@ -17,7 +17,6 @@ made, played or trained already is not repeated.
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Collection
 from pathlib import Path
@@ -27,6 +26,7 @@ import numpy as np
 
 from benchmarks.evidence import Table, estimate, revision, shown
 from benchmarks.learning import HERE, SCORES, evaluate, timing, train, words_of
+from benchmarks.options import Options
 from benchmarks.priming import prime
 from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation.folder import digest
@@ -111,7 +111,7 @@ def _cell(runs: Collection[Any], how: str) -> str:
 
 def main() -> None:
     """Make checkpoints, play, train, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="+", choices=SCORES, default=list(SCORES))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     options = parser.parse_args()

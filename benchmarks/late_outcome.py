@@ -11,7 +11,6 @@ tokens. Seeds 0 to 2; writes `results/late_outcome.json`.
 
 from __future__ import annotations
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 
 from benchmarks.evidence import Table, spread
+from benchmarks.options import Options
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.models import EMBEDDED
@@ -108,7 +108,7 @@ def table(result: Any) -> Table:
 
 def main() -> None:
     """Trains all, prints the table, and writes the results."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--tokens", type=int, default=30_000, help="generated tokens of a run")
     options.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arguments = options.parse_args()

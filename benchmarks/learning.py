@@ -12,7 +12,6 @@ for pass@k. Writes `results/learning_<env>.json`, or FILE for other options, and
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -32,6 +31,7 @@ from benchmarks.evidence import (
     solved_counts,
     solved_digits,
 )
+from benchmarks.options import Options
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.models import DEFAULT
 from pettingllms.rollout.trajectory import Trajectory
@@ -239,7 +239,7 @@ def draw(runs: dict[str, Any], titles: Mapping[str, str], path: Path) -> None:
 
 def main() -> None:
     """Run what is missing, write the results after each run."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--env", choices=SCORES, default="coding")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--policies", nargs="+", default=["per-role"])

@@ -22,6 +22,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, Qwen3Config
 
 from benchmarks.lengths import log_normal
+from benchmarks.options import Options
 from pettingllms.policies.prefix_trial import share_prompts
 from pettingllms.policies.weights import MERGE_LIMIT_BYTES, LoraWeights
 
@@ -30,7 +31,7 @@ POLICY = "policy"
 
 def parser(description: str | None) -> argparse.ArgumentParser:
     """The options that all speed benchmarks have."""
-    options = argparse.ArgumentParser(description=description)
+    options = Options(description)
     options.add_argument("--model", help="folder or id; by default random weights, 1.1M parameters")
     options.add_argument(
         "--model-config", help="config.json of a model to make with random weights"

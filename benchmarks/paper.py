@@ -33,6 +33,7 @@ import numpy as np
 from benchmarks.evidence import Record, envs_of, solved_digits
 from benchmarks.experiments import Arm, Experiment
 from benchmarks.method_table import EXPERIMENTS
+from benchmarks.options import Options
 from benchmarks.warm import run as run_module
 from pettingllms.errors import did_you_mean
 from pettingllms.evaluation.folder import read_trajectories
@@ -273,9 +274,7 @@ def _training(folders: Sequence[Path]) -> Record:
 
 def parse(argv: Sequence[str] | None = None) -> tuple[argparse.Namespace, list[str]]:
     """Options of this command, and those of `pettingllms-train`."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("experiment", nargs="?", choices=EXPERIMENTS, help="see --list")
     parser.add_argument("--list", action="store_true", help="print the experiments")
     parser.add_argument("--envs", nargs="+", choices=sorted(TOKENS))

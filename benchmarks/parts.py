@@ -17,7 +17,6 @@ Base and trained teams also play tasks of other sizes, one of them beyond traini
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -43,6 +42,7 @@ from benchmarks.evidence import (
     spread,
 )
 from benchmarks.learning import HERE, curve, timing, train, words_of
+from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.envs.aec import creator_of
 from pettingllms.evaluation import held_out
@@ -309,7 +309,7 @@ def draw(result: Any, path: Path) -> None:
 
 def main() -> None:
     """Train what is missing, play, write."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--model", type=Path, default=PARTS, help="another base, to be compared")
     parser.add_argument("--only", nargs="+", choices=STORIES, default=list(STORIES))
     parser.add_argument("--seeds", type=int, nargs="+", help="default: the published ones")

@@ -39,6 +39,7 @@ from peft import LoraConfig, get_peft_model_state_dict, set_peft_model_state_dic
 from transformers import AutoTokenizer, PrinterCallback, TrainerCallback
 from transformers.utils import logging
 
+from benchmarks.options import Options
 from benchmarks.peers_report import TITLES, draw, sentence
 from pettingllms.assembly import build_policies, make_env
 from pettingllms.evaluation import evaluate, held_out, roles_of
@@ -355,7 +356,7 @@ def wanted(name: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def arguments() -> argparse.Namespace:
     """The command line; the sizes of the micro-batches are the fastest of those tried for each."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--env", default="coding", help="one that takes agents='single'")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--tokens", type=int, default=30_000, help="to generate in a run")

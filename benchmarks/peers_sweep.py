@@ -9,7 +9,6 @@ the best settings. Finished runs are not repeated; one that fails is reported wi
 
 from __future__ import annotations
 
-import argparse
 import json
 import math
 import subprocess
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Table
+from benchmarks.options import Options
 from benchmarks.peers_report import reached
 
 HERE = Path(__file__).parent
@@ -81,7 +81,7 @@ def table(result: Any) -> Table:
 
 def main() -> None:
     """Sweeps, then compares the best of both."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--dry-run", action="store_true", help="name the settings; run nothing")
     if parser.parse_args().dry_run:
         print("\n".join(f"{name}: {' '.join(words)}" for name, words in SETTINGS.items()))

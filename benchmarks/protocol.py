@@ -11,7 +11,6 @@ success of a scout and a mover that were trained apart. Writes `results/protocol
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import time
@@ -21,6 +20,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import Options
 from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
 from benchmarks.protocol_report import controls as controls
 from benchmarks.protocol_report import draw
@@ -260,7 +260,7 @@ def cells(runs: Mapping[str, Any]) -> list[tuple[str, float, int, str]]:
 
 def main() -> None:
     """Trains what is missing, plays, writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument(
         "--base", type=Path, default=OUT, help="what benchmarks.priming.protocol wrote"
     )

@@ -16,7 +16,6 @@ always the one with most rows.
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -28,6 +27,7 @@ import torch
 
 from benchmarks.lengths import log_normal
 from benchmarks.measure import publish
+from benchmarks.options import Options
 from pettingllms.models import EMBEDDED
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.files import TRAJECTORIES
@@ -147,7 +147,7 @@ def _row(
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options(__doc__)
     parser.add_argument("runs", type=Path, nargs="+", help="folders of trainings")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path, default=RESULTS)

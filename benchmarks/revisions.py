@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import publish
+from benchmarks.options import Options
 
 HERE = Path(__file__).parent.parent
 SETTINGS = {
@@ -195,9 +196,7 @@ def _ratios(found: Mapping[str, Sequence[Mapping[str, float]]], part: str) -> li
 
 def main() -> None:
     """Parse the arguments, check the earlier revision out, and print and write the table."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     parser.add_argument("revision", help="an earlier commit of this repository")
     parser.add_argument("--envs", nargs="+", default=["sokoban", "plan_path", "math", "sudoku"])
     parser.add_argument("--rounds", type=int, default=5, help="runs of each (default: 5)")

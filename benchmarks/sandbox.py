@@ -39,6 +39,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Options
 from benchmarks.speed_tables import KEPT, PLACED, TOGETHER, text
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case
@@ -60,7 +61,7 @@ TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 
 def main() -> None:
     """Prints the tables, and writes them as JSON where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=20, help="turns of every contestant")
     options.add_argument("--core", type=int, default=0, help="the core that all share")
     options.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -19,7 +19,6 @@ shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import hashlib
 import itertools
@@ -43,6 +42,7 @@ import numpy as np
 import psutil
 import torch
 
+from benchmarks.options import Options
 from benchmarks.schedules import simulate
 from benchmarks.sleeper import Sleeper
 from pettingllms.assembly import build_policies
@@ -64,7 +64,7 @@ SMALL: dict[str, Any] = {
 
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     kinds = ("start", "overhead", "chaos", "sleepers", "stream", "weights", "simulate")
     options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)

@@ -26,6 +26,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.options import Options
 from benchmarks.sandbox import report
 from pettingllms.data.corpora import open_corpus, open_index
 from pettingllms.data.retrieval import Index
@@ -36,7 +37,7 @@ TOP = 5
 
 def main() -> None:
     """Prints the tables, and writes them as JSON where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--passages", type=int, nargs="+", default=[1_000, 100_000])
     options.add_argument("--words", type=int, default=60, help="of a passage, at least 12")
     options.add_argument("--queries", type=int, default=2_000, help="of each kind")

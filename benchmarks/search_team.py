@@ -13,7 +13,6 @@ its arm, and test tasks. Writes `results/search_team.json` and `docs/search_team
 
 from __future__ import annotations
 
-import argparse
 import json
 import re
 import time
@@ -26,6 +25,7 @@ from typing import Any, NamedTuple
 import torch
 
 from benchmarks.evidence import solved_digits
+from benchmarks.options import Options
 from benchmarks.search_report import draw
 from pettingllms.envs import make
 from pettingllms.evaluation import held_out
@@ -241,7 +241,7 @@ def runs_of(base: Path, arm: str, until: float) -> tuple[float, dict[str, Any]]:
 
 def main() -> None:
     """Trains what is missing, plays, writes."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--base", type=Path, default=SEARCH, help="another base, to be compared")
     parser.add_argument("--only", nargs="+", choices=ARMS, help="train these arms; publish nothing")
     parser.add_argument("--minutes", type=float, default=600.0, help="begin no run after so long")

@@ -11,7 +11,6 @@ situations (`benchmarks.kuhn`); Tic-Tac-Toe by games against a random and a perf
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import json
 import time
@@ -24,6 +23,7 @@ import torch
 
 from benchmarks import kuhn, noughts
 from benchmarks.evidence import Table
+from benchmarks.options import Options
 from benchmarks.priming.games import OUT, reply
 from pettingllms.envs.textarena_v0 import env
 from pettingllms.policies.loading import load_policies
@@ -245,7 +245,7 @@ def _scores(name: str) -> dict[str, Callable[[Any], float]]:
 
 def main() -> None:
     """Trains, prints, and writes the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--game", nargs="+", choices=sorted(SETUPS), default=sorted(SETUPS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--base", type=Path, default=OUT, help="bases of benchmarks.priming.games")

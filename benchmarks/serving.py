@@ -26,6 +26,7 @@ from typing import Any
 from openai import AsyncOpenAI
 
 from benchmarks.measure import publish
+from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import train
@@ -34,7 +35,7 @@ from pettingllms.trainers.config import ATGRPOConfig
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints; see `--help`."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = Options(__doc__)
     options.add_argument("--clients", type=int, nargs="+", default=[1, 10, 50])
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--max-tokens", type=int, default=192)

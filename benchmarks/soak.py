@@ -7,7 +7,6 @@ Ten lines on the way say what the workers and this process hold: memory, process
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import resource
@@ -16,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Options
 from benchmarks.sandbox import CASE, PROGRAM, report, worker_pids
 from pettingllms.sandbox import Case, Limits
 from pettingllms.sandbox.client import PooledSandbox
@@ -36,7 +36,7 @@ SOAKED = (
 
 def main() -> None:
     """Prints the table, and writes it as JSON where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--runs", type=int, default=100_000)
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = options.parse_args()

@@ -12,7 +12,6 @@ fills, be scored).
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import itertools
 import random
@@ -22,6 +21,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from benchmarks.options import Options
 from benchmarks.sandbox import report
 from pettingllms.data import sudoku
 from pettingllms.envs import sudoku_v0
@@ -39,7 +39,7 @@ REPLY = "#### [[1, 2, 4], [2, 2, 1], [3, 3, 1]]"
 
 def main() -> None:
     """Prints the tables, and writes them as JSON where asked."""
-    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options = Options(__doc__.splitlines()[0])
     options.add_argument("--rounds", type=int, default=15, help="turns of each contestant")
     options.add_argument("--json", type=Path, help="also write the figures to this file")
     arguments = options.parse_args()

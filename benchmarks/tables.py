@@ -10,7 +10,6 @@ A test holds the pages to the results.
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import json
 import re
@@ -27,6 +26,7 @@ from benchmarks.claims import report as claims_report
 from benchmarks.claims.experiments import EXPERIMENTS as CLAIMS
 from benchmarks.evidence import PASSES, Table, estimate, pass_cells, shown, spread
 from benchmarks.method_table import EXPERIMENTS
+from benchmarks.options import Options
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
@@ -328,7 +328,7 @@ def filled(page: str) -> str:
 
 def main() -> None:
     """Prints or writes the tables."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = Options(__doc__.splitlines()[0])
     parser.add_argument("--write", action="store_true", help="put them into the pages")
     if parser.parse_args().write:
         for path in PAGES:

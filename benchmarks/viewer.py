@@ -11,7 +11,6 @@ With Chromium installed, the first view is also timed in it, from the address to
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import http.client
 import json
@@ -29,6 +28,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
 
+from benchmarks.options import Options
 from pettingllms.rollout.files import METRICS, STARTS, TRAJECTORIES
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
@@ -42,7 +42,7 @@ Ask = Callable[..., Any]
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Measures and prints; see `--help`."""
-    options = argparse.ArgumentParser(description=__doc__)
+    options = Options(__doc__)
     options.add_argument("--gigabytes", type=float, default=2.0)
     options.add_argument("--run", type=Path, help="also export this run, and time it in Chromium")
     options.add_argument("--json", type=Path, help="also write the figures to this file")

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Table
+from benchmarks.options import Options
 from pettingllms.runs import versions
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
@@ -31,7 +32,7 @@ GAP = "sampling/sampling_logp_difference/max"
 
 def main() -> None:
     """Trains, prints a table and writes the curves."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = Options(__doc__)
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--tasks", type=int, default=8, help="tasks of a step")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])

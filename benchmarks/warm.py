@@ -7,7 +7,6 @@ These experiments start where a short training with AT-GRPO has brought it. What
 
 from __future__ import annotations
 
-import argparse
 import json
 import shlex
 import subprocess
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.evidence import Table
+from benchmarks.options import Options
 from pettingllms.evaluation.folder import read_trajectories
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import versions
@@ -48,7 +48,7 @@ def command(
         table: of the result.
         tokens: the default of `--tokens`; None where the experiment has budgets of its own.
     """
-    parser = argparse.ArgumentParser(description=about)
+    parser = Options(about)
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     if tokens is not None:
         parser.add_argument("--tokens", type=int, default=tokens, help="generated after the start")

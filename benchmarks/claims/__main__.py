@@ -14,7 +14,6 @@ trained with the seeds that count. Judging needs `benchmarks/requirements.txt`, 
 
 from __future__ import annotations
 
-import argparse
 import fcntl
 import hashlib
 import json
@@ -39,6 +38,7 @@ from benchmarks.claims.experiments import (
     Ground,
 )
 from benchmarks.evidence import revision
+from benchmarks.options import Options, known
 from pettingllms.evaluation.folder import digest
 from pettingllms.runs import versions
 
@@ -293,9 +293,7 @@ def share(digits: str) -> float:
 
 def main() -> None:
     """Runs what is missing, and publishes."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = Options(__doc__)
     budgets = parser.add_mutually_exclusive_group()
     for name, text in BUDGETS.items():
         budgets.add_argument(
@@ -310,18 +308,27 @@ def main() -> None:
     parser.add_argument("--afresh", action="store_true", help="run also what the results hold")
     parser.add_argument("--dry-run", action="store_true", help="list the cells; run nothing")
     options = parser.parse_args()
+    budget = options.budget or "full"
+    places = [
+        pair for name in options.only for pair in experiments.pairs(EXPERIMENTS[name], budget)
+    ]
+    known("--arms", options.arms, [name for ground, arm, _ in places for name in (ground, arm)])
     before = None if options.afresh else options.results
     lab = Lab(
         options.only,
-        budget=options.budget or "full",
+        budget=budget,
         out=options.out,
         wanted=options.arms,
         before=before,
     )
+    if not lab.pairs:
+        raise SystemExit("--arms takes arms and the grounds that have them; --dry-run lists both")
     if options.dry_run:
         lab.dry()
     elif options.cell:
-        lab.measure(cell_of(options.cell))
+        cell = cell_of(options.cell)
+        known("--cell", [_group(cell)], [f"{ground}/{arm}" for ground, arm in lab.pairs])
+        lab.measure(cell)
     else:
         missing = lab.run(options.minutes)
         print(f"{missing} cells missing", flush=True)

@@ -83,10 +83,15 @@ def cell_of(name: str) -> Cell:
     """The cell of a name.
 
     Raises:
-        ValueError: it has not four parts, or the last two are no numbers.
+        ValueError: it has not four parts, or the last two are not numbers.
     """
-    ground, arm, scale, seed = name.split("/")
-    return Cell(ground, arm, float(scale), int(seed))
+    try:
+        ground, arm, scale, seed = name.split("/")
+        return Cell(ground, arm, float(scale), int(seed))
+    except ValueError as error:
+        raise ValueError(
+            f"a cell is GROUND/ARM/RATE/SEED, as in 'math/AT-GRPO/1/0', and not {name!r}"
+        ) from error
 
 
 def material(settings: Mapping[str, Any]) -> dict[str, Any]:

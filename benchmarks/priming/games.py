@@ -10,7 +10,6 @@ tokens: 99 and 229 on average, against 42 and 109 with a tokenizer of their own.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import re
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
 from pettingllms.envs.textarena_v0 import env
@@ -97,7 +97,7 @@ def prime(name: str, seed: int) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Primes a base for each game."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.games", description=__doc__)
+    parser = Options(__doc__)
     parser.add_argument("game", nargs="?", choices=list(STEPS), help="default: both")
     parser.add_argument("--seed", type=int, default=0, help="seed of weights and demonstrations")
     options = parser.parse_args(argv)

@@ -8,7 +8,6 @@ the same machine and library versions give the same file. Costs are in `pettingl
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
@@ -24,6 +23,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, train
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks import priming as demos
+from benchmarks.options import Options
 from pettingllms.models import EMBEDDED
 
 logger = logging.getLogger(__name__)
@@ -242,7 +242,7 @@ def run_phase(
 
 def main(argv: list[str] | None = None) -> None:
     """Prime the embedded base and write it as an ordinary Hugging Face checkpoint."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.prime", description=__doc__)
+    parser = Options(__doc__)
     parser.add_argument(
         "--out",
         type=Path,

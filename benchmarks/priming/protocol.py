@@ -12,7 +12,6 @@ five layers.
 
 from __future__ import annotations
 
-import argparse
 import logging
 import random
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
 from pettingllms.envs.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
@@ -89,7 +89,7 @@ def prime(out: Path, goals: int, words: int, seed: int = 0) -> None:
 
 def main(argv: list[str] | None = None) -> None:
     """Primes the base."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.priming.protocol")
+    parser = Options(__doc__)
     parser.add_argument("--out", type=Path, default=OUT, help="folder to write")
     parser.add_argument("--goals", type=int, default=GOALS, help="doors of the game")
     parser.add_argument("--words", type=int, default=WORDS_SAID, help="words of the game")
