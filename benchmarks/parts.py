@@ -1,6 +1,6 @@
 """Does reinforcement learning teach what no demonstration shows? Teams on a base that was primed on parts.
 
-    python -m benchmarks.parts [--only coding plan_path] [--seeds 21 22 23] [--out FILE]
+    python -m benchmarks.parts [--only coding plan_path paths] [--seeds 21 22 23] [--out FILE]
 
 The base, `embedded:parts`, has no planted habit: it was shown single steps and pairs of steps (`benchmarks.priming`, recipe
 `parts`), and no problem of the length that is trained here. Each seed is one run of `pettingllms-train`; then all teams
@@ -11,7 +11,8 @@ play the same test tasks, sampled, one completion a decision:
 * `shuffled`: what the first role (coding: the second) says is swapped between tasks, so that it says nothing
   about this one.
 
-Base and trained teams also play tasks of other sizes, one of them beyond training. Prints the table, and writes
+Base and trained teams also play tasks of other sizes, one of them beyond training. `paths` is Plan-Path trained three
+times as long, with two optimizer steps on a rollout, after which both roles write whole paths. Prints the table, and writes
 `results/parts.json` or FILE; finished runs are not repeated.
 """
 
@@ -71,6 +72,7 @@ LENGTH = 96
 class Story(NamedTuple):
     """What is trained and tested in one environment."""
 
+    env: str
     roles: tuple[str, str]
     speaker: str
     """The role whose words `shuffled` swaps between tasks."""
@@ -82,10 +84,25 @@ class Story(NamedTuple):
     """What is reported of first replies, with its title."""
     seeds: tuple[int, ...]
     """Of the published runs; no pilot used them."""
+    own: Mapping[str, Any] = {}
+    """Settings of its training beside those that the environment has for this base."""
 
 
+_LISTENING = Story(
+    "plan_path",
+    ("tool", "planner"),
+    "tool",
+    {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
+    {},
+    {
+        "tool/first_local_reward": "tool: local reward",
+        "planner/first_local_reward": "planner: local reward",
+    },
+    (21, 22, 23),
+)
 STORIES: Mapping[str, Story] = {
     "coding": Story(
+        "coding",
         ("coder", "tester"),
         "tester",
         {
@@ -101,31 +118,27 @@ STORIES: Mapping[str, Story] = {
         },
         (24, 25, 26),
     ),
-    "plan_path": Story(
-        ("tool", "planner"),
-        "tool",
-        {"6 to 10 moves": {"moves": (6, 10), "max_turns": 14}},
-        {},
-        {
-            "tool/first_local_reward": "tool: local reward",
-            "planner/first_local_reward": "planner: local reward",
-        },
-        (21, 22, 23),
+    "plan_path": _LISTENING,
+    # Rates below 4e-3 and batches of more tasks had too few or too small updates for a second move (pilots).
+    "paths": _LISTENING._replace(
+        seeds=(27, 28, 29),
+        own={"num_iterations": 2, "epsilon_high": 0.28, "max_steps": 300, "eval_steps": 30},
     ),
 }
 
 
-def arguments(env: str) -> dict[str, Any]:
+def arguments(name: str) -> dict[str, Any]:
     """Those of the environment for this base, in training."""
-    return dict(creator_of(env).embedded_parts)
+    return dict(creator_of(STORIES[name].env).embedded_parts)
 
 
-def settings(env: str) -> dict[str, Any]:
-    """Those of a run that the environment and the embedded models have for this base.
+def settings(name: str) -> dict[str, Any]:
+    """Those of a run that the environment and the embedded models have for this base, and the story's own.
 
     Given to every run, so that a base elsewhere is trained in the same way.
     """
-    return presets.EMBEDDED | creator_of(env).embedded_parts_training
+    story = STORIES[name]
+    return {**presets.EMBEDDED, **creator_of(story.env).embedded_parts_training, **story.own}
 
 
 class Shuffled:
@@ -151,21 +164,21 @@ class Shuffled:
         return found
 
 
-def run_of(env: str, model: Path, seed: int, out: Path) -> Path:
+def run_of(name: str, model: Path, seed: int, out: Path) -> Path:
     """The folder of a run of `pettingllms-train`, which is finished then."""
-    run = out / f"{env}-{seed}"
-    options = settings(env) | {"model": model, "seed": seed, "env": env}
-    options |= {"env-args": json.dumps(arguments(env))}
+    run = out / f"{name}-{seed}"
+    options = settings(name) | {"model": model, "seed": seed, "env": STORIES[name].env}
+    options |= {"env-args": json.dumps(arguments(name))}
     train(run, *words_of(options))
     return run
 
 
 def rolled_out(
-    env: str, policies: Any, sampling: Sampling, tasks: int, **other: Any
+    name: str, policies: Any, sampling: Sampling, tasks: int, **other: Any
 ) -> list[Trajectory]:
     """Episodes on test tasks, whose arguments differ from training in `other`."""
-    story = STORIES[env]
-    game = make(env, split="test", **{**arguments(env), **other})
+    story = STORIES[name]
+    game = make(story.env, split="test", **{**arguments(name), **other})
     lineup = {role: policies.policy_for(role) for role in story.roles}
     episodes: list[Trajectory] = []
     with ThreadPoolExecutor(ATGRPOConfig.scoring_threads) as pool:
