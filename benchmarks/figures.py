@@ -20,7 +20,7 @@ from benchmarks.claims import decisions
 from benchmarks.claims.cells import READINGS
 from benchmarks.claims.experiments import EXPERIMENTS
 from benchmarks.claims.report import TAUS, of_experiment
-from benchmarks.evidence import COLORS, estimate
+from benchmarks.evidence import COLORS, draw_curve, estimate
 from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
@@ -129,10 +129,10 @@ def draw_habits() -> Figure:
 
 
 def draw_parts() -> Figure:
-    """A base without habits: base, trained, and the controls."""
+    """A base without habits: base, trained, and the controls; what both roles learn of paths."""
     environments = load("parts")["environments"]
-    figure, axes = plt.subplots(1, len(environments), figsize=(9.5, 3.3), sharex=True)
-    for axis, (env, each) in zip(np.atleast_1d(axes), environments.items(), strict=True):
+    figure, axes = plt.subplots(2, 2, figsize=(9.5, 6.6))
+    for axis, (env, each) in zip(axes.flat, environments.items(), strict=False):
         one, two = STORIES[env].roles
         runs = [run["teams"] for run in each["runs"].values()]
         other = next(iter(STORIES[env].others))
@@ -154,6 +154,12 @@ def draw_parts() -> Figure:
             points.append(Point(title, estimate(values), "", color))
         rows_of_points(axis, points, label="share of test tasks solved")
         axis.set(title=env, xlim=(0, 1))
+    paths = environments["paths"]["runs"].values()
+    titles = {"success": "team success", **STORIES["paths"].scores}
+    for (score, title), color in zip(titles.items(), (BLUE, ORANGE, GREEN), strict=True):
+        draw_curve(axes[1, 1], [run["curve"] for run in paths], score, title, color)
+    axes[1, 1].set(title="paths: validation", xlabel="generated tokens (thousands)", ylim=(0, 1))
+    axes[1, 1].legend(frameon=False, fontsize="small", loc=(0.02, 0.5))
     figure.tight_layout()
     return figure
 

@@ -116,7 +116,7 @@ def test_outcomes_are_those_of_the_base_that_is_the_default(results):
     results("learning_coding", {"at_grpo-0": a_run("0011", "0111")})
     teams = {"trained": {"tasks": "0111"}}
     coding = {"base": {"base": {"tasks": "0001"}}, "runs": {"21": {"teams": teams}}}
-    results("parts", {"environments": {"coding": coding}})
+    results("parts", {"environments": {"coding": coding, "paths": coding}})  # of Plan-Path, too
     assert tables.outcomes().splitlines()[2:] == ["| `coding` | parts | 0.25 | 0.75 |"]
 
 

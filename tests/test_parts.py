@@ -43,11 +43,11 @@ def test_shuffled_words_belong_to_the_prompt_of_another_task():
     assert shuffled.policy_for("tool") == "tool"
 
 
-@pytest.mark.parametrize("env", parts.STORIES)
-def test_every_story_names_roles_and_sizes_that_the_environment_has(env):
-    story = parts.STORIES[env]
+@pytest.mark.parametrize("name", parts.STORIES)
+def test_every_story_names_roles_and_sizes_that_the_environment_has(name):
+    story = parts.STORIES[name]
     for other in ({}, *story.others.values(), story.pass_at):
-        game = make(env, split="test", **{**parts.arguments(env), **other})
+        game = make(story.env, split="test", **{**parts.arguments(name), **other})
         assert tuple(agent.removesuffix("_0") for agent in game.possible_agents) == story.roles
     assert story.speaker in story.roles
     assert {name.split("/")[0] for name in story.scores} == set(story.roles)
@@ -68,15 +68,17 @@ def test_the_base_of_parts_gets_the_tasks_and_settings_that_an_environment_decla
     assert other.learning_rate == resolve(ATGRPOConfig(env="sudoku")).learning_rate
 
 
-@pytest.mark.parametrize("env", parts.STORIES)
-def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(env):
-    words = words_of(parts.settings(env) | {"env": env, "model": "elsewhere"})
+@pytest.mark.parametrize("name", parts.STORIES)
+def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(name):
+    story = parts.STORIES[name]
+    words = words_of(parts.settings(name) | {"env": story.env, "model": "elsewhere"})
     config = train.parse(words).config
     assert config is not None
     own, shipped = (
-        vars(resolve(each)) for each in (config, ATGRPOConfig(env=env, model="embedded:parts"))
+        vars(resolve(each))
+        for each in (config, ATGRPOConfig(env=story.env, model="embedded:parts"))
     )
-    assert {name for name in own if own[name] != shipped[name]} == {"model"}
+    assert {key for key in own if own[key] != shipped[key]} == {"model", *story.own}
 
 
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):
