@@ -12,7 +12,7 @@ play the same test tasks, sampled, one completion a decision:
   about this one.
 
 Base and trained teams also play tasks of other sizes, one of them beyond training. `paths` is Plan-Path trained three
-times as long, with two optimizer steps on a rollout, after which both roles write whole paths. Prints the table, and writes
+times as long, with two optimizer steps on a rollout, after which replies have several moves. Prints the table, and writes
 `results/parts.json` or FILE; finished runs are not repeated.
 """
 
@@ -119,7 +119,7 @@ STORIES: Mapping[str, Story] = {
         (24, 25, 26),
     ),
     "plan_path": _LISTENING,
-    # Rates below 4e-3 and batches of more tasks had too few or too small updates for a second move (pilots).
+    # With a lower rate or more tasks a step, a second move came late or hardly at all (pilots).
     "paths": _LISTENING._replace(
         seeds=(27, 28, 29),
         own={"num_iterations": 2, "epsilon_high": 0.28, "max_steps": 300, "eval_steps": 30},

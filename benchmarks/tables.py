@@ -84,8 +84,8 @@ def outcomes() -> str:
     rows = [
         [f"`{env}`", "parts", *(f"{share:.2f}" for share in parts.success(each))]
         for env, each in sorted(own.items())
-        if parts.STORIES[env].env
-        == env  # other trainings of an environment are in docs/results.md alone
+        # Another training of an environment is in docs/results.md alone.
+        if parts.STORIES[env].env == env
     ]
     rows += [
         [

@@ -326,7 +326,10 @@ def main() -> None:
     if options.dry_run:
         lab.dry()
     elif options.cell:
-        cell = cell_of(options.cell)
+        try:
+            cell = cell_of(options.cell)
+        except ValueError as error:
+            parser.error(f"--cell: {error}")
         known("--cell", [_group(cell)], [f"{ground}/{arm}" for ground, arm in lab.pairs])
         lab.measure(cell)
     else:
