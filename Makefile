@@ -47,7 +47,7 @@ check: setup ## Lint, format, types, import directions, spelling
 
 docs: ## Build the documentation site into build/site; a broken link is an error
 	@$(SETUP) docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 coverage: setup ## Run the tests in one process and report the lines that none of them reaches
 	PYTHONHASHSEED=0 $(BIN)/coverage run -m pytest $(ARGS)

@@ -59,7 +59,10 @@ _MODULES = {
 def __getattr__(name: str) -> Any:
     if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
+    from pettingllms.errors import naming_extras
+
+    with naming_extras():
+        found = getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
     # From now on it is found directly: Python asks `__getattr__` for missing names only.
     globals()[name] = found
     return found

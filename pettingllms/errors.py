@@ -3,6 +3,7 @@
     PettingLLMsError
     |- ConfigError          (ValueError)    an option, key or value that cannot be used
     |- DatasetError         (ValueError)    a row of a task file that does not fit its schema
+    |- MissingExtra         (ImportError)   a library of an extra that is not installed
     |- GroupError           (ValueError)    candidates that must not share one advantage group
     |- UnknownNameError     (LookupError)   a name that is in no registry
     |- CloneError           (TypeError)     an environment that cannot be copied exactly
@@ -20,8 +21,9 @@ can still catch it. Text written by a model never raises any of them.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class PettingLLMsError(Exception):
@@ -34,6 +36,10 @@ class ConfigError(PettingLLMsError, ValueError):
 
 class DatasetError(PettingLLMsError, ValueError):
     """A row of a task file that does not fit its schema; names file, line and field."""
+
+
+class MissingExtra(PettingLLMsError, ModuleNotFoundError):
+    """A library of an extra that is not installed; says how to install it."""
 
 
 class GroupError(PettingLLMsError, ValueError):
@@ -74,6 +80,40 @@ class RunFolderError(PettingLLMsError, OSError):
 
 class SandboxUnavailable(PettingLLMsError, RuntimeError):
     """The sandbox itself failed. It says nothing about the program and is never a reward."""
+
+
+_TRAIN = [
+    "torch",
+    "transformers",
+    "trl",
+    "peft",
+    "accelerate",
+    "safetensors",
+    "rich",
+    "matplotlib",
+    "yaml",
+]
+_SERVE = ["h11", "uvicorn", "starlette"]
+EXTRAS = dict.fromkeys(_TRAIN, "train") | dict.fromkeys(_SERVE, "serve") | {"openenv": "openenv"}
+"""Module -> the extra that installs it."""
+
+
+@contextlib.contextmanager
+def naming_extras() -> Iterator[None]:
+    """Says which extra is missing where an import fails.
+
+    Raises:
+        MissingExtra: a library of `EXTRAS` is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in EXTRAS:
+            raise
+        raise MissingExtra(
+            f"{name} is not installed; pip install 'pettingllms[{EXTRAS[name]}]'", name=name
+        ) from error
 
 
 LISTED = 30

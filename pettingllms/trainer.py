@@ -51,7 +51,9 @@ class ATGRPOTrainer:
         args: the settings.
         policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
             `load_policies` has made, in place of a model.
-        estimator, reward_transform, cast: a name or path, a class, or an instance.
+        estimator: a name or path, a class, or an instance.
+        reward_transform: as `estimator`.
+        cast: as `estimator`.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.
         callbacks: of this package or of transformers (`TrainerCallback`).

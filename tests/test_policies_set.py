@@ -200,6 +200,7 @@ def test_plain_peft_loads_a_saved_adapter_bit_for_bit(model_dir, tmp_path):
     stir(policies, "a")
     stir(policies, "tester", seed=1)
     policies.save("a", tmp_path / "adapters" / "a")
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / "adapters/a").iterdir()} == {0o644}
     assert sorted(p.name for p in (tmp_path / "adapters" / "a").iterdir()) == [
         "adapter_config.json",
         "adapter_model.safetensors",

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pettingllms.cli.guard import guarded, listening_on
-from pettingllms.errors import ConfigError
 from pettingllms.trainers.settings import check_values, json_object, setting, task_setting
 
 EXAMPLES = (
@@ -63,15 +62,11 @@ def parse(argv: Sequence[str]) -> EnvServerOptions:
 
 def _run(options: EnvServerOptions) -> int:
     arguments = json_object("env_args", options.env_args)
-    try:
-        import uvicorn
+    from pettingllms.elsewhere.openenv_server import ServerLimits, served
 
-        from pettingllms.elsewhere.openenv_server import ServerLimits, served
-    except ModuleNotFoundError as error:
-        raise ConfigError(
-            f"{error.name} is not installed; pip install 'pettingllms[openenv]'"
-        ) from error
     limits = ServerLimits(options.max_sessions, options.max_age, options.max_message)
+    import uvicorn  # OpenEnv brings it
+
     with listening_on(options.host, options.port) as listening:
         found = served(options.env, limits, **arguments)
         server = uvicorn.Server(

@@ -18,20 +18,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO, NoReturn, Protocol
 
-from pettingllms.errors import ConfigError, PettingLLMsError
-
-EXTRA_MODULES = (
-    "torch",
-    "transformers",
-    "trl",
-    "peft",
-    "accelerate",
-    "safetensors",
-    "rich",
-    "matplotlib",
-    "yaml",
-)
-"""What the `train` extra installs."""
+from pettingllms.errors import ConfigError, PettingLLMsError, naming_extras
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Where a file system has no space left; `> file` makes standard output such a file."""
@@ -95,17 +82,10 @@ def guarded(command: Callable[[], int]) -> int:
 
 def _reported(command: Callable[[], int]) -> int:
     try:
-        return command()
+        with naming_extras():
+            return command()
     except PettingLLMsError as error:
         print(f"error: {error}", file=sys.stderr)
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in EXTRA_MODULES:
-            raise
-        print(
-            f"error: {error.name} is not installed; this command needs the train extra: "
-            "pip install 'pettingllms[train]'",
-            file=sys.stderr,
-        )
     except OSError as error:
         if error.errno == errno.ENAMETOOLONG:
             # A name that is too long has hundreds of characters; its start tells which one it is.
@@ -188,22 +168,6 @@ def listening_on(host: str, port: int) -> socket.socket:
         # `create_server` adds the address to the message, in parentheses.
         why = str(error.strerror).partition(" (")[0]
         raise ConfigError(f"cannot listen on {host}, port {port}: {why}; {cure}") from error
-
-
-@contextlib.contextmanager
-def needing_serve() -> Iterator[None]:
-    """Says which extra is missing where an import fails.
-
-    Raises:
-        ConfigError: a library of the `serve` extra is not installed.
-    """
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        name = (error.name or "").partition(".")[0]
-        if name not in ("h11", "uvicorn", "starlette"):
-            raise
-        raise ConfigError(f"{name} is not installed; pip install 'pettingllms[serve]'") from error
 
 
 def typed(command: str) -> str:

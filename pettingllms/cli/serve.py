@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from pettingllms.cli.guard import guarded, listening_on, needing_serve
+from pettingllms.cli.guard import guarded, listening_on
 from pettingllms.errors import ConfigError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import check_values, json_object, setting
@@ -174,11 +174,12 @@ def _front(options: ServeOptions, listening: socket.socket) -> Answer:
     It prints the address, and the key or where that is.
 
     Raises:
-        ConfigError: a package for serving is missing, or the key cannot be read.
+        ConfigError: the key cannot be read.
+        ModuleNotFoundError: a package for serving is missing.
     """
-    with needing_serve():
-        from pettingllms.serving.app import application
-        from pettingllms.serving.run import serve
+    from pettingllms.serving.app import application
+    from pettingllms.serving.run import serve
+
     key = _key(options)
 
     def answer(server: TeamServer) -> None:

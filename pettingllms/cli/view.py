@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pettingllms.cli.guard import guarded, needing_serve, terminable
+from pettingllms.cli.guard import guarded, terminable
 from pettingllms.cli.options import CommandParser
 from pettingllms.errors import ConfigError
 
@@ -87,8 +87,8 @@ def _run(options: argparse.Namespace) -> int:
     library = Library(checked(options.folders), Path(base) / "pettingllms" / "viewer")
     if options.export is not None:
         return _export(library, options)
-    with needing_serve():
-        from pettingllms.viewer.app import serve
+    from pettingllms.viewer.app import serve
+
     with _listening(options.port) as listening:
         print(f"http://127.0.0.1:{listening.getsockname()[1]}/", flush=True)
         # On standard error, so that standard output is the address alone.

@@ -10,8 +10,6 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import yaml
-
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.samplers.base import PARTNER, is_partner
 from pettingllms.types import role_of
@@ -169,6 +167,8 @@ def _from_pairs(spec: str) -> dict[str, str]:
 
 
 def _from_file(path: Path) -> dict[str, str]:
+    import yaml  # of the train extra; a name needs none
+
     try:
         text = path.read_text(encoding="utf-8")
         # YAML would accept most JSON, too, but with worse error messages.

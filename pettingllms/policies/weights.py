@@ -341,6 +341,8 @@ def write_directory(directory: Path, write: Callable[[Path], None]) -> None:
         # `mkdtemp` makes folders that no other user can read, such as a server that is to load the
         # adapter.
         fresh.chmod(0o755)
+        for path in fresh.rglob("*"):  # safetensors writes for the owner alone
+            path.chmod(0o755 if path.is_dir() else 0o644)
         # A folder cannot be renamed onto one that has files.
         old = directory.with_name(f".{directory.name}.old")
         shutil.rmtree(old, ignore_errors=True)

@@ -60,7 +60,8 @@ class ATGRPO:
         policies: of the roles; `load_policies` makes them.
         estimator: a class or an instance, in place of the one that `config` names.
         callbacks: called after every step of `train`.
-        reward_transform, cast: as `estimator`.
+        reward_transform: as `estimator`.
+        cast: as `estimator`.
     """
 
     def __init__(

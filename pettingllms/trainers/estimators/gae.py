@@ -37,9 +37,11 @@ class Gae(Estimator):
 
     Args:
         config: resolved settings of the run.
-        gamma, lam: of the formula.
-        learning_rate, epochs: of the critic, which reads the base model's hidden state at the last
-            token of a prompt.
+        gamma: discount of the formula.
+        lam: lambda of the formula.
+        learning_rate: of the critic, which reads the base model's hidden state at the last token
+            of a prompt.
+        epochs: of the critic over the prompts of a step.
         warmup: steps in which the critic alone learns.
 
     Raises:

@@ -38,7 +38,10 @@ class Debate(RewardTransform):
     Args:
         config: resolved settings of the run.
         gamma: weight of a round against the one before it.
-        a0, a1, b0, b1: of changes of mind.
+        a0: weight of a change against wrong neighbors.
+        a1: weight of a change with right neighbors.
+        b0: weight of neighbors that change after a wrong answer.
+        b1: weight of neighbors that change after a right answer.
 
     Raises:
         ConfigError: gamma is not in [0, 1], or a weight is negative.
