@@ -207,9 +207,13 @@ def claims(name: str) -> str:
 def claims_summary() -> str:
     """Where each claim was decided, and what that took."""
     result = load("claims")
+    verdicts = result["verdicts"]
+    edges = sum(any("edge of the grid" in part for part in each["confounds"]) for each in verdicts)
     return (
-        f"{markdown(*claims_report.summary_table(result))}\n\n{len(result['verdicts'])} verdicts; what was run "
-        f"took {result['cpu_minutes']:.0f} CPU-minutes."
+        f"{markdown(*claims_report.summary_table(result))}\n\n{len(verdicts)} verdicts, of which {edges} compare an "
+        "arm whose best rate lies at the edge of its grid, so that a better one may lie beyond; "
+        f"{sum(each['verdict'] != 'not decided' for each in verdicts)} are decided, and "
+        f"{claims_report.decided_after_two_looks(result)} would be if every p-value were doubled. What was run took {result['cpu_minutes']:.0f} CPU-minutes."
     )
 
 

@@ -85,6 +85,21 @@ def verdict(found: Judged, corrected: float) -> str:
     return "supported" if sides == {True} else "refuted"
 
 
+def decided_after_two_looks(result: Mapping[str, Any]) -> int:
+    """How many verdicts are decided if the p-values of grounds with five seeds are doubled, too."""
+    grounds, verdicts = result["settings"]["grounds"], result["verdicts"]
+    corrected = holm(
+        {
+            str(place): each["p"] * (2 if len(grounds[each["ground"]]["seeds"]) == len(SEEDS) else 1)
+            for place, each in enumerate(verdicts)
+        }
+    )
+    return sum(
+        each["verdict"] != "not decided" and corrected[str(place)] < LEVEL
+        for place, each in enumerate(verdicts)
+    )
+
+
 def confounds(found: Judged, arms: Mapping[str, Any]) -> list[str]:
     """What could make the difference, or hide it, besides what is claimed."""
     own = [arms[found.ground][name] for name in (found.claim.arm, found.claim.over)]
