@@ -152,13 +152,13 @@ def test_commands_are_understood(
 
 
 def test_the_readme_shows_python_code_and_commands() -> None:
-    assert sum(block.page == "README.md" for block in PYTHON) >= 2
+    assert sum(block.page == "README.md" for block in PYTHON) >= 1
     assert sum(page == "README.md" for page, _ in COMMANDS) >= 3
 
 
 def test_the_readme_fits_on_a_few_screens() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert len(text.split()) <= 900
+    assert len(text.split()) <= 950
     assert len(re.findall(r"\d\.\d", text)) <= 25
 
 
