@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -39,6 +40,7 @@ from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.per_policy import OF_THE_BASE, base_model, by_base, own_settings
 from pettingllms.trainers.presets import embedded_arguments
 
+_OWN_FILE = re.compile(r"(program:)?(.*\.py)(:[^:]*)?")
 EnvSource = str | AnyEnv | Callable[..., AnyEnv]
 """A name or path, an environment, or what makes one, given the arguments that it takes."""
 
@@ -59,9 +61,9 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     if own := config.mapping("policy_settings"):
         changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
     # my_env.py:env names a file of the user's.
-    file, _, attribute = config.env.rpartition(":")
-    if file.endswith(".py"):
-        changes["env"] = f"{Path(file).expanduser().resolve()}:{attribute}"
+    if match := _OWN_FILE.fullmatch(config.env):
+        bridge, file, attribute = match.groups("")
+        changes["env"] = f"{bridge}{Path(file).expanduser().resolve()}{attribute}"
     if config.adapters is not None:
         changes["adapters"] = located_adapters(config.adapters)
     return dataclasses.replace(config, **changes)
@@ -430,7 +432,9 @@ def default_folder(config: ATGRPOConfig, parent: Path = Path("runs")) -> Path:
     """`runs/<env>-<policies>-<time>`, not yet there."""
     # In textarena:NAME the name comes after the colon, in my_env:env before it.
     bridged = config.env.partition(":")[0] in BRIDGES
-    source = config.env if bridged else config.env.rpartition(":")[0] or config.env
+    own = _OWN_FILE.fullmatch(config.env)
+    source = own[2] if own else config.env
+    source = source if own or bridged else source.rpartition(":")[0] or source
     words = [source.removesuffix(".py").replace("/", ".").rpartition(".")[2], config.policies]
     slug = "-".join("".join(c if c.isalnum() or c in "-_" else "-" for c in word) for word in words)
     name = f"{slug[:60]}-{time.strftime('%Y%m%d-%H%M%S')}"

@@ -9,9 +9,9 @@ ids and log-probabilities are those of sampling; text exists for the environment
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 from pettingllms.errors import GroupError
 
@@ -23,6 +23,37 @@ def role_of(agent: str) -> str:
     """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
     match = re.fullmatch(r"(.+)_\d+", agent)
     return match[1] if match else agent
+
+
+class Conversation(str):
+    """An observation of several messages: as text for people, with the messages for a chat template.
+
+    It goes wherever the text of an observation goes, and arrives as what it is.
+    """
+
+    __slots__ = ("messages", "tools")
+    messages: Sequence[Mapping[str, Any]]
+    """As in OpenAI's chat completions, contents and arguments of calls as text."""
+    tools: Sequence[Mapping[str, Any]]
+    """Functions that the agent may call, as in OpenAI's chat completions."""
+
+    def __new__(
+        cls,
+        text: str,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> Self:
+        """`text` is what people and records see of it."""
+        made = super().__new__(cls, text)
+        made.messages, made.tools = messages, tools
+        return made
+
+    def __str__(self) -> str:
+        # `str(text)` would forget the messages.
+        return self
+
+    def __reduce__(self) -> Any:
+        return Conversation, (str.__str__(self), self.messages, self.tools)
 
 
 class Task(NamedTuple):

@@ -136,7 +136,7 @@ class Schema(Generic[Record]):
 class Kind(Generic[Record]):
     """One type of record and the schemas it is read from."""
 
-    name: Literal["coding", "math", "plan_path", "search", "sudoku", "sokoban"]
+    name: Literal["coding", "math", "plan_path", "search", "sudoku", "sokoban", "program"]
     schemas: Mapping[str, Schema[Record]]
     """By name; the first that fits is taken where the caller names none."""
     own: str

@@ -61,10 +61,11 @@ registry, the command line and the tests find it from there."""
 
 
 BRIDGES = {
+    "program": "pettingllms.envs.program_v0:env",
     "textarena": "pettingllms.envs.textarena_v0:env",
     "pettingzoo": "pettingllms.envs.classic_v0:env",
 }
-"""Other libraries, whose games have names of the form `textarena:TicTacToe-v0`."""
+"""What makes environments of something else: `textarena:TicTacToe-v0`, `program:my_team.py:solve`."""
 
 
 # Positional only, because an environment may have an argument called `name` itself.

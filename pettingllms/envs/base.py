@@ -358,6 +358,9 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.rewards = dict.fromkeys(agents, 0.0)
         # A step pays its own agent only, so that nothing accumulates between an agent's steps.
         self.rewards[agent] = self._cumulative_rewards[agent] = reward
+        for other, earned in outcome.others.items():
+            self.rewards[other] += earned
+            self._cumulative_rewards[other] += earned
         infos = {other: {**info, "success": success} for other, info in self.infos.items()}
         infos[agent] = {**outcome.info, **_step_info(team, local, success, error, turn)}
         self.infos = infos

@@ -25,6 +25,8 @@ class Outcome:
     """Whether the environment ends the episode here, e.g. because the agents agree."""
     parse_error: str | None = None
     """Reason why the reply could not be read; None where it could."""
+    others: Mapping[str, float] = field(default_factory=dict)
+    """Rewards that it earned agents other than its author: they are late rewards of theirs."""
     info: Mapping[str, Any] = field(default_factory=dict)
     """More entries for `infos[agent]`; values must not be changed later."""
     notes: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,357 @@
+"""What a program asks and is answered: requests of OpenAI's chat completions, as decisions of a role.
+
+    Call.of(body)        a checked request and its digest, which a replay compares
+    Call.observation()   what the role sees of it
+    answer(call, text)   the reply as OpenAI's clients read it: text, or calls of tools
+    Front                HTTP on 127.0.0.1, a secret path for each run
+
+Sampling is the trainer's: temperature, token limits, and seeds of a request are ignored, and named
+once in the log. A parameter that would change what a reply means and is not built is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import secrets
+import select
+import socket
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Protocol
+
+from pettingllms.envs.tool_calls import read_calls
+from pettingllms.errors import did_you_mean
+from pettingllms.types import Conversation
+
+_IGNORED = frozenset(
+    "user metadata safety_identifier prompt_cache_key stream stream_options seed temperature top_p "
+    "max_tokens max_completion_tokens store service_tier parallel_tool_calls verbosity "
+    "reasoning_effort presence_penalty frequency_penalty".split()
+)
+_READ = frozenset(
+    "model messages n tools tool_choice response_format stop function_call functions".split()
+)
+_DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
+"""What makes two requests to one role the same."""
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+LARGEST_BODY = 16 << 20
+"""Bytes of a request."""
+
+_log = logging.getLogger(__name__)
+
+
+class Refused(Exception):
+    """A request that is answered with an error, in the form of OpenAI's API."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A request: who is asked, and what."""
+
+    role: str
+    request: Mapping[str, Any]
+    """Of the fields in `_DECISION` those that are there; contents are text."""
+    digest: str
+    """Equal exactly where role and request are."""
+
+    @classmethod
+    def of(cls, body: Any, roles: Sequence[str] | None) -> Call:
+        """Checks the body of a request; `roles` are those that may be asked, None for any.
+
+        Raises:
+            Refused: it names another role, lacks messages, or asks for what is not built.
+        """
+        if not isinstance(body, Mapping):
+            raise Refused(400, "the body is no JSON object")
+        given = {name: value for name, value in body.items() if value not in (None, [], {}, "")}
+        for name in given:
+            if name in _IGNORED:
+                _note_ignored(name)
+            elif name not in _READ or name in ("function_call", "functions"):
+                raise Refused(400, f"parameter {name!r} is not supported here; leave it out")
+        if given.get("n", 1) != 1:
+            raise Refused(400, f"n={given['n']} is not supported here; ask {given['n']} times")
+        # A prefix such as openai/coder is a framework's.
+        role = str(given.get("model", "")).rpartition("/")[2]
+        if roles is not None and role not in roles:
+            hint = did_you_mean(role, roles)
+            raise Refused(404, f"no role {role!r}; {hint} A request's model is the role that replies")
+        request = {name: given[name] for name in _DECISION if name in given}
+        request["messages"] = _messages(request.get("messages"))
+        text = json.dumps([role, request], sort_keys=True)
+        return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
+
+    def observation(self) -> str:
+        """What the role sees: the text of a single user message, or a `Conversation`."""
+        messages, tools = self.request["messages"], self.request.get("tools", ())
+        if len(messages) == 1 and messages[0]["role"] == "user" and not tools:
+            return str(messages[0]["content"])
+        parts = [_shown(message) for message in messages]
+        if tools:
+            names = ", ".join(str(tool["function"].get("name")) for tool in tools)
+            parts.insert(0, f"[tools] {names}")
+        return Conversation("\n\n".join(parts), messages, tools)
+
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    if not isinstance(given, list) or not given:
+        raise Refused(400, "messages are missing: a list of objects with role and content")
+    return [_message(each) for each in given]
+
+
+def _message(given: Any) -> dict[str, Any]:
+    role = given.get("role") if isinstance(given, Mapping) else None
+    if role not in _ROLES:
+        raise Refused(400, f"a message has the role {role!r}; known: {', '.join(_ROLES)}")
+    content = given.get("content")
+    if isinstance(content, list):  # parts, of which text alone can be read
+        if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
+            raise Refused(400, "a content has a part that is no text; images and audio are not read")
+        content = "".join(str(part.get("text", "")) for part in content)
+    if not isinstance(content, str | None):
+        raise Refused(400, f"a content must be text, got a {type(content).__name__}")
+    message = {"role": "system" if role == "developer" else role, "content": content or ""}
+    if calls := given.get("tool_calls"):
+        try:
+            message["tool_calls"] = [
+                {
+                    "id": str(call.get("id", "")),
+                    "type": "function",
+                    "function": {
+                        "name": str(call["function"]["name"]),
+                        "arguments": str(call["function"].get("arguments") or "{}"),
+                    },
+                }
+                for call in calls
+            ]
+        except (TypeError, KeyError, AttributeError):
+            raise Refused(400, "tool_calls must be a list of functions, with names") from None
+    if given.get("tool_call_id"):
+        message["tool_call_id"] = str(given["tool_call_id"])
+    return message
+
+
+def _shown(message: Mapping[str, Any]) -> str:
+    called = [
+        f"{call['function']['name']}({call['function']['arguments']})"
+        for call in message.get("tool_calls", ())
+    ]
+    return f"[{message['role']}] " + "\n".join(filter(None, [message["content"], *called]))
+
+
+_noted: set[str] = set()
+
+
+def _note_ignored(name: str) -> None:
+    if name not in _noted and name not in ("stream", "stream_options"):
+        _noted.add(name)
+        _log.info("the program sends %s, which is ignored: the trainer decides how to sample", name)
+
+
+def first_difference(was: Any, now: Any, at: str = "request") -> str:
+    """Says where two JSON values differ first."""
+    if isinstance(was, Mapping) and isinstance(now, Mapping):
+        for key in sorted({*was, *now}):
+            if was.get(key) != now.get(key):
+                return first_difference(was.get(key), now.get(key), f"{at}.{key}")
+    if isinstance(was, list) and isinstance(now, list) and len(was) == len(now):
+        place = next(k for k, pair in enumerate(zip(was, now, strict=True)) if pair[0] != pair[1])
+        return first_difference(was[place], now[place], f"{at}[{place}]")
+    if isinstance(was, str) and isinstance(now, str):
+        pairs = enumerate(zip(was, now, strict=False))
+        place = next((k for k, (a, b) in pairs if a != b), min(len(was), len(now)))
+        start = max(0, place - 20)
+        return (
+            f"{at} was {was[start : place + 40]!r} and is {now[start : place + 40]!r}, from "
+            f"character {place} on"
+        )
+    return f"{at} was {was!r:.80} and is {now!r:.80}"
+
+
+def answer(call: Call, text: str, own: str) -> dict[str, Any]:
+    """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
+    calls: list[dict[str, Any]] = []
+    if call.request.get("tools"):
+        text, read = read_calls(text)
+        calls = [
+            {
+                "id": f"call_{own}{number}",
+                "type": "function",
+                "function": {"name": name, "arguments": json.dumps(arguments)},
+            }
+            for number, (name, arguments) in enumerate(read)
+        ]
+    stops = call.request.get("stop", ())
+    for stop in [stops] if isinstance(stops, str) else stops:
+        text = text.partition(stop)[0]
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+    if calls:
+        message["tool_calls"] = calls
+    return {
+        "id": f"chatcmpl-{own}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": call.role,
+        "choices": [
+            {
+                "index": 0,
+                "message": message,
+                "logprobs": None,
+                "finish_reason": "tool_calls" if calls else "stop",
+            }
+        ],
+        "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
+    }
+
+
+def _events(reply: Mapping[str, Any], *, usage: bool) -> bytes:
+    """The same as a stream: the whole message in one piece."""
+    head = {**reply, "object": "chat.completion.chunk"}
+    counts, [choice] = head.pop("usage"), head.pop("choices")
+    delta = dict(choice["message"])
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": k, **call} for k, call in enumerate(delta["tool_calls"])]
+    pieces: list[Any] = [
+        {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": None}]},
+        {**head, "choices": [{"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}]},
+    ]
+    if usage:
+        pieces.append({**head, "choices": [], "usage": counts})
+    lines = [f"data: {json.dumps(piece)}\n\n" for piece in pieces]
+    return "".join([*lines, "data: [DONE]\n\n"]).encode()
+
+
+class Asked(Protocol):
+    """A run, as the front sees it."""
+
+    roles: Sequence[str] | None
+
+    def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
+        """Waits for the reply to a request; `gone` says whether its client has left."""
+
+    def pay(self, **paid: Any) -> None:
+        """Pays what the latest reply earned."""
+
+
+class Front:
+    """HTTP on 127.0.0.1 for all runs of a process, a thread for each request that waits."""
+
+    def __init__(self) -> None:
+        self._runs: weakref.WeakValueDictionary[str, Asked] = weakref.WeakValueDictionary()
+        handler = type("Handler", (_Handler,), {"runs": self._runs})
+        self._server = _Server(("127.0.0.1", 0), handler)
+        threading.Thread(target=self._server.serve_forever, name="programs", daemon=True).start()
+
+    def add(self, run: Asked) -> str:
+        """Returns the base URL of a run; its path has 192 random bits, so that no other finds it."""
+        path = secrets.token_urlsafe(24)
+        self._runs[path] = run
+        return f"http://127.0.0.1:{self._server.server_port}/{path}/v1"
+
+
+class _Server(ThreadingHTTPServer):
+    request_queue_size = 1024
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Says nothing of clients that leave: a program may close its connections whenever it likes."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    timeout = 60  # seconds, of reading a request
+    runs: Mapping[str, Asked]
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+        """Keeps standard error for errors."""
+
+    def do_GET(self) -> None:
+        """Lists the roles as models."""
+        self._handle("GET")
+
+    def do_POST(self) -> None:
+        """Waits for a reply, or takes a payment."""
+        self._handle("POST")
+
+    def _handle(self, method: str) -> None:
+        try:
+            payload, kind = self._reply(method), "application/json"
+            if isinstance(payload, bytes):
+                body, kind = payload, "text/event-stream"
+            else:
+                body = json.dumps(payload).encode()
+            self._send(200, body, kind)
+        except Refused as error:
+            shown = {"message": str(error), "type": "invalid_request_error", "code": None}
+            self._send(error.status, json.dumps({"error": shown}).encode(), "application/json")
+
+    def _send(self, status: int, body: bytes, kind: str) -> None:
+        self.send_response(status)
+        # A kept connection would outlive the event loop of a program; a refusal would be refused again.
+        for name, value in (("content-type", kind), ("content-length", str(len(body)))):
+            self.send_header(name, value)
+        self.send_header("x-should-retry", "false")
+        self.send_header("connection", "close")
+        self.close_connection = True
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _reply(self, method: str) -> Any:
+        _, path, version, *rest = [*self.path.partition("?")[0].split("/"), "", ""]
+        body = self._body() if method == "POST" else None
+        run = self.runs.get(path)
+        if run is None or version != "v1":
+            raise Refused(410, "this episode is over, or was never here")
+        route = "/".join(filter(None, rest))
+        if (method, route) == ("GET", "models"):
+            models = [{"id": n, "object": "model", "owned_by": "team"} for n in run.roles or ()]
+            return {"object": "list", "data": models}
+        if (method, route) == ("POST", "pay"):
+            run.pay(**_payment(body))
+            return {}
+        if (method, route) != ("POST", "chat/completions"):
+            raise Refused(
+                404, f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay"
+            )
+        reply = run.ask(body, lambda: _left(self.connection))
+        if not body.get("stream"):
+            return reply
+        return _events(reply, usage=bool((body.get("stream_options") or {}).get("include_usage")))
+
+    def _body(self) -> Any:
+        length = self.headers.get("content-length", "")
+        if not length.isdecimal() or int(length) > LARGEST_BODY:
+            raise Refused(413, f"a body of at most {LARGEST_BODY} bytes, with its content-length")
+        try:
+            # Half a surrogate pair, which JSON can spell, is no text: no digest and no token has it.
+            text = self.rfile.read(int(length)).decode("utf-8", "replace")
+            return json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace"))
+        except (ValueError, RecursionError) as error:
+            raise Refused(400, f"the body is no JSON: {error}") from None
+
+
+def _payment(body: Any) -> dict[str, Any]:
+    names = ("role", "team", "local", "success", "parse_error")
+    if not isinstance(body, Mapping) or (unknown := [name for name in body if name not in names]):
+        what = f"has {unknown[0]!r}" if isinstance(body, Mapping) else "is no object"
+        raise Refused(400, f"a payment {what}; it is an object of {', '.join(names)}")
+    return dict(body)
+
+
+def _left(connection: socket.socket) -> bool:
+    """Whether a client has closed its side; it has sent all of its request."""
+    with contextlib.suppress(OSError):
+        poll = select.poll()  # `select` ends at descriptor 1024
+        poll.register(connection, select.POLLIN)
+        return bool(poll.poll(0)) and not connection.recv(1, socket.MSG_PEEK)
+    return True

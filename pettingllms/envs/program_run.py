@@ -1,0 +1,322 @@
+"""`Run`: a program that is running, up to the calls that wait for replies.
+
+    run = Run(program, task, ...)     starts; a thread, or a process where it is a script
+    run.settle()                      until every call that comes has come, or the program has ended
+    run.waiting                       these calls
+    run.reply(call, text)             answers one, and the program runs on
+    run.close()                       gives it up
+
+A replay is a run that is told replies: it takes them by the content of its calls, so that no clock
+decides which call has which reply, and must come to the calls that it is expected to wait at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import hashlib
+import inspect
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from pettingllms.envs.program_calls import Call, Front, Refused, answer, first_difference
+from pettingllms.errors import CloneError, ConfigError
+
+GIVEN = ("base_url", "api_key", "seed", "pay")
+"""Arguments that a function is given beside its task, where it has them."""
+MOST_OUTPUT = 1 << 20
+"""Bytes of a script's standard output, whose last line is its reward."""
+_LATE = 1.0
+"""Seconds without a call after which a replay that waits elsewhere is taken to be another one."""
+_CURE = (
+    "A tree runs the program again with the replies that it had: let it depend on its task, its seed, and "
+    "replies alone (no clock, no random state that threads share), or train on whole episodes, --method grpo, "
+    "which runs nothing twice"
+)
+
+_fronts: dict[int, Front] = {}
+_opening = threading.Lock()
+
+
+def _front() -> Front:
+    with _opening:
+        if os.getpid() not in _fronts:  # threads do not survive a fork
+            _fronts[os.getpid()] = Front()
+        return _fronts[os.getpid()]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What is run: a function of a task, or the path of a script."""
+
+    name: str
+    function: Callable[..., Any] | None
+    """None for a script."""
+    settle: float
+    """Seconds without a further call after which those that wait are all; 0 where there is one at a time."""
+    seconds: float
+    """Seconds to the next call or the end, after which it hangs."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    call: Call
+    number: int
+    """Of all calls, in the order in which they came."""
+    gone: Callable[[], bool]
+    """Whether its client has left."""
+    reply: str | None = None
+
+
+class Run:
+    """A running program; the module docstring says how it is used.
+
+    It knows nothing of the environment, or it would live as long as its own thread.
+
+    Args:
+        program: what runs.
+        task: its first argument, or, as JSON, a script's standard input.
+        seed: of the task; ids of answers follow from it.
+        roles: that may be asked; None for any.
+        told: replies that a replay takes.
+        expected: calls that a replay waits at when it has taken them.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        task: Any,
+        seed: int,
+        roles: Sequence[str] | None,
+        told: Sequence[tuple[Call, str]] = (),
+        expected: Sequence[Call] = (),
+    ) -> None:
+        self.roles, self.seed, self._program = roles, seed, program
+        self._changed = threading.Condition()
+        self._told, self._expected = list(told), list(expected)
+        self._came, self._times = 0, Counter[str]()
+        self._last = time.monotonic()
+        self._unread: list[_Waiting] = []
+        self._refused: str | None = None
+        self._waiting: list[_Waiting] = []
+        self.paid: list[dict[str, Any]] = []
+        """Since the latest reply."""
+        self.result: Any = None
+        self.error: BaseException | None = None
+        self.trace = ""
+        self.over = self._closed = False
+        self._process: subprocess.Popen[bytes] | None = None
+        self._cancel: Callable[[], object] | None = None
+        self.base_url = _front().add(self)
+        self._thread = threading.Thread(target=self._play, args=(task,), name="program", daemon=True)
+        self._thread.start()
+
+    @property
+    def waiting(self) -> list[Call]:
+        """The calls that wait, in the order in which they came."""
+        return [each.call for each in self._waiting]
+
+    # In the program's thread.
+
+    def _play(self, task: Any) -> None:
+        try:
+            if self._program.function is None:
+                self.result = self._script(task)
+            else:
+                made = self._program.function(task, **self._arguments(self._program.function))
+                self.result = asyncio.run(self._main(made)) if inspect.iscoroutine(made) else made
+        except BaseException as error:  # noqa: BLE001 - also SystemExit: whatever it raises ends its episode
+            self.error, self.trace = error, "".join(traceback.format_exception(error, limit=-3))
+        with self._changed:
+            self.over = True
+            self._changed.notify_all()
+
+    def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
+        given = dict(zip(GIVEN, (self.base_url, "local", self.seed, self.pay), strict=True))
+        return {name: given[name] for name in GIVEN if name in inspect.signature(function).parameters}
+
+    async def _main(self, program: Coroutine[Any, Any, Any]) -> Any:
+        task, loop = asyncio.ensure_future(program), asyncio.get_running_loop()
+        self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        return await task
+
+    def _script(self, task: Any) -> Any:
+        own = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": "local", "PROGRAM_SEED": str(self.seed)}
+        # The Agents SDK would send its traces away.
+        own["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+        pipe = subprocess.PIPE
+        command = [sys.executable, self._program.name]
+        with subprocess.Popen(
+            command, env=os.environ | own, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+        ) as process:
+            self._process = process
+            out, err = process.communicate(json.dumps(task).encode())
+        if process.returncode:
+            raise RuntimeError(f"exit status {process.returncode}: {err[-400:].decode(errors='replace')}")
+        if len(out) > MOST_OUTPUT:
+            raise RuntimeError(f"it printed {len(out)} bytes; at most {MOST_OUTPUT} are read")
+        line = out.decode(errors="replace").strip().rpartition("\n")[2]
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise RuntimeError(f"its last line is its reward, as JSON; got {line[:80]!r}") from None
+
+    def pay(
+        self,
+        role: str | None = None,
+        *,
+        team: float = 0.0,
+        local: float = 0.0,
+        success: bool | None = None,
+        parse_error: str | None = None,
+    ) -> None:
+        """Pays what the latest reply earned the team, and a role: by default the one that replied."""
+        paid = {"role": role, "team": team, "local": local}
+        with self._changed:
+            self.paid.append(paid | {"success": success, "parse_error": parse_error})
+
+    # In the front's threads.
+
+    def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
+        """Waits for the reply to a request, and returns it in the form of OpenAI's API.
+
+        Raises:
+            Refused: the run is over, or it is no request that can be answered.
+        """
+        try:
+            call = Call.of(body, self.roles)
+        except Refused as error:
+            with self._changed:
+                self._refused = str(error)
+                self._changed.notify_all()
+            raise
+        with self._changed:
+            if self._closed or self.over:
+                raise Refused(410, "this episode is over")
+            waiting = self._again(call, gone) or self._new(call, gone)
+            self._changed.notify_all()
+            while waiting.reply is None and not (self._closed or self.over):
+                self._changed.wait()
+            if waiting.reply is None:
+                raise Refused(410, "this episode is over")
+        # Of the decision, not of how often it was asked: a replay has the same.
+        text = f"{self.seed}/{waiting.number}/{call.digest}".encode()
+        return answer(call, waiting.reply, hashlib.blake2b(text, digest_size=12).hexdigest())
+
+    def _again(self, call: Call, gone: Callable[[], bool]) -> _Waiting | None:
+        """The decision that a client asks for once more, after a timeout of its own."""
+        for waiting in (*self._waiting, *self._unread):
+            if waiting.call.digest == call.digest and waiting.gone():
+                waiting.gone = gone
+                if waiting in self._unread:
+                    self._unread.remove(waiting)
+                return waiting
+        return None
+
+    def _new(self, call: Call, gone: Callable[[], bool]) -> _Waiting:
+        # Numbered by content, because the order in which parallel calls come is the clock's.
+        waiting = _Waiting(call, self._times[call.digest], gone)
+        self._times[call.digest] += 1
+        self._last = time.monotonic()
+        for place, (told, reply) in enumerate(self._told):
+            if told.digest == call.digest:
+                waiting.reply = reply
+                del self._told[place]
+                return waiting
+        self._waiting.append(waiting)
+        return waiting
+
+    # From the environment.
+
+    def settle(self) -> None:
+        """Waits until the program can do nothing before it has a reply, or has ended.
+
+        Raises:
+            CloneError: a replay asks something else than what it asked before.
+            ConfigError: a request was refused, or calls overlap where they must not.
+            TimeoutError: neither a call nor an end within the time for it.
+        """
+        end = time.monotonic() + self._program.seconds
+        with self._changed:
+            while not self._settled():
+                if (left := min(end, self._due()) - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                elif time.monotonic() >= end:
+                    raise TimeoutError(f"neither a call nor an end within {self._program.seconds:g} s")
+
+    def _due(self) -> float:
+        """When what is here now is all that comes."""
+        missing = self._told or self._missing()
+        return self._last + (_LATE if missing else self._program.settle) if self._waiting else float("inf")
+
+    def _settled(self) -> bool:
+        if self._refused:
+            raise ConfigError(f"a request of the program was refused: {self._refused}")
+        missing = [call for call, _ in self._told] + self._missing()
+        if self.over:
+            if missing and not self._closed:
+                raise CloneError(f"run again, the program ended before it asked {missing[0].role}. {_CURE}")
+            if self._unread:
+                raise ConfigError(
+                    f"the program no longer waited when {self._unread[0].call.role} replied: sampling takes its "
+                    "time in training, so give the client a longer timeout, such as OpenAI(timeout=3600)"
+                )
+            return True
+        if len(self._waiting) > 1 and not self._program.settle:
+            raise ConfigError("the program asks while another call waits; settle=0.005 orders parallel calls")
+        if not self._waiting or (not missing and time.monotonic() < self._due()):
+            return False
+        if not missing:
+            return True
+        if self._program.settle and time.monotonic() < self._due():
+            return False
+        known = Counter(call.digest for call in self._expected)
+        other = next((c for c in self.waiting if not known[c.digest]), self.waiting[0])
+        was, now = ({"model": call.role, **call.request} for call in (missing[0], other))
+        raise CloneError(f"run again, the program asks something else: {first_difference(was, now)}. {_CURE}")
+
+    def _missing(self) -> list[Call]:
+        """Calls at which a replay is expected and has not come yet."""
+        here = Counter(each.call.digest for each in self._waiting)
+        here.subtract(call.digest for call in self._expected)
+        return [call for call in self._expected if here[call.digest] < 0]
+
+    def reply(self, call: Call, text: str) -> None:
+        """Answers the first of the equal calls that wait."""
+        with self._changed:
+            waiting = next(each for each in self._waiting if each.call.digest == call.digest)
+            self._waiting.remove(waiting)
+            self.paid, self._expected = [], []
+            waiting.reply, self._last = text, time.monotonic()
+            if waiting.gone():
+                self._unread.append(waiting)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Gives the run up: its process is killed, its thread ends at its next Python instruction."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+            if self.over:
+                return
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+        elif self._cancel is not None:
+            with contextlib.suppress(RuntimeError):  # its loop has just ended
+                self._cancel()
+        else:
+            # As Ctrl-C would: `except Exception` in the program does not hide it.
+            ident, kind = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
