@@ -25,6 +25,10 @@ def role_of(agent: str) -> str:
     return match[1] if match else agent
 
 
+TOOL_CALL = ("<tool_call>", "</tool_call>")
+"""The tags around a call of a tool in what environments see; JSON with name and arguments is between."""
+
+
 class Conversation(str):
     """An observation of several messages: as text for people, with the messages for a chat template.
 

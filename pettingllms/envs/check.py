@@ -234,7 +234,8 @@ def _kernel(env: TextEnv, agent: str, acts: Counter[str]) -> None:
     adds_up = math.isclose(reward, expected, abs_tol=1e-12)
     require("reward = alpha * team + local", adds_up, f"{agent} has {reward}, not {expected}")
     others = {other: env.rewards[other] for other in env.agents if other != agent}
-    require("only who acted is rewarded", not any(others.values()), f"also {others}")
+    alone = env.metadata.get("pays_others") or not any(others.values())
+    require("only who acted is rewarded", alone, f"also {others}")
     solved = [env.infos[other]["success"] for other in env.agents]
     one = all(type(flag) is bool and flag is solved[0] for flag in solved)
     require("success is one bool for all agents", one, f"they have {solved}")

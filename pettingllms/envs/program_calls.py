@@ -30,12 +30,39 @@ from pettingllms.errors import did_you_mean
 from pettingllms.types import Conversation
 
 _IGNORED = frozenset(
-    "user metadata safety_identifier prompt_cache_key stream stream_options seed temperature top_p "
-    "max_tokens max_completion_tokens store service_tier parallel_tool_calls verbosity "
-    "reasoning_effort presence_penalty frequency_penalty".split()
+    [
+        "user",
+        "metadata",
+        "safety_identifier",
+        "prompt_cache_key",
+        "stream",
+        "stream_options",
+        "seed",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "max_completion_tokens",
+        "store",
+        "service_tier",
+        "parallel_tool_calls",
+        "verbosity",
+        "reasoning_effort",
+        "presence_penalty",
+        "frequency_penalty",
+    ]
 )
 _READ = frozenset(
-    "model messages n tools tool_choice response_format stop function_call functions".split()
+    [
+        "model",
+        "messages",
+        "n",
+        "tools",
+        "tool_choice",
+        "response_format",
+        "stop",
+        "function_call",
+        "functions",
+    ]
 )
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
 """What makes two requests to one role the same."""
@@ -85,7 +112,9 @@ class Call:
         role = str(given.get("model", "")).rpartition("/")[2]
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
-            raise Refused(404, f"no role {role!r}; {hint} A request's model is the role that replies")
+            raise Refused(
+                404, f"no role {role!r}; {hint} A request's model is the role that replies"
+            )
         request = {name: given[name] for name in _DECISION if name in given}
         request["messages"] = _messages(request.get("messages"))
         text = json.dumps([role, request], sort_keys=True)
@@ -116,7 +145,9 @@ def _message(given: Any) -> dict[str, Any]:
     content = given.get("content")
     if isinstance(content, list):  # parts, of which text alone can be read
         if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-            raise Refused(400, "a content has a part that is no text; images and audio are not read")
+            raise Refused(
+                400, "a content has a part that is no text; images and audio are not read"
+            )
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str | None):
         raise Refused(400, f"a content must be text, got a {type(content).__name__}")
@@ -272,7 +303,7 @@ class _Handler(BaseHTTPRequestHandler):
     timeout = 60  # seconds, of reading a request
     runs: Mapping[str, Asked]
 
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class names it
+    def log_message(self, format: str, *args: Any) -> None:
         """Keeps standard error for errors."""
 
     def do_GET(self) -> None:
@@ -321,7 +352,8 @@ class _Handler(BaseHTTPRequestHandler):
             return {}
         if (method, route) != ("POST", "chat/completions"):
             raise Refused(
-                404, f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay"
+                404,
+                f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay",
             )
         reply = run.ask(body, lambda: _left(self.connection))
         if not body.get("stream"):
@@ -335,7 +367,9 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             # Half a surrogate pair, which JSON can spell, is no text: no digest and no token has it.
             text = self.rfile.read(int(length)).decode("utf-8", "replace")
-            return json.loads(json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace"))
+            return json.loads(
+                json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
+            )
         except (ValueError, RecursionError) as error:
             raise Refused(400, f"the body is no JSON: {error}") from None
 

@@ -115,11 +115,13 @@ class Run:
         self.result: Any = None
         self.error: BaseException | None = None
         self.trace = ""
-        self.over = self._closed = False
+        self.over = self._closed = self._killed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
-        self._thread = threading.Thread(target=self._play, args=(task,), name="program", daemon=True)
+        self._thread = threading.Thread(
+            target=self._thread_main, args=(task,), name="program", daemon=True
+        )
         self._thread.start()
 
     @property
@@ -128,6 +130,13 @@ class Run:
         return [each.call for each in self._waiting]
 
     # In the program's thread.
+
+    def _thread_main(self, task: Any) -> None:
+        with contextlib.suppress(SystemExit):  # of `_kill`, which may come anywhere
+            try:
+                self._play(task)
+            finally:
+                self._end()
 
     def _play(self, task: Any) -> None:
         try:
@@ -138,13 +147,18 @@ class Run:
                 self.result = asyncio.run(self._main(made)) if inspect.iscoroutine(made) else made
         except BaseException as error:  # noqa: BLE001 - also SystemExit: whatever it raises ends its episode
             self.error, self.trace = error, "".join(traceback.format_exception(error, limit=-3))
-        with self._changed:
-            self.over = True
-            self._changed.notify_all()
+
+    def _end(self) -> None:
+        while not self.over:
+            with contextlib.suppress(SystemExit), self._changed:
+                self.over = True
+                self._changed.notify_all()
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
         given = dict(zip(GIVEN, (self.base_url, "local", self.seed, self.pay), strict=True))
-        return {name: given[name] for name in GIVEN if name in inspect.signature(function).parameters}
+        return {
+            name: given[name] for name in GIVEN if name in inspect.signature(function).parameters
+        }
 
     async def _main(self, program: Coroutine[Any, Any, Any]) -> Any:
         task, loop = asyncio.ensure_future(program), asyncio.get_running_loop()
@@ -152,18 +166,29 @@ class Run:
         return await task
 
     def _script(self, task: Any) -> Any:
-        own = {"OPENAI_BASE_URL": self.base_url, "OPENAI_API_KEY": "local", "PROGRAM_SEED": str(self.seed)}
+        own = {
+            "OPENAI_BASE_URL": self.base_url,
+            "OPENAI_API_KEY": "local",
+            "PROGRAM_SEED": str(self.seed),
+        }
         # The Agents SDK would send its traces away.
         own["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
         pipe = subprocess.PIPE
         command = [sys.executable, self._program.name]
         with subprocess.Popen(
-            command, env=os.environ | own, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
+            command,
+            env=os.environ | own,
+            stdin=pipe,
+            stdout=pipe,
+            stderr=pipe,
+            start_new_session=True,
         ) as process:
             self._process = process
             out, err = process.communicate(json.dumps(task).encode())
         if process.returncode:
-            raise RuntimeError(f"exit status {process.returncode}: {err[-400:].decode(errors='replace')}")
+            raise RuntimeError(
+                f"exit status {process.returncode}: {err[-400:].decode(errors='replace')}"
+            )
         if len(out) > MOST_OUTPUT:
             raise RuntimeError(f"it printed {len(out)} bytes; at most {MOST_OUTPUT} are read")
         line = out.decode(errors="replace").strip().rpartition("\n")[2]
@@ -203,6 +228,7 @@ class Run:
             raise
         with self._changed:
             if self._closed or self.over:
+                self._kill()  # it went on after the first refusal
                 raise Refused(410, "this episode is over")
             waiting = self._again(call, gone) or self._new(call, gone)
             self._changed.notify_all()
@@ -234,6 +260,8 @@ class Run:
                 waiting.reply = reply
                 del self._told[place]
                 return waiting
+        if self._waiting and not self._program.settle:
+            self._refused = "it came while another one waits; settle=0.005 orders parallel calls"
         self._waiting.append(waiting)
         return waiting
 
@@ -253,12 +281,18 @@ class Run:
                 if (left := min(end, self._due()) - time.monotonic()) > 0:
                     self._changed.wait(left)
                 elif time.monotonic() >= end:
-                    raise TimeoutError(f"neither a call nor an end within {self._program.seconds:g} s")
+                    raise TimeoutError(
+                        f"neither a call nor an end within {self._program.seconds:g} s"
+                    )
 
     def _due(self) -> float:
         """When what is here now is all that comes."""
         missing = self._told or self._missing()
-        return self._last + (_LATE if missing else self._program.settle) if self._waiting else float("inf")
+        return (
+            self._last + (_LATE if missing else self._program.settle)
+            if self._waiting
+            else float("inf")
+        )
 
     def _settled(self) -> bool:
         if self._refused:
@@ -266,15 +300,15 @@ class Run:
         missing = [call for call, _ in self._told] + self._missing()
         if self.over:
             if missing and not self._closed:
-                raise CloneError(f"run again, the program ended before it asked {missing[0].role}. {_CURE}")
+                raise CloneError(
+                    f"run again, the program ended before it asked {missing[0].role}. {_CURE}"
+                )
             if self._unread:
                 raise ConfigError(
                     f"the program no longer waited when {self._unread[0].call.role} replied: sampling takes its "
                     "time in training, so give the client a longer timeout, such as OpenAI(timeout=3600)"
                 )
             return True
-        if len(self._waiting) > 1 and not self._program.settle:
-            raise ConfigError("the program asks while another call waits; settle=0.005 orders parallel calls")
         if not self._waiting or (not missing and time.monotonic() < self._due()):
             return False
         if not missing:
@@ -284,7 +318,9 @@ class Run:
         known = Counter(call.digest for call in self._expected)
         other = next((c for c in self.waiting if not known[c.digest]), self.waiting[0])
         was, now = ({"model": call.role, **call.request} for call in (missing[0], other))
-        raise CloneError(f"run again, the program asks something else: {first_difference(was, now)}. {_CURE}")
+        raise CloneError(
+            f"run again, the program asks something else: {first_difference(was, now)}. {_CURE}"
+        )
 
     def _missing(self) -> list[Call]:
         """Calls at which a replay is expected and has not come yet."""
@@ -304,12 +340,18 @@ class Run:
             self._changed.notify_all()
 
     def close(self) -> None:
-        """Gives the run up: its process is killed, its thread ends at its next Python instruction."""
+        """Gives the run up: calls that wait are refused, which ends most programs; the others are killed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            if self.over:
-                return
+            if not self._waiting or self._process is not None:
+                self._kill()
+
+    def _kill(self) -> None:
+        """Ends a process by a signal, a thread by an exception at its next Python instruction."""
+        if self.over or self._killed:
+            return
+        self._killed = True
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
@@ -318,5 +360,6 @@ class Run:
                 self._cancel()
         else:
             # As Ctrl-C would: `except Exception` in the program does not hide it.
-            ident, kind = ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(SystemExit)
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ident, kind)
+            if self._thread.is_alive() and (ident := self._thread.ident):
+                kind = ctypes.py_object(SystemExit)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), kind)

@@ -26,8 +26,6 @@ Version history: v0.
 
 from __future__ import annotations
 
-import functools
-import json
 import logging
 import math
 import threading
@@ -44,7 +42,7 @@ from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
 from pettingllms.envs.program_calls import Call
-from pettingllms.envs.program_run import GIVEN, Program, Run
+from pettingllms.envs.program_run import Program, Run
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import resolve
@@ -94,7 +92,7 @@ class raw_env(TextEnv):
             the function itself.
         roles: whom the program asks, in order, as a list or as `coder,tester`; None plays the first task with empty
             replies, and takes those that were asked.
-        dataset: rows that are the tasks, unchanged: a file, folder, or hub id; None: a task is its seed.
+        dataset: rows that are the tasks, unchanged: a file, folder, or hub id; None: a task is a number.
         pays: "late" if rewards come at the end, "early" if every reply is paid at once (`pay`), so that trees can
             compare the replies to one request.
         replay: whether the program may be run again with the replies that it had.
@@ -112,6 +110,7 @@ class raw_env(TextEnv):
         "name": "program_v0",
         "render_modes": ["ansi", "human"],
         "is_parallelizable": False,
+        "pays_others": True,
     }
     default_turns: ClassVar[int] = 64
 
@@ -136,12 +135,12 @@ class raw_env(TextEnv):
         tasks = None if dataset is None else load_rows(dataset, split).records
         self._tasks = None if tasks is None else [dict(task.row) for task in tasks]
         self.num_tasks = None if tasks is None else len(tasks)
-        """Rows of the data set: task seeds wrap around here. None: a task is its seed."""
+        """Rows of the data set: task seeds wrap around here. None: a task is a number."""
         if isinstance(roles, str):
             roles = [role.strip() for role in roles.split(",")]
         self.asked = tuple(dict.fromkeys(roles or self._roles_seen()))
         late = {"outcome": "late"} if pays == "late" else {}
-        self.metadata = {**self.metadata, **late, **({} if replay else {"copies": False})}
+        self.metadata = {**self.metadata, **late}
         self._replay = replay
         self.replays: Counter[str] = Counter()
         """How often the program was run again, and the calls that were answered in it; shared by copies."""
@@ -161,7 +160,9 @@ class raw_env(TextEnv):
                 seen.append(run.waiting[0].role)
                 run.reply(run.waiting[0], "")
         except TimeoutError as error:
-            raise ConfigError(f"{self}: {error}; name its roles: --env-args.roles coder,tester") from error
+            raise ConfigError(
+                f"{self}: {error}; name its roles: --env-args.roles coder,tester"
+            ) from error
         finally:
             run.close()
         if not seen:
@@ -176,16 +177,27 @@ class raw_env(TextEnv):
         return ConfigError(f"{self} failed before its first call:\n{run.trace}")
 
     def _task(self, seed: int) -> Any:
-        return seed if self._tasks is None else self._tasks[seed % len(self._tasks)]
+        if self._tasks is None:
+            return self._random(seed).getrandbits(32)  # other numbers in each split
+        return self._tasks[seed % len(self._tasks)]
 
     def _run(self, state: State) -> Run:
         """The program at a state: the run that waits there, or one that is brought there."""
         if (run := state.run.take()) is not None:
             return run
         if not self._replay:
-            raise ConfigError(f"{self} has replay=False and cannot be copied; train on whole episodes, --method grpo")
+            raise ConfigError(
+                f"{self} has replay=False and cannot be copied; train on whole episodes, --method grpo"
+            )
         self.replays += Counter(runs=1, calls=len(state.replies))
-        run = Run(self._program, self._task(state.seed), state.seed, self.asked, state.replies, state.waiting)
+        run = Run(
+            self._program,
+            self._task(state.seed),
+            state.seed,
+            self.asked,
+            state.replies,
+            state.waiting,
+        )
         self._settle(run)
         return run
 
@@ -208,6 +220,7 @@ class raw_env(TextEnv):
     # TextEnv's.
 
     def _start(self, seed: int, options: dict[str, Any]) -> State:
+        del options  # a task is all that there is
         run = Run(self._program, self._task(seed), seed, self.asked)
         try:
             self._settle(run)
@@ -218,6 +231,7 @@ class raw_env(TextEnv):
         return State(seed, waiting=self._order(run), run=_Waits(run))
 
     def _next_agent(self, state: State, agent: str | None) -> str:
+        del agent
         return f"{state.waiting[0].role}_0"
 
     def _text(self, state: State, agent: str) -> str:
@@ -257,7 +271,9 @@ class raw_env(TextEnv):
         self._failures[why] += 1
         if self._failures[why] == 1 and len(self._failures) <= 5:
             _log.warning("%s: an episode ended early: %s\n%s", self, why, run.trace)
-        return Outcome(State(state.seed, replies), 0.0, 0.0, success=False, done=True, parse_error=why[:300])
+        return Outcome(
+            State(state.seed, replies), 0.0, 0.0, success=False, done=True, parse_error=why[:300]
+        )
 
     def _earned(
         self, run: Run, role: str, *, success: bool
@@ -266,13 +282,23 @@ class raw_env(TextEnv):
         team, earned, error = 0.0, Counter[str](), None
         for paid in [*run.paid, *([_reward(self, run.result, self.asked)] if run.over else [])]:
             team += _number(self, paid["team"])
-            for name, amount in {paid["role"] or role: paid["local"], **paid.get("roles", {})}.items():
+            for name, amount in {
+                paid["role"] or role: paid["local"],
+                **paid.get("roles", {}),
+            }.items():
                 if name not in self.asked:
-                    raise ConfigError(f"{self} pays the role {name!r}; its roles are {', '.join(self.asked)}")
+                    raise ConfigError(
+                        f"{self} pays the role {name!r}; its roles are {', '.join(self.asked)}"
+                    )
                 earned[f"{name}_0"] += _number(self, amount)  # type: ignore[assignment]
             success = success if paid["success"] is None else bool(paid["success"])
             error = paid["parse_error"] or error
-        return team, {agent: float(amount) for agent, amount in earned.items() if amount}, success, error
+        return (
+            team,
+            {agent: float(amount) for agent, amount in earned.items() if amount},
+            success,
+            error,
+        )
 
 
 def _reward(env: raw_env, result: Any, roles: Sequence[str]) -> dict[str, Any]:
@@ -284,10 +310,14 @@ def _reward(env: raw_env, result: Any, roles: Sequence[str]) -> dict[str, Any]:
         return paid | {"team": float(result), "success": result >= 1}
     if isinstance(result, Mapping) and not (unknown := result.keys() - {"team", "success", *roles}):
         own = {role: result[role] for role in roles if role in result}
-        team = result.get("team", 0.0)
+        team = _number(env, result.get("team", 0.0))
         solved = result.get("success", None if "team" not in result else team >= 1)
         return paid | {"team": team, "success": solved, "roles": own}
-    what = f"with {sorted(map(str, unknown))[0]!r}" if isinstance(result, Mapping) else f"{result!r:.80}"
+    what = (
+        f"with {sorted(map(str, unknown))[0]!r}"
+        if isinstance(result, Mapping)
+        else f"{result!r:.80}"
+    )
     raise ConfigError(
         f"{env} returned {what}; a reward is a number, or a mapping of team, success, and "
         f"{', '.join(roles)} to numbers"

@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 from typing import Any
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
+from pettingllms.types import TOOL_CALL
+
+OPEN, CLOSE = TOOL_CALL
 MOST_CALLS = 16
 """Of one reply; further ones stay text."""
 _DECODER = json.JSONDecoder()

@@ -6,14 +6,18 @@ uses the sampled token ids.
 
 from __future__ import annotations
 
+import contextlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from pettingllms.errors import ConfigError
+from pettingllms.types import TOOL_CALL, Conversation
 
 _THOUGHT = ("<think>", "</think>")
 """The tags around a model's thought in what environments see."""
@@ -26,6 +30,14 @@ _TAGS = (
 )
 _HARMONY = re.compile(r"<\|start\|>[a-z]*|<\|(?:channel|constrain|end|message|return)\|>")
 """What stands between the channels of gpt-oss: tokens, and the role behind one of them."""
+
+
+_MARKS = re.compile(r"</?(?:think|tool_call|tool_response|tools)>")
+"""Of chat templates, where they are texts and no tokens of control."""
+
+
+def _broken(match: re.Match[str]) -> str:
+    return f"{match[0][0]} {match[0][1:]}"
 
 
 class Chat:
@@ -68,7 +80,10 @@ class Chat:
             number: str(token)
             for number, token in tokenizer.added_tokens_decoder.items()
             if token.special
-            and (str(token) in self.thought or (self._channels and _HARMONY.match(str(token))))
+            and (
+                str(token) in (*self.thought, *TOOL_CALL)
+                or (self._channels and _HARMONY.match(str(token)))
+            )
         }
 
     def _own_tags(self) -> tuple[str, str]:
@@ -98,19 +113,41 @@ class Chat:
 
         Control tokens spelled out in `text` are broken up by a space, so that text written by one
         role cannot open or close a turn in the prompt of another. Lone surrogates become `?`.
-        """
-        return self.conversation_ids([{"role": "user", "content": text}])
-
-    def conversation_ids(self, turns: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
-        """Token ids of a conversation (`role` and `content` of each turn), then the model's turn opens.
-
-        Texts are treated as in `prompt_ids`.
 
         Raises:
+            ConfigError: `text` is a `Conversation` that the chat template does not take.
+        """
+        if not isinstance(text, Conversation):
+            return self.conversation_ids([{"role": "user", "content": text}])
+        try:
+            return self.conversation_ids(text.messages, text.tools)
+        except TemplateError as error:
+            roles = ", ".join(message["role"] for message in text.messages)
+            raise ConfigError(
+                f"the chat template of {self.tokenizer.name_or_path!r} does not take this conversation "
+                f"({roles}): {error}"
+            ) from error
+
+    def conversation_ids(
+        self, turns: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+    ) -> tuple[int, ...]:
+        """Token ids of a conversation, as in OpenAI's chat completions, then the model's turn opens.
+
+        Every text in it is treated as in `prompt_ids`, those of `tools` as well; marks of the template
+        that are no control tokens (`</tool_response>`, `<think>`) are broken up in what users and tools say.
+
+        Raises:
+            ConfigError: there are tools, and the template has no place for them.
             jinja2.TemplateError: the template does not take such a conversation.
         """
+        if tools and "tools" not in str(self.tokenizer.chat_template):
+            raise ConfigError(
+                f"the chat template of {self.tokenizer.name_or_path!r} has no place for tools; use a "
+                "model that was trained to call them, or describe them in a message"
+            )
         ids = self.tokenizer.apply_chat_template(
-            [{**turn, "content": self._plain(turn["content"])} for turn in turns],
+            [self._turn(turn) for turn in turns],
+            tools=self._all_plain(tools) or None,
             add_generation_prompt=True,
             tokenize=True,
             return_dict=False,
@@ -118,10 +155,27 @@ class Chat:
         )
         return tuple(ids)
 
+    def _turn(self, turn: Mapping[str, Any]) -> Any:
+        found = self._all_plain(turn)
+        if found["role"] in ("user", "tool"):
+            found["content"] = _MARKS.sub(_broken, found["content"])
+        for call in found.get("tool_calls", ()):
+            # Templates write objects; clients send arguments as the text that they were given.
+            with contextlib.suppress(ValueError, RecursionError):
+                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        return found
+
+    def _all_plain(self, value: Any) -> Any:
+        if isinstance(value, str):
+            return self._plain(value)
+        if isinstance(value, Mapping):
+            return {self._plain(str(key)): self._all_plain(each) for key, each in value.items()}
+        return [*map(self._all_plain, value)] if isinstance(value, list | tuple) else value
+
     def _plain(self, text: str) -> str:
         # Lone surrogates, which JSON can spell, are no UTF-8, and tokenizers refuse them.
         text = text.encode("utf-8", "replace").decode("utf-8")
-        return self._special.sub(lambda match: f"{match[0][0]} {match[0][1:]}", text)
+        return self._special.sub(_broken, text)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of a completion, without its end of turn and without special tokens."""
