@@ -5,7 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 from urllib.parse import urlsplit
 
 from pettingllms.envs import plan_path_v0, program_v0
@@ -31,7 +31,7 @@ def sent(url: str, body: Any, timeout: float = 60.0) -> bytes:
     return read
 
 
-def asked(base_url: str, role: str, messages: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
+def asked(base_url: str, role: str, messages: list[dict[str, Any]], **more: Any) -> Any:
     """The message that a role replies with, by a plain HTTP client."""
     body = {"model": role, "messages": messages, **more}
     return json.loads(sent(f"{base_url}/chat/completions", body))["choices"][0]["message"]
@@ -79,7 +79,7 @@ def play_of(arguments: dict[str, Any]) -> Callable[..., None]:
 class env(program_v0.raw_env):
     """Declares what Plan-Path declares, so that the embedded model has the same settings."""
 
-    metadata: ClassVar[dict[str, Any]] = {**program_v0.raw_env.metadata, "name": "plan_path_v0"}
+    metadata = {**program_v0.raw_env.metadata, "name": "plan_path_v0"}  # noqa: RUF012 - PettingZoo's
     embedded_model = "embedded:parts"
     embedded_parts = plan_path_v0.raw_env.embedded_parts
     embedded_parts_training = plan_path_v0.raw_env.embedded_parts_training

@@ -125,7 +125,7 @@ def test_programs_keep_the_contract_of_environments() -> None:
 def test_a_program_trains_the_adapters_of_the_environment_that_it_plays(
     method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    digests = []
+    digests: list[list[str]] = []
     for path in (ENVIRONMENTS.own["plan_path"], "tests.listening_program:env"):
         monkeypatch.setitem(ENVIRONMENTS.own, "plan_path", path)
         run = tmp_path / str(len(digests))

@@ -270,7 +270,15 @@ class Asked(Protocol):
     def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
         """Waits for the reply to a request; `gone` says whether its client has left."""
 
-    def pay(self, **paid: Any) -> None:
+    def pay(
+        self,
+        role: str | None = None,
+        *,
+        team: float = 0.0,
+        local: float = 0.0,
+        success: bool | None = None,
+        parse_error: str | None = None,
+    ) -> None:
         """Pays what the latest reply earned."""
 
 
@@ -356,9 +364,10 @@ class _Handler(BaseHTTPRequestHandler):
                 f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay",
             )
         reply = run.ask(body, lambda: _left(self.connection))
-        if not body.get("stream"):
+        asked: Mapping[str, Any] = body or {}
+        if not asked.get("stream"):
             return reply
-        return _events(reply, usage=bool((body.get("stream_options") or {}).get("include_usage")))
+        return _events(reply, usage=bool((asked.get("stream_options") or {}).get("include_usage")))
 
     def _body(self) -> Any:
         length = self.headers.get("content-length", "")

@@ -260,11 +260,13 @@ class raw_env(TextEnv):
             return self._ended(state, replies, run, f"hang: {error}")
         if run.over and run.error is not None:
             return self._ended(state, replies, run, f"{type(run.error).__name__}: {run.error}")
-        team, earned, success, error = self._earned(run, role_of(agent), success=state.success)
+        team, earned, success, unread = self._earned(run, role_of(agent), success=state.success)
         waiting = () if run.over else self._order(run, others)
         after = State(state.seed, replies, waiting, success, _Waits(None if run.over else run))
         local = earned.pop(agent, 0.0)
-        return Outcome(after, team, local, success, done=run.over, parse_error=error, others=earned)
+        return Outcome(
+            after, team, local, success, done=run.over, parse_error=unread, others=earned
+        )
 
     def _ended(self, state: State, replies: Any, run: Run, why: str) -> Outcome:
         """An episode that the program did not bring to its end: no reward for the reply that led there."""
