@@ -16,14 +16,16 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import isolation
 from pettingllms.sandbox.types import (
+    DEFAULT_LIMITS,
     STATUSES,
+    Case,
+    Limits,
     Pair,
-    PlannedSandbox,
     RunPlan,
     RunProgress,
     RunResult,
@@ -333,7 +335,7 @@ _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-class PooledSandbox(PlannedSandbox):
+class PooledSandbox:
     """A `Sandbox` whose workers are started by `launch`.
 
     A worker is replaced after `requests` requests.
@@ -353,6 +355,49 @@ class PooledSandbox(PlannedSandbox):
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         # Also for callers that never close: at the latest when the interpreter ends.
         self._finalizer = weakref.finalize(self, self._pool.close)
+
+    def run(
+        self,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        end_at_limit: bool = True,
+    ) -> list[list[RunResult]]:
+        """Run every program on every case; see `Sandbox.run`."""
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
+        progress = RunProgress(plan)
+        self._do_all(plan, progress)
+        return progress.rows()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        """Do what is left in one request if it can be, else in several, on as many workers."""
+        todo = progress.left(progress.pairs())
+        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
+        requests = list(split(plan, todo, workers))
+        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
+        first = 0 if threading.current_thread() is threading.main_thread() else 1
+        others: list[Future[None]] = []
+        try:
+            others += [
+                self._on_a_thread(self._do, plan, pairs, progress) for pairs in requests[first:]
+            ]
+            for pairs in requests[:first]:
+                self._do(plan, pairs, progress)
+            for other in others:
+                other.result()
+        except CancelledError as error:
+            raise SandboxUnavailable("the sandbox was closed while programs ran") from error
+        finally:
+            progress.give_up()
+            for other in others:
+                other.cancel()
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -381,29 +426,6 @@ class PooledSandbox(PlannedSandbox):
         self._finalizer()
         if self._threads is not None and self._threads[0] == os.getpid():
             self._threads[1].shutdown(wait=True, cancel_futures=True)
-
-    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
-        """Do what is left in one request if it can be, else in several, on as many workers."""
-        todo = progress.left(progress.pairs())
-        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
-        requests = list(split(plan, todo, workers))
-        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
-        first = 0 if threading.current_thread() is threading.main_thread() else 1
-        others: list[Future[None]] = []
-        try:
-            others += [
-                self._on_a_thread(self._do, plan, pairs, progress) for pairs in requests[first:]
-            ]
-            for pairs in requests[:first]:
-                self._do(plan, pairs, progress)
-            for other in others:
-                other.result()
-        except CancelledError as error:
-            raise SandboxUnavailable("the sandbox was closed while programs ran") from error
-        finally:
-            progress.give_up()
-            for other in others:
-                other.cancel()
 
     def _on_a_thread(self, work: Callable[..., _Result], *args: Any) -> Future[_Result]:
         """`work(*args)` on a thread of the sandbox, which no signal interrupts."""

@@ -6,7 +6,6 @@ call asks for, and adds to a `RunProgress`, which keeps the rules that hold for 
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import json
 import math
@@ -392,35 +391,3 @@ def _call(case: Case) -> bytes:
     if case.function is None:
         return b""
     return json.dumps([case.function, case.args]).encode("ascii")
-
-
-class PlannedSandbox(abc.ABC):
-    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
-
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
-        self._do_all(plan, progress)
-        return progress.rows()
-
-    @abc.abstractmethod
-    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
-        """Add the results of all pairs that are left."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End what runs; see `Sandbox.close`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
