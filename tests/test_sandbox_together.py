@@ -84,6 +84,7 @@ SIMPLE = {
     "much output": "print('x' * 100_000)",
     "output near its limit": "print('x' * ((64 << 10) - 1))",
     "lone surrogate": "print(chr(0xd800))",
+    "surrogates of one letter": "print('a', '\\ud83d\\ude00')",
     "not ASCII": "print(chr(233) * 3)",
     "long number": "print(int('9' * 5000))",
     "set of texts": "print({'b', 'a', 'c', *input().split()})",
@@ -103,6 +104,7 @@ FUNCTIONS = {
     "syntax error": "def solve(a)\n    return a",
     "name that is only there for calls": "def solve(a):\n    return gcd(a[0], 4)",
     "error": "def solve(a):\n    return a[5]",
+    "reads where nothing is": "n = input()\ndef solve(a):\n    return n",
 }
 ARGUMENTS = ("[[1, 2]]", "[[]]", "[1]", "{}", "not JSON", "[[3, 4, 5, 6, 7, 8]]", "[]")
 
@@ -149,6 +151,14 @@ def test_generated_tasks_are_judged_as_in_processes_of_their_own(sandbox) -> Non
         assert [list(map(verdict, row)) for row in shared] == [
             list(map(verdict, row)) for row in alone
         ]
+
+
+@pytest.mark.parametrize("text", ["lambda: 1", "map(len, [])", "[x for x in [print]]"])
+def test_addresses_are_printed_in_a_process_of_its_own(sandbox, text) -> None:
+    """They would be others in company."""
+    counted = Counted(sandbox)
+    [row] = SharedRuns(counted, LIMITS)([f"print({text})"], [Case(""), Case("a")])
+    assert counted.runs == (3 if " at 0x" in row[0].stdout else 1)
 
 
 def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:
@@ -232,6 +242,7 @@ HOSTILE = {
     "coroutine": "async def f():\n    await f()",
     "raise": "raise SystemExit(0)",
     "too long": "x = 1\n" * 5000,
+    "another encoding": "# coding: nothing\nprint(1)",
 }
 
 

@@ -200,6 +200,7 @@ def _set_the_stage() -> program.Streams:
     # Only now: a fork, such as the worker's own, gives `random` a new seed.
     _fix_random_numbers()
     program.refuse_processes()
+    program.show_lines()
     _disguise()
     return program.open_streams()
 
