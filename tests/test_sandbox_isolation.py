@@ -11,7 +11,7 @@ import pytest
 from pettingllms.cli import sandbox as command
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, isolation, open_sandbox
-from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox, launch
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.kernel import needs_namespaces
@@ -69,6 +69,15 @@ def test_a_worker_that_is_already_there_is_refused_as_well():
         sandbox.run(["1"], [Case()])
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             sandbox.require_isolation("full")
+
+
+def test_a_later_worker_that_isolates_less_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """As where the machine's user namespaces are used up: what a run has said holds for all of it."""
+    with EmbeddedSandbox(2) as sandbox, sandbox._pool.worker():
+        assert sandbox._pool.held_by == isolation.LAYERS
+        monkeypatch.setattr(sandbox._pool, "_launch", lambda: launch(without=("namespaces",)))
+        with pytest.raises(SandboxUnavailable, match=r"first worker has .*namespaces: left out"):
+            sandbox.run(["1"], [Case()])
 
 
 def test_an_unknown_level_is_named():

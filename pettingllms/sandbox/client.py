@@ -191,22 +191,26 @@ class WorkerPool:
         self.size = size
         self.required: tuple[str, ...] = ()
         """Layers of isolation that every worker has to report."""
+        self.held_by: tuple[str, ...] = ()
+        """What is around the programs of the first worker; no later one has less."""
         self._requests = requests
         self._launch = launch
         self._reset()
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()
+        # A plain lock: Ctrl-C can hit the main thread between a condition's lock and its holder.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: list[WorkerConnection] = []
         self._all: set[WorkerConnection] = set()
         self._starting = 0
         self._closed = False
 
     @property
-    def lock(self) -> threading.Condition:
+    def lock(self) -> threading.Lock:
         """Guards the pool; a forked process has a new one."""
-        return self._changed
+        return self._lock
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[WorkerConnection]:
@@ -231,7 +235,7 @@ class WorkerPool:
             SandboxUnavailable: one that works already lacks it.
         """
         self.required = layers
-        with self._changed:
+        with self._lock:
             connections = list(self._all)
         for connection in connections:
             isolation.require(layers, connection.layers, connection.problems)
@@ -239,12 +243,12 @@ class WorkerPool:
     @property
     def waiting(self) -> int:
         """Number of workers that could take a request at once."""
-        with self._changed:
+        with self._lock:
             return self.size - len(self._all) - self._starting + len(self._idle)
 
     def close(self) -> None:
         """Kill every worker; those in use are taken away from their callers."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._all.difference(idle)
@@ -274,7 +278,7 @@ class WorkerPool:
 
     def _take_idle(self) -> WorkerConnection | None:
         """A worker that waits, perhaps a dead one, or None where there is room for a new one."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     raise SandboxUnavailable("the sandbox is closed; open another one")
@@ -290,22 +294,26 @@ class WorkerPool:
         try:
             connection = self._launch()
         finally:
-            with self._changed:
+            with self._lock:
                 self._starting -= 1
                 if connection is not None:
                     self._all.add(connection)
+                    self.held_by = self.held_by or connection.held_by
                 self._changed.notify()
         try:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed while a worker started")
             isolation.require(self.required, connection.layers, connection.problems)
+            first = [layer for layer in isolation.LAYERS if layer in self.held_by]
+            reason = f"the first worker has {'+'.join(self.held_by)}"
+            isolation.require(first, connection.layers, connection.problems, reason)
         except SandboxUnavailable:
             self._give_back(connection, good=False)
             raise
         return connection
 
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
-        with self._changed:
+        with self._lock:
             keep = (
                 good
                 and connection.requests < self._requests
@@ -321,7 +329,7 @@ class WorkerPool:
         try:
             connection.close()
         finally:
-            with self._changed:
+            with self._lock:
                 self._all.discard(connection)
                 self._changed.notify()
 
@@ -489,8 +497,8 @@ class PooledSandbox:
 
     def _look(self) -> tuple[str, ...]:
         try:
-            with self._pool.worker() as connection:
-                return connection.held_by
+            with self._pool.worker():
+                return self._pool.held_by
         except WorkerLost as error:
             raise SandboxUnavailable(f"no worker starts: {error}; {_ADVICE}") from error
 
