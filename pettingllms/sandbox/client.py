@@ -43,10 +43,6 @@ _PROTOCOL = 1
 _ATTEMPTS = 2
 _TRIES = 2
 """Attempts of the worker at one run if something outside kills its process."""
-_REQUEST_BYTES = 64 << 20
-_REQUEST_RUNS = 512
-_LEAST_RUNS = 2
-"""Runs of a request where several workers share them: less is not worth a request."""
 _ADVICE = (
     "`pettingllms-sandbox doctor` says what this machine can do, and `--sandbox docker` is the "
     "other back end"
@@ -99,7 +95,7 @@ class WorkerConnection:
         # A worker that has just started was not idle before its first request.
         idle = self.requests > 1
         # A run is two numbers in a flat list.
-        most, runs = header["limits"]["output_kib"] << 10, len(header["runs"]) // 2
+        most, waiting = header["limits"]["output_kib"] << 10, [True] * (len(header["runs"]) // 2)
         try:
             self._stream.write(frames.encode(header, payload), deadline)
             while True:
@@ -109,10 +105,11 @@ class WorkerConnection:
                     raise WorkerLost(str(reply["failure"]), idle=idle)
                 idle = False
                 rows = reply.get("results")
-                if not isinstance(rows, list):
+                # Every frame answers a run that has no answer yet, so that they come to an end.
+                if not isinstance(rows, list) or not rows:
                     raise frames.FrameError("a reply has results")
                 for row in rows:
-                    yield self._read_result(row, runs, most, deadline)
+                    yield self._read_result(row, waiting, most, deadline)
                 if reply.get("done") is True:
                     return
         except (frames.FrameError, OSError) as error:
@@ -136,7 +133,7 @@ class WorkerConnection:
         return header
 
     def _read_result(
-        self, row: object, runs: int, most: int, deadline: float
+        self, row: object, waiting: list[bool], most: int, deadline: float
     ) -> tuple[int, RunResult]:
         if not (isinstance(row, list) and len(row) == 9 and row[1] in STATUSES):
             raise frames.FrameError(f"not a result: {str(row)[:80]}")
@@ -149,8 +146,10 @@ class WorkerConnection:
         if not all(-1 <= length <= most for length in lengths):
             raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
         run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]
-        if not 0 <= run < runs:
-            raise WorkerLost(f"the worker answered for run {run} of {runs}")
+        if not 0 <= run < len(waiting) or not waiting[run]:
+            twice = " twice" if 0 <= run < len(waiting) else ""
+            raise WorkerLost(f"the worker answered for run {run} of {len(waiting)}{twice}")
+        waiting[run] = False
         out, err, value = (bytes(self._stream.read(max(0, n), deadline)) for n in lengths)
         return run, RunResult(
             cast(Status, status),
@@ -387,8 +386,7 @@ class PooledSandbox:
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
         """Do what is left in one request if it can be, else in several, on as many workers."""
         todo = progress.left(progress.pairs())
-        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
-        requests = list(split(plan, todo, workers))
+        requests = list(plan.requests(todo, self._pool.waiting))
         # Ctrl-C interrupts the main thread anywhere, so that one only waits.
         first = 0 if threading.current_thread() is threading.main_thread() else 1
         others: list[Future[None]] = []
@@ -501,23 +499,3 @@ class PooledSandbox:
                 return self._pool.held_by
         except WorkerLost as error:
             raise SandboxUnavailable(f"no worker starts: {error}; {_ADVICE}") from error
-
-
-def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
-    """`pairs` in requests for so many workers, none too large.
-
-    Later requests are smaller, so that all workers are done at about the same time.
-    """
-    request: list[Pair] = []
-    size, left = 0, len(pairs)
-    for pair in pairs:
-        more = plan.size(pair)
-        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
-        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
-            yield request
-            left -= len(request)
-            request, size = [], 0
-        request.append(pair)
-        size += more
-    if request:
-        yield request
