@@ -77,7 +77,7 @@ AGAIN = {"results": [[0, "ok", 0, 1, 1, 1, 0, 0, -1]], "done": False}
     ("replies", "error"),
     [
         ([HUGE], "lengths are wrong"),
-        ([AGAIN, AGAIN], "run 0 of 1 twice"),
+        ([AGAIN, AGAIN], "run 0 of 1 unasked or twice"),
         ([{"results": [], "done": False}], "a reply has results"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -159,6 +160,45 @@ def test_addresses_are_printed_in_a_process_of_its_own(sandbox, text) -> None:
     counted = Counted(sandbox)
     [row] = SharedRuns(counted, LIMITS)([f"print({text})"], [Case(""), Case("a")])
     assert counted.runs == (3 if " at 0x" in row[0].stdout else 1)
+
+
+STATEMENTS = (
+    *("print(input())", "print(end='')", "x = [1, 'a', 2.5]", "print(x)", "print(*x, sep='\\n')"),
+    *(
+        "x += [len(x)]",
+        "x = x[1:]",
+        "for c in input():\n    print(ord(c), end=' ')",
+        "print(1 // len(x))",
+    ),
+    *(
+        "print({*input()})",
+        "x = input().split()",
+        "print(chr(0xdc80 + len(x)))",
+        "print(chr(0xd800))",
+    ),
+    *(
+        "def f(n):\n    return n and f(n - 1)",
+        "print(f(30))",
+        "print(int(input()))",
+        "print(x.pop())",
+    ),
+    *(
+        "print('%s' % x)",
+        "print(f'{x!r:>20}')",
+        "print(dict(zip(x, x)))",
+        "assert x",
+        "del x",
+        "x = f",
+    ),
+)
+
+
+def test_programs_of_random_statements_give_what_they_give_in_processes_of_their_own(sandbox):
+    rng = random.Random(0)
+    programs = ["x = [3]\n" + "\n".join(rng.choices(STATEMENTS, k=5)) for _ in range(40)]
+    cases = [Case(STDINS[0]), Case(STDINS[3])]
+    shared, alone = SharedRuns(sandbox, LIMITS)(programs, cases), sandbox.run(programs, cases)
+    assert [list(map(verdict, row)) for row in shared] == [list(map(verdict, r)) for r in alone]
 
 
 def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:

@@ -147,8 +147,9 @@ class WorkerConnection:
             raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
         run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]
         if not 0 <= run < len(waiting) or not waiting[run]:
-            twice = " twice" if 0 <= run < len(waiting) else ""
-            raise WorkerLost(f"the worker answered for run {run} of {len(waiting)}{twice}")
+            raise WorkerLost(
+                f"the worker answered for run {run} of {len(waiting)} unasked or twice"
+            )
         waiting[run] = False
         out, err, value = (bytes(self._stream.read(max(0, n), deadline)) for n in lengths)
         return run, RunResult(
@@ -174,10 +175,9 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """A pool of at most `size` workers, each made by `launch`.
+    """A pool of at most `size` workers, each made by `launch`, and replaced after `requests` requests.
 
-    A worker is replaced after `requests` requests, if these are given. After a fork, the new process
-    forgets its parent's workers and starts its own.
+    After a fork, the new process forgets its parent's workers and starts its own.
     """
 
     def __init__(
@@ -304,8 +304,8 @@ class WorkerPool:
                 raise SandboxUnavailable("the sandbox was closed while a worker started")
             isolation.require(self.required, connection.layers, connection.problems)
             first = [layer for layer in isolation.LAYERS if layer in self.held_by]
-            reason = f"the first worker has {'+'.join(self.held_by)}"
-            isolation.require(first, connection.layers, connection.problems, reason)
+            why = f"the first worker has {'+'.join(self.held_by)}"
+            isolation.require(first, connection.layers, connection.problems, why)
         except SandboxUnavailable:
             self._give_back(connection, good=False)
             raise
@@ -343,10 +343,7 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 class PooledSandbox:
-    """A `Sandbox` whose workers are started by `launch`.
-
-    A worker is replaced after `requests` requests.
-    """
+    """A `Sandbox` whose workers are started by `launch`, and replaced after `requests` requests."""
 
     def __init__(
         self,
@@ -360,7 +357,7 @@ class PooledSandbox:
         self._pool = WorkerPool(launch, workers, requests=requests)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        # Also for callers that never close: at the latest when the interpreter ends.
+        # For callers that never close.
         self._finalizer = weakref.finalize(self, self._pool.close)
 
     def run(

@@ -8,7 +8,7 @@ and cases of one call, and of calls that other threads make at the same time.
 `is_simple` decides from the text which programs these are. It allows the names of pure functions
 and of methods of texts, numbers and containers, and nothing else after a dot: no imports, no classes,
 no handlers of exceptions, no private names. Such a program has no way to reach the interpreter, the
-code around it, or another case. `_DRIVER` gives it a namespace and builtins of its own all the same.
+code around it, or another case. `_DRIVER` gives it a namespace, builtins and streams of its own all the same. Texts travel as bytes.
 
 A result is taken over only where it is beyond doubt that a fresh process would have given it. Any
 other run, one that comes near a limit among them, is done again in a process of its own.
