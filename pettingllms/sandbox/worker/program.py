@@ -284,7 +284,7 @@ def _show_of_thread(error: threading.ExceptHookArgs, /) -> None:
 
 def _show_ignored(error: Any, /) -> None:
     if sys.stderr is not None:
-        about = "" if error.object is None else f": {error.object!r}"
+        about = ":" if error.object is None else f": {error.object!r}"
         lines = traceback.format_exception(
             error.exc_type, error.exc_value, error.exc_traceback, chain=False
         )
