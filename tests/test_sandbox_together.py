@@ -217,7 +217,18 @@ def test_a_program_that_does_not_compile_costs_one_process(sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["", "0\n", "[0]\n", "[[0]]\n", '{"a": 1}\n', "no JSON\n", "null\n"]
+    "said",
+    [
+        "",
+        "0\n",
+        "[0]\n",
+        "[[0]]\n",
+        '{"a": 1}\n',
+        "no JSON\n",
+        "null\n",
+        "[[0, 0, 0, NaN]]\n",
+        f"[[{10**30}, 0, 0, 0]]\n",
+    ],
 )
 def test_a_service_that_answers_something_else_is_asked_for_each_run(sandbox, said) -> None:
     class Other(Counted):

@@ -25,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import math
 import os
 import re
 import threading
@@ -274,21 +275,22 @@ Raw = tuple[bytes, bytes, bytes, float] | None
 
 def _rows_of(said: bytes) -> list[list[Raw]]:
     """The runs of each program, as far as they are complete; another service may have said anything."""
-    stream, found = io.BytesIO(said), list[list[Raw]]()
+    stream = io.BytesIO(said)
+    found: list[list[Raw]] = []
     try:
         while line := stream.readline():
             row = json.loads(line)
             found.append([None if sizes is None else _raw(stream, *sizes) for sizes in row])
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError, OverflowError, RecursionError):
         pass
     return found
 
 
 def _raw(stream: io.BytesIO, out: int, err: int, value: int, cpu_s: float) -> Raw:
     texts = stream.read(out), stream.read(err), stream.read(value)
-    if tuple(map(len, texts)) != (out, err, value):
+    if tuple(map(len, texts)) != (out, err, value) or not 0 <= cpu_s < math.inf:
         raise ValueError("the process ended here")
-    return *texts, float(cpu_s)
+    return *texts, cpu_s
 
 
 def _result(run: Raw, whole: RunResult, limits: Limits, case: Case) -> RunResult | None:
