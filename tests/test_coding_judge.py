@@ -321,9 +321,21 @@ def test_where_the_reference_does_not_end_nothing_else_runs(counting):
     assert env.rewards["tester_0"] == -WRONG_COST
     # Each run is stopped at its limit, give or take what the watcher needs to see it.
     allowed = REFERENCE_SHARE * LIMITS.cpu_s
-    assert sum(cpu for *_, cpu in ran) < SHARED_CPU_S + MAX_TESTS * (allowed + 0.1)
+    assert sum(cpu for *_, cpu in ran) < SHARED_CPU_S + allowed + 0.1
     assert env.observe("coder_0")["text"].count(NOT_RUN) == MAX_TESTS
     assert not any(env.terminations.values())
+
+
+def test_a_test_that_hangs_ends_its_own_reply_alone(counting):
+    reference = f"import sys\n{LOOPS['reference']}"  # in a process of its own
+    env, ran = counting({**LOOPS, "reference": reference, "mutants": ["print(7)"]})
+    env.step(code("print(0)"))
+    ran.clear()
+    hanging = checks(("1", "0"), ("-1", "0"), ("-2", "0"), ("2", "0"))
+    branches = env.branch([hanging, checks(("2", "0"), ("-1", "0")), checks(("2", "0"))])
+    assert [after.infos["tester_0"]["valid"] for after in branches] == [1 / 4, 1 / 2, 1.0]
+    asked = [inputs for programs, inputs, _ in ran if programs == [reference]]
+    assert asked == [["1", "-1", "-2", "2"], ["2"]]
 
 
 @pytest.mark.slow

@@ -69,22 +69,33 @@ def test_a_worker_killed_in_the_middle_is_replaced(sandbox: PooledSandbox, depth
     assert only_worker(sandbox) is not first
 
 
-def test_a_worker_cannot_send_more_than_the_limits_of_a_run_allow():
-    """Before any of it is read, so that it does not fill the caller's memory."""
+HUGE = {"results": [[0, "ok", 0, 1, 1, 1, 1025, 0, -1]], "done": True}
+AGAIN = {"results": [[0, "ok", 0, 1, 1, 1, 0, 0, -1]], "done": False}
+
+
+@pytest.mark.parametrize(
+    ("replies", "error"),
+    [
+        ([HUGE], "lengths are wrong"),
+        ([AGAIN, AGAIN], "run 0 of 1 unasked or twice"),
+        ([{"results": [], "done": False}], "a reply has results"),
+    ],
+)
+def test_a_worker_sends_no_more_than_a_request_allows(replies, error):
+    """Before any of it is read, so that it does not fill the caller's memory; and comes to an end."""
     worker = f"""
 import sys
 sys.path[:0] = {sys.path!r}
 from pettingllms.sandbox.worker import frames
 hello = {{"protocol": 1, "layers": [], "problems": [], "python": "3"}}
-row = [0, "ok", 0, 1, 1, 1, 1025, 0, -1]
-for header in (hello, {{"results": [row], "done": True}}):
+for header in (hello, *{replies!r}):
     sys.stdout.buffer.write(frames.encode(header))
 sys.stdout.buffer.write(bytes(1025))
 sys.stdout.buffer.flush()
 sys.stdin.read()
 """
     connection = WorkerConnection(ProcessChannel((sys.executable, "-c", worker), {}))
-    with contextlib.closing(connection), pytest.raises(WorkerLost, match="lengths are wrong"):
+    with contextlib.closing(connection), pytest.raises(WorkerLost, match=error):
         list(connection.ask({"limits": {"output_kib": 1}, "runs": [0, 0]}, [], 5.0))
 
 

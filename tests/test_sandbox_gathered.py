@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 import threading
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +14,7 @@ from typing import Any
 import pytest
 
 from pettingllms.errors import SandboxUnavailable
-from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
+from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox, together
 from pettingllms.sandbox.together import _GATHERERS, SharedRuns
 from pettingllms.sandbox.types import Sandbox
 from tests.processes import eventually
@@ -122,6 +126,58 @@ def test_an_interrupt_of_one_thread_leaves_the_others_their_results(gate) -> Non
     assert [type(error) for error, _ in ends if error] == [KeyboardInterrupt]
     for error, n in ends:
         assert error is not None or asked[n].result() == [f"{3 * n}\n", f"{4 * n}\n"]
+
+
+def test_a_process_forked_while_a_thread_scores_scores_as_well(gate) -> None:
+    with ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(outputs, gate, program(1))
+        assert eventually(lambda: gate.calls == 1)
+        with warnings.catch_warnings(action="ignore"):  # since 3.12 there is one for threads
+            pid = os.fork()
+        if pid == 0:
+            signal.alarm(60)
+            os._exit(0 if outputs(gate, program(5)) == ["15\n", "20\n"] else 1)
+        gate.let_go()
+        assert asked.result(60) == ["3\n", "4\n"]
+        assert os.waitpid(pid, 0)[1] == 0
+
+
+class Answering:
+    """A sandbox without processes."""
+
+    def run(self, *_: object, **__: object) -> list[list[RunResult]]:
+        said = b"[[1, 0, 0, 0.0], [1, 0, 0, 0.0]]\n12"
+        return [[RunResult("ok", said, b"", 0, 0.0, 0.0, 1.0, "none")]]
+
+
+def test_an_interrupt_at_any_line_leaves_nothing_locked() -> None:
+    sandbox, ends, before = Answering(), [], sys.gettrace()
+
+    def interrupt_at(line: int) -> Any:
+        def trace(frame: Any, event: str, _: object) -> Any:
+            nonlocal line
+            if frame.f_code.co_filename != together.__file__:
+                return None
+            line -= event == "line"
+            if event == "line" and line < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    while not ends or ends[-1] is None:
+        sys.settrace(interrupt_at(len(ends)))
+        try:
+            found = outputs(sandbox, program(1))  # type: ignore[arg-type]
+        except KeyboardInterrupt:
+            found = None
+        finally:
+            sys.settrace(before)
+        ends.append(found)
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(outputs, sandbox, program(1)).result(30) == ["1", "2"]  # type: ignore[arg-type]
+    assert len(ends) > 20
 
 
 def test_a_sandbox_without_weak_references_or_a_hash_works(gate) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,8 @@ import pytest
 from pettingllms.cli import sandbox as command
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, isolation, open_sandbox
-from pettingllms.sandbox.embedded import EmbeddedSandbox
+from pettingllms.sandbox.embedded import EmbeddedSandbox, launch
+from pettingllms.sandbox.worker import kernel
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.kernel import needs_namespaces
@@ -69,6 +72,30 @@ def test_a_worker_that_is_already_there_is_refused_as_well():
         sandbox.run(["1"], [Case()])
         with pytest.raises(SandboxUnavailable, match="namespaces"):
             sandbox.require_isolation("full")
+
+
+def test_a_later_worker_that_isolates_less_is_refused(monkeypatch: pytest.MonkeyPatch):
+    """As where the machine's user namespaces are used up: what a run has said holds for all of it."""
+    with EmbeddedSandbox(2) as sandbox, sandbox._pool.worker():
+        assert sandbox._pool.held_by == isolation.LAYERS
+        monkeypatch.setattr(sandbox._pool, "_launch", lambda: launch(without=("namespaces",)))
+        with pytest.raises(SandboxUnavailable, match=r"first worker has .*namespaces: left out"):
+            sandbox.run(["1"], [Case()])
+
+
+def test_root_that_is_the_only_user_of_its_namespace_gets_every_layer():
+    """As below `unshare -r`: it can become nobody else."""
+
+    def layers() -> list[str]:
+        user, group = os.geteuid(), os.getegid()
+        kernel.unshare(kernel.CLONE_NEWUSER)
+        for name, text in (("setgroups", "deny"), ("uid_map", user), ("gid_map", group)):
+            line = text if text == "deny" else f"0 {text} 1"
+            Path("/proc/self", name).write_text(str(line))
+        with contextlib.closing(launch()) as link:
+            return list(link.layers)
+
+    assert tuple(kernel.in_another_process(layers)) == isolation.LAYERS
 
 
 def test_an_unknown_level_is_named():

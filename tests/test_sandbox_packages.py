@@ -6,8 +6,9 @@ import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -53,9 +54,14 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def says(
-    python: Path, packages: Sequence[str], programs: Sequence[str], **variables: str
+    python: Path,
+    packages: Sequence[str],
+    programs: Sequence[str],
+    options: Mapping[str, object] = MappingProxyType({}),
+    **variables: str,
 ) -> list[str]:
-    command = (str(python), *FLAGS, str(WORKER_MAIN), json.dumps({"packages": list(packages)}))
+    given = json.dumps({"packages": list(packages), **options})
+    command = (str(python), *FLAGS, str(WORKER_MAIN), given)
     environment = {**ENVIRONMENT, **variables}
     order = RunPlan.of(programs, [Case()], Limits(), end_at_limit=True)
     request = order.request([(number, 0) for number in range(len(programs))])
@@ -83,6 +89,16 @@ def test_nothing_else_of_the_folder_of_a_package_is_shown(environment: Path):
         "ModuleNotFoundError",
         "ModuleNotFoundError",
     ]
+
+
+def test_what_lies_beside_a_package_is_not_there_where_it_could_be_seen(
+    environment: Path, tmp_path: Path
+):
+    """Without namespaces the files are there, and Landlock alone says that they cannot be read."""
+    programs = [f"import {name}" for name in ("installed", "finder", "secret")]
+    options = {"without": ["namespaces"], "scratch": str(tmp_path)}
+    said = says(environment, ["editable"], programs, options)
+    assert [text.rpartition("\n")[2].split(":")[0] for text in said] == ["ModuleNotFoundError"] * 3
 
 
 def test_without_packages_no_site_is_looked_at(environment: Path):

@@ -102,6 +102,14 @@ def test_calls_of_the_x32_table_kill(machine: str, number: int):
 
 
 @machines
+@given(operation=st.integers(0, 511))
+def test_nobody_waits_for_threads_of_another_process(machine: str, operation: int):
+    number = seccomp.numbers(seccomp.CHECKED, machine)["futex"]
+    expected = seccomp.ALLOW if operation & 128 else EAGAIN
+    assert verdict(machine, number, 4096, operation) == expected
+
+
+@machines
 @given(flags=st.integers(0, 2**64 - 1))
 def test_only_threads_can_be_made(machine: str, flags: int):
     number = seccomp.numbers(seccomp.CHECKED, machine)["clone"]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -34,6 +36,7 @@ from pettingllms.sandbox.together import SHARED_CPU_S
 from tests.kernel import needs_namespaces
 
 FIXTURES = Path(__file__).parent / "fixtures" / "datasets"
+RESULT = RunResult("ok", b"0\n", b"", 0, 0.0, 0.0, 0.0, "recorder", b"0")
 
 
 class Recorder:
@@ -47,8 +50,7 @@ class Recorder:
         self, programs: Sequence[str], cases: Sequence[Case], *, limits: Limits, **_: object
     ) -> list[list[RunResult]]:
         self.limits.append(limits)
-        result = RunResult("ok", b"0\n", b"", 0, 0.0, 0.0, 0.0, "recorder", b"0")
-        return [[result] * len(cases) for _ in programs]
+        return [[RESULT] * len(cases) for _ in programs]
 
     def close(self) -> None:
         self.closed += 1
@@ -115,8 +117,6 @@ def test_another_back_end_drops_the_runtime_of_the_old_one():
         ({"runtime": "runsc"}, "sandbox.runtime is for docker, not for 'embedded'"),
         ({"backend": "own:make", "packages": "numpy"}, "sandbox.packages is for embedded, docker"),
         ('{"cpu_s"', "sandbox must be a JSON object"),
-        ("fusion:localhost:8080", "needs an address like fusion:http://127.0.0.1:8080"),
-        ("fusion:http://h:99999", "needs an address like"),
         (3, "sandbox must be a back end or an object of settings, got 3"),
     ],
 )
@@ -292,6 +292,15 @@ def test_an_object_of_the_users_own_runs_programs_and_is_closed_once(own):
     assert made.closed == 1
     sandbox.close()
     assert made.closed == 1
+
+
+@pytest.mark.parametrize(
+    "rows", [None, [], [[]], ["x"], [[None]], [[replace(RESULT, cpu_s=math.nan)]], [[RESULT] * 2]]
+)
+def test_what_an_object_gives_in_place_of_results_is_no_verdict(own, rows):
+    own.Odd = type("Odd", (), {"run": lambda *_, **__: rows, "close": lambda _: None})
+    with open_sandbox("own:Odd") as sandbox, pytest.raises(SandboxUnavailable, match=r"Odd\.run"):
+        sandbox.run(["print(1)"], [Case()])
 
 
 def test_an_object_that_says_how_it_isolates_is_believed_and_can_refuse(own):

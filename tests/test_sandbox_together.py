@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -84,6 +85,7 @@ SIMPLE = {
     "much output": "print('x' * 100_000)",
     "output near its limit": "print('x' * ((64 << 10) - 1))",
     "lone surrogate": "print(chr(0xd800))",
+    "surrogates of one letter": "print('a', '\\ud83d\\ude00')",
     "not ASCII": "print(chr(233) * 3)",
     "long number": "print(int('9' * 5000))",
     "set of texts": "print({'b', 'a', 'c', *input().split()})",
@@ -103,6 +105,7 @@ FUNCTIONS = {
     "syntax error": "def solve(a)\n    return a",
     "name that is only there for calls": "def solve(a):\n    return gcd(a[0], 4)",
     "error": "def solve(a):\n    return a[5]",
+    "reads where nothing is": "n = input()\ndef solve(a):\n    return n",
 }
 ARGUMENTS = ("[[1, 2]]", "[[]]", "[1]", "{}", "not JSON", "[[3, 4, 5, 6, 7, 8]]", "[]")
 
@@ -151,6 +154,53 @@ def test_generated_tasks_are_judged_as_in_processes_of_their_own(sandbox) -> Non
         ]
 
 
+@pytest.mark.parametrize("text", ["lambda: 1", "map(len, [])", "[x for x in [print]]"])
+def test_addresses_are_printed_in_a_process_of_its_own(sandbox, text) -> None:
+    """They would be others in company."""
+    counted = Counted(sandbox)
+    [row] = SharedRuns(counted, LIMITS)([f"print({text})"], [Case(""), Case("a")])
+    assert counted.runs == (3 if " at 0x" in row[0].stdout else 1)
+
+
+STATEMENTS = (
+    *("print(input())", "print(end='')", "x = [1, 'a', 2.5]", "print(x)", "print(*x, sep='\\n')"),
+    *(
+        "x += [len(x)]",
+        "x = x[1:]",
+        "for c in input():\n    print(ord(c), end=' ')",
+        "print(1 // len(x))",
+    ),
+    *(
+        "print({*input()})",
+        "x = input().split()",
+        "print(chr(0xdc80 + len(x)))",
+        "print(chr(0xd800))",
+    ),
+    *(
+        "def f(n):\n    return n and f(n - 1)",
+        "print(f(30))",
+        "print(int(input()))",
+        "print(x.pop())",
+    ),
+    *(
+        "print('%s' % x)",
+        "print(f'{x!r:>20}')",
+        "print(dict(zip(x, x)))",
+        "assert x",
+        "del x",
+        "x = f",
+    ),
+)
+
+
+def test_programs_of_random_statements_give_what_they_give_in_processes_of_their_own(sandbox):
+    rng = random.Random(0)
+    programs = ["x = [3]\n" + "\n".join(rng.choices(STATEMENTS, k=5)) for _ in range(40)]
+    cases = [Case(STDINS[0]), Case(STDINS[3])]
+    shared, alone = SharedRuns(sandbox, LIMITS)(programs, cases), sandbox.run(programs, cases)
+    assert [list(map(verdict, row)) for row in shared] == [list(map(verdict, r)) for r in alone]
+
+
 def test_the_mutants_of_a_task_cost_one_process(sandbox) -> None:
     counted = Counted(sandbox)
     task = next(t for t in (coding.generate(seed, "train") for seed in range(9)) if not t.function)
@@ -167,7 +217,18 @@ def test_a_program_that_does_not_compile_costs_one_process(sandbox) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["", "0\n", "[0]\n", "[[0]]\n", '{"a": 1}\n', "no JSON\n", "null\n"]
+    "said",
+    [
+        "",
+        "0\n",
+        "[0]\n",
+        "[[0]]\n",
+        '{"a": 1}\n',
+        "no JSON\n",
+        "null\n",
+        "[[0, 0, 0, NaN]]\n",
+        f"[[{10**30}, 0, 0, 0]]\n",
+    ],
 )
 def test_a_service_that_answers_something_else_is_asked_for_each_run(sandbox, said) -> None:
     class Other(Counted):
@@ -232,6 +293,7 @@ HOSTILE = {
     "coroutine": "async def f():\n    await f()",
     "raise": "raise SystemExit(0)",
     "too long": "x = 1\n" * 5000,
+    "another encoding": "# coding: nothing\nprint(1)",
 }
 
 

@@ -124,7 +124,7 @@ def _add_backend(parser: argparse.ArgumentParser) -> None:
         "--sandbox",
         default="embedded",
         metavar="BACKEND",
-        help="embedded, docker, fusion:URL or module:factory. Default: embedded",
+        help="embedded, docker or module:factory. Default: embedded",
     )
     parser.add_argument(
         "--runtime", metavar="NAME", help="docker: OCI runtime of the containers, such as runsc"

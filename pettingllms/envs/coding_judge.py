@@ -14,7 +14,7 @@ What counts:
 * A right test that the statement shows as an example counts neither for nor against. A wrong output for
   the input of an example is wrong.
 * A test is wrong if the reference gives another output, fails, or does not end within `REFERENCE_SHARE` of
-  a program's CPU limit.
+  a program's CPU limit. A reply ends at its first test of the last kind: those behind it are wrong, too.
 
 Precision is squared so that one more guess pays only where most guesses are right: eight guesses of
 which three are right earn less than one guess with three chances in eight. An all-wrong reply earns
@@ -27,12 +27,13 @@ from __future__ import annotations
 import contextlib
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.asserts import Test
 from pettingllms.data.coding import is_example, passes
 from pettingllms.sandbox import RunResult
+from pettingllms.sandbox.types import RUNAWAY
 
 WRONG_COST = 0.05
 """Half of the penalty for a reply that cannot be read."""
@@ -80,6 +81,29 @@ def judged(
             right += 1
             telling += group
     return Verdict(tuple(telling), right, wrong)
+
+
+def up_to_a_hang(
+    inputs: Sequence[str],
+    known: dict[str, RunResult],
+    run: Callable[[list[str]], Mapping[str, RunResult]],
+) -> dict[str, RunResult]:
+    """Runs the reference on the inputs of one reply, up to the first on which it hangs.
+
+    Adds to `known` what it did on each. Inputs behind that one count as it does, in this reply alone.
+    """
+    hang = next((text for text in inputs if text in known and known[text].status in RUNAWAY), None)
+    before = inputs if hang is None else inputs[: inputs.index(hang)]
+    for text, result in run([text for text in before if text not in known]).items():
+        known[text] = result
+        if result.status in RUNAWAY:
+            break
+    results: dict[str, RunResult] = {}
+    hung = None
+    for text in inputs:
+        results[text] = hung or known[text]
+        hung = results[text] if results[text].status in RUNAWAY else None
+    return results
 
 
 def score(verdict: Verdict, power: float) -> float:

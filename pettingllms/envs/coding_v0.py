@@ -59,8 +59,8 @@ sparse scheme no reply of a tester earns anything by itself: AT-GRPO teaches the
 # Cost and determinism
 
 A reply of a tester costs at most `15 * LIMITS.cpu_s` CPU seconds, whatever it says, and half a second for two
-attempts to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails or does not
-end, the test is wrong and nothing else runs. Six mutants and the coder's program have 1/4 of the limit each
+attempts to run simple programs in one process (`pettingllms.sandbox.together`); far less as a rule: it has at most 8 tests of 64 KiB together; the reference has 1/8 of a program's CPU limit for each; where it fails, the test is wrong and nothing else runs.
+Where it does not end, the same holds for all later tests of this reply, which are not run. Six mutants and the coder's program have 1/4 of the limit each
 on the other tests, and a program that uses a limit up is not run on the rest.
 
 A step is a function of state and reply alone, as far as the programs are: the sandbox decides what a program sees of
@@ -105,7 +105,7 @@ from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score
+from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score, up_to_a_hang
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -264,19 +264,23 @@ class raw_env(TeamEnv):
         tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
         inputs = list(dict.fromkeys(test.input for test in tests))
         runs = self._runs_ahead(state, inputs)
-        # Another reply's input must not bear on this one's, so that none ends the list.
-        within = self._limits_of(task, REFERENCE_SHARE)
-        reference: Mapping[str, RunResult] = {}
-        if task.reference:
-            ahead = runs.within(within, end_at_limit=False)
-            reference = self._outputs(task, task.reference, inputs, ahead)
+        within = runs.within(self._limits_of(task, REFERENCE_SHARE))
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
+        known: dict[str, RunResult] = {}
         return [
             self._unread(state, agent, reply.why)
             if isinstance(reply, ParseError)
-            else self._test(state, reply, reference, runs)
+            else self._test(state, reply, self._reference_on(task, reply, known, within), runs)
             for reply in replies
         ]
+
+    def _reference_on(
+        self, task: CodingTask, tests: Sequence[Test], known: dict[str, RunResult], run: Run
+    ) -> dict[str, RunResult]:
+        inputs = list(dict.fromkeys(test.input for test in tests)) if task.reference else []
+        return up_to_a_hang(
+            inputs, known, lambda new: self._outputs(task, task.reference, new, run)
+        )
 
     def _code_all(self, state: State, texts: Sequence[str]) -> list[Outcome]:
         task = state.task

@@ -7,9 +7,9 @@ r"""Run programs that a model wrote, without trusting them.
     result.status, result.stdout  # "ok", "42\n"
 
 Two back ends, `embedded` (Linux, no daemon) and `docker`, start the same worker and pass the
-same self-check. `fusion:URL` is a client for a SandboxFusion service, and `module:factory` takes
-any object of the user's own. `SandboxSettings` says which one, and how it is set up. What a program's status says is about the program; when the sandbox itself
-fails, `SandboxUnavailable` is raised. Compare outputs here, outside: the expected one never
+same self-check. `module:factory` takes any object of the user's own, such as a client for a
+service. `SandboxSettings` says which one, and how it is set up. What a program's status says is
+about the program; when the sandbox itself fails, `SandboxUnavailable` is raised. Compare outputs here, outside: the expected one never
 enters the sandbox.
 """
 
@@ -21,7 +21,7 @@ from typing import Any, Literal, overload
 from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox.client import PooledSandbox
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.sandbox.settings import FUSION, SANDBOXES, SandboxSettings
+from pettingllms.sandbox.settings import SANDBOXES, SandboxSettings
 from pettingllms.sandbox.types import Case, Limits, OpenSandbox, RunResult, Sandbox, Status
 
 __all__ = [
@@ -70,7 +70,7 @@ def open_sandbox(
     """Open a new sandbox. Workers start with the first programs; `close` it, or use `with`.
 
     Args:
-        sandbox: settings, a back end (`embedded`, `docker`, `fusion:URL`, `module:factory`), or
+        sandbox: settings, a back end (`embedded`, `docker`, `module:factory`), or
             the text of a JSON object of settings.
         workers: programs that run at the same time.
         allow_unsafe: let `embedded` run programs where the kernel isolates nothing.
@@ -116,10 +116,6 @@ def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
             memory_mib=memory_for(settings.limits_over(Limits())),
             runtime=settings.runtime,
         )
-    if backend.startswith(FUSION):
-        from pettingllms.sandbox.fusion import FusionSandbox
-
-        return FusionSandbox(backend.removeprefix(FUSION), settings.workers)
     from pettingllms.sandbox.own import OwnSandbox
 
     return OwnSandbox(SANDBOXES.path_of(backend))

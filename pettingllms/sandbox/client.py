@@ -16,14 +16,16 @@ import time
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
-from typing import Any, TypeVar, cast
+from typing import Any, Self, TypeVar, cast
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import isolation
 from pettingllms.sandbox.types import (
+    DEFAULT_LIMITS,
     STATUSES,
+    Case,
+    Limits,
     Pair,
-    PlannedSandbox,
     RunPlan,
     RunProgress,
     RunResult,
@@ -41,10 +43,6 @@ _PROTOCOL = 1
 _ATTEMPTS = 2
 _TRIES = 2
 """Attempts of the worker at one run if something outside kills its process."""
-_REQUEST_BYTES = 64 << 20
-_REQUEST_RUNS = 512
-_LEAST_RUNS = 2
-"""Runs of a request where several workers share them: less is not worth a request."""
 _ADVICE = (
     "`pettingllms-sandbox doctor` says what this machine can do, and `--sandbox docker` is the "
     "other back end"
@@ -97,7 +95,7 @@ class WorkerConnection:
         # A worker that has just started was not idle before its first request.
         idle = self.requests > 1
         # A run is two numbers in a flat list.
-        most, runs = header["limits"]["output_kib"] << 10, len(header["runs"]) // 2
+        most, waiting = header["limits"]["output_kib"] << 10, [True] * (len(header["runs"]) // 2)
         try:
             self._stream.write(frames.encode(header, payload), deadline)
             while True:
@@ -107,10 +105,11 @@ class WorkerConnection:
                     raise WorkerLost(str(reply["failure"]), idle=idle)
                 idle = False
                 rows = reply.get("results")
-                if not isinstance(rows, list):
+                # Every frame answers a run that has no answer yet, so that they come to an end.
+                if not isinstance(rows, list) or not rows:
                     raise frames.FrameError("a reply has results")
                 for row in rows:
-                    yield self._read_result(row, runs, most, deadline)
+                    yield self._read_result(row, waiting, most, deadline)
                 if reply.get("done") is True:
                     return
         except (frames.FrameError, OSError) as error:
@@ -134,7 +133,7 @@ class WorkerConnection:
         return header
 
     def _read_result(
-        self, row: object, runs: int, most: int, deadline: float
+        self, row: object, waiting: list[bool], most: int, deadline: float
     ) -> tuple[int, RunResult]:
         if not (isinstance(row, list) and len(row) == 9 and row[1] in STATUSES):
             raise frames.FrameError(f"not a result: {str(row)[:80]}")
@@ -147,8 +146,11 @@ class WorkerConnection:
         if not all(-1 <= length <= most for length in lengths):
             raise frames.FrameError(f"a result's lengths are wrong: {lengths}")
         run, status, exit_code, cpu_us, wall_us, memory_kib = row[:6]
-        if not 0 <= run < runs:
-            raise WorkerLost(f"the worker answered for run {run} of {runs}")
+        if not 0 <= run < len(waiting) or not waiting[run]:
+            raise WorkerLost(
+                f"the worker answered for run {run} of {len(waiting)} unasked or twice"
+            )
+        waiting[run] = False
         out, err, value = (bytes(self._stream.read(max(0, n), deadline)) for n in lengths)
         return run, RunResult(
             cast(Status, status),
@@ -173,10 +175,9 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """A pool of at most `size` workers, each made by `launch`.
+    """A pool of at most `size` workers, each made by `launch`, and replaced after `requests` requests.
 
-    A worker is replaced after `requests` requests, if these are given. After a fork, the new process
-    forgets its parent's workers and starts its own.
+    After a fork, the new process forgets its parent's workers and starts its own.
     """
 
     def __init__(
@@ -189,22 +190,26 @@ class WorkerPool:
         self.size = size
         self.required: tuple[str, ...] = ()
         """Layers of isolation that every worker has to report."""
+        self.held_by: tuple[str, ...] = ()
+        """What is around the programs of the first worker; no later one has less."""
         self._requests = requests
         self._launch = launch
         self._reset()
         _POOLS.add(self)
 
     def _reset(self) -> None:
-        self._changed = threading.Condition()
+        # A plain lock: Ctrl-C can hit the main thread between a condition's lock and its holder.
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._idle: list[WorkerConnection] = []
         self._all: set[WorkerConnection] = set()
         self._starting = 0
         self._closed = False
 
     @property
-    def lock(self) -> threading.Condition:
+    def lock(self) -> threading.Lock:
         """Guards the pool; a forked process has a new one."""
-        return self._changed
+        return self._lock
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[WorkerConnection]:
@@ -229,7 +234,7 @@ class WorkerPool:
             SandboxUnavailable: one that works already lacks it.
         """
         self.required = layers
-        with self._changed:
+        with self._lock:
             connections = list(self._all)
         for connection in connections:
             isolation.require(layers, connection.layers, connection.problems)
@@ -237,12 +242,12 @@ class WorkerPool:
     @property
     def waiting(self) -> int:
         """Number of workers that could take a request at once."""
-        with self._changed:
+        with self._lock:
             return self.size - len(self._all) - self._starting + len(self._idle)
 
     def close(self) -> None:
         """Kill every worker; those in use are taken away from their callers."""
-        with self._changed:
+        with self._lock:
             self._closed = True
             idle, self._idle = self._idle, []
             busy = self._all.difference(idle)
@@ -272,7 +277,7 @@ class WorkerPool:
 
     def _take_idle(self) -> WorkerConnection | None:
         """A worker that waits, perhaps a dead one, or None where there is room for a new one."""
-        with self._changed:
+        with self._lock:
             while True:
                 if self._closed:
                     raise SandboxUnavailable("the sandbox is closed; open another one")
@@ -288,22 +293,26 @@ class WorkerPool:
         try:
             connection = self._launch()
         finally:
-            with self._changed:
+            with self._lock:
                 self._starting -= 1
                 if connection is not None:
                     self._all.add(connection)
+                    self.held_by = self.held_by or connection.held_by
                 self._changed.notify()
         try:
             if self._closed:
                 raise SandboxUnavailable("the sandbox was closed while a worker started")
             isolation.require(self.required, connection.layers, connection.problems)
+            first = [layer for layer in isolation.LAYERS if layer in self.held_by]
+            why = f"the first worker has {'+'.join(self.held_by)}"
+            isolation.require(first, connection.layers, connection.problems, why)
         except SandboxUnavailable:
             self._give_back(connection, good=False)
             raise
         return connection
 
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
-        with self._changed:
+        with self._lock:
             keep = (
                 good
                 and connection.requests < self._requests
@@ -319,7 +328,7 @@ class WorkerPool:
         try:
             connection.close()
         finally:
-            with self._changed:
+            with self._lock:
                 self._all.discard(connection)
                 self._changed.notify()
 
@@ -333,11 +342,8 @@ _POOLS: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
 os.register_at_fork(after_in_child=_abandon_all)
 
 
-class PooledSandbox(PlannedSandbox):
-    """A `Sandbox` whose workers are started by `launch`.
-
-    A worker is replaced after `requests` requests.
-    """
+class PooledSandbox:
+    """A `Sandbox` whose workers are started by `launch`, and replaced after `requests` requests."""
 
     def __init__(
         self,
@@ -351,8 +357,50 @@ class PooledSandbox(PlannedSandbox):
         self._pool = WorkerPool(launch, workers, requests=requests)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
-        # Also for callers that never close: at the latest when the interpreter ends.
+        # For callers that never close.
         self._finalizer = weakref.finalize(self, self._pool.close)
+
+    def run(
+        self,
+        programs: Sequence[str],
+        cases: Sequence[Case],
+        *,
+        limits: Limits = DEFAULT_LIMITS,
+        end_at_limit: bool = True,
+    ) -> list[list[RunResult]]:
+        """Run every program on every case; see `Sandbox.run`."""
+        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
+        progress = RunProgress(plan)
+        self._do_all(plan, progress)
+        return progress.rows()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
+        """Do what is left in one request if it can be, else in several, on as many workers."""
+        todo = progress.left(progress.pairs())
+        requests = list(plan.requests(todo, self._pool.waiting))
+        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
+        first = 0 if threading.current_thread() is threading.main_thread() else 1
+        others: list[Future[None]] = []
+        try:
+            others += [
+                self._on_a_thread(self._do, plan, pairs, progress) for pairs in requests[first:]
+            ]
+            for pairs in requests[:first]:
+                self._do(plan, pairs, progress)
+            for other in others:
+                other.result()
+        except CancelledError as error:
+            raise SandboxUnavailable("the sandbox was closed while programs ran") from error
+        finally:
+            progress.give_up()
+            for other in others:
+                other.cancel()
 
     @property
     def isolation(self) -> tuple[str, ...]:
@@ -381,29 +429,6 @@ class PooledSandbox(PlannedSandbox):
         self._finalizer()
         if self._threads is not None and self._threads[0] == os.getpid():
             self._threads[1].shutdown(wait=True, cancel_futures=True)
-
-    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
-        """Do what is left in one request if it can be, else in several, on as many workers."""
-        todo = progress.left(progress.pairs())
-        workers = max(1, min(self._pool.waiting, len(todo) // _LEAST_RUNS))
-        requests = list(split(plan, todo, workers))
-        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
-        first = 0 if threading.current_thread() is threading.main_thread() else 1
-        others: list[Future[None]] = []
-        try:
-            others += [
-                self._on_a_thread(self._do, plan, pairs, progress) for pairs in requests[first:]
-            ]
-            for pairs in requests[:first]:
-                self._do(plan, pairs, progress)
-            for other in others:
-                other.result()
-        except CancelledError as error:
-            raise SandboxUnavailable("the sandbox was closed while programs ran") from error
-        finally:
-            progress.give_up()
-            for other in others:
-                other.cancel()
 
     def _on_a_thread(self, work: Callable[..., _Result], *args: Any) -> Future[_Result]:
         """`work(*args)` on a thread of the sandbox, which no signal interrupts."""
@@ -467,27 +492,7 @@ class PooledSandbox(PlannedSandbox):
 
     def _look(self) -> tuple[str, ...]:
         try:
-            with self._pool.worker() as connection:
-                return connection.held_by
+            with self._pool.worker():
+                return self._pool.held_by
         except WorkerLost as error:
             raise SandboxUnavailable(f"no worker starts: {error}; {_ADVICE}") from error
-
-
-def split(plan: RunPlan, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
-    """`pairs` in requests for so many workers, none too large.
-
-    Later requests are smaller, so that all workers are done at about the same time.
-    """
-    request: list[Pair] = []
-    size, left = 0, len(pairs)
-    for pair in pairs:
-        more = plan.size(pair)
-        share = left if workers == 1 else max(_LEAST_RUNS, left // (2 * workers))
-        if request and (len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES):
-            yield request
-            left -= len(request)
-            request, size = [], 0
-        request.append(pair)
-        size += more
-    if request:
-        yield request

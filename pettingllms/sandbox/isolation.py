@@ -79,7 +79,12 @@ def announce(held_by: str) -> str:
     )
 
 
-def require(wanted: Sequence[str], layers: Sequence[str], problems: Sequence[str]) -> None:
+def require(
+    wanted: Sequence[str],
+    layers: Sequence[str],
+    problems: Sequence[str],
+    reason: str = "full isolation is required",
+) -> None:
     """Refuse a worker that reports `layers` and `problems` where `wanted` is required.
 
     Raises:
@@ -92,8 +97,8 @@ def require(wanted: Sequence[str], layers: Sequence[str], problems: Sequence[str
     why = {problem.partition(": ")[0]: problem for problem in problems}
     said = "; ".join(f"{why.get(layer, layer)} ({cure(layer)})" for layer in missing)
     raise SandboxUnavailable(
-        f"full isolation is required, and programs would be held by {'+'.join(layers) or 'nothing'}"
-        f" alone; missing: {said}"
+        f"{reason}, and programs would be held by {'+'.join(layers) or 'nothing'} alone; "
+        f"missing: {said}"
     )
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import inspect
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, Self
 
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.registry import resolve
-from pettingllms.sandbox.types import Case, RunResult, Sandbox
+from pettingllms.sandbox.types import STATUSES, Case, RunResult, Sandbox
 
 _OPTIONAL = ("isolation", "require_isolation")
 
@@ -41,8 +42,24 @@ class OwnSandbox:
     def run(
         self, programs: Sequence[str], cases: Sequence[Case], **options: Any
     ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        return self._inner.run(programs, cases, **options)
+        """Run every program on every case; see `Sandbox.run`.
+
+        Raises:
+            SandboxUnavailable: also where the object gave something else than a result for each run.
+        """
+        rows = self._inner.run(programs, cases, **options)
+        shape = [len(cases)] * len(programs)
+        try:
+            good = [sum(map(_is_result, row)) for row in rows] == shape == list(map(len, rows))
+        except TypeError:  # no lists
+            good = False
+        if not good:
+            raise SandboxUnavailable(
+                f"{type(self._inner).__name__}.run gave {str(rows)[:200]} for {len(programs)} programs "
+                f"and {len(cases)} cases; it has to return a list for each program, with a RunResult "
+                "for each case whose seconds are finite"
+            )
+        return rows
 
     def __getattr__(self, name: str) -> Any:
         # Optional parts of the object, which `isolation.held_by` looks for.
@@ -59,6 +76,14 @@ class OwnSandbox:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _is_result(made: object) -> bool:
+    return (
+        isinstance(made, RunResult)
+        and made.status in STATUSES
+        and all(0 <= seconds < math.inf for seconds in (made.cpu_s, made.wall_s))
+    )
 
 
 def _checked(path: str, made: Any) -> Sandbox:

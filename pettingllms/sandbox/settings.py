@@ -27,14 +27,12 @@ BACKENDS = ("embedded", "docker")
 SANDBOXES = Registry("sandbox", {})
 """Back ends by name that other packages offer as `pettingllms.sandboxes`: what makes an object with
 `run` and `close`, as in `module:factory`."""
-FUSION = "fusion:"
-"""Prefix of the back end `fusion:URL`."""
 LIMITS = tuple(field.name for field in fields(Limits))
 
 # Names become parts of pip's command line and of an image's name.
 _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]*")
 _NOT_EVERYWHERE = {
-    "workers": ("embedded", "docker", FUSION),
+    "workers": ("embedded", "docker"),
     "packages": ("embedded", "docker"),
     "runtime": ("docker",),
 }
@@ -49,7 +47,7 @@ class SandboxSettings:
     """
 
     backend: str = "embedded"
-    """`embedded`, `docker`, `fusion:URL` or `module:factory`."""
+    """`embedded`, `docker` or `module:factory`."""
     workers: int | None = None
     """Programs that run at the same time; None: the back end's default."""
     packages: tuple[str, ...] = ()
@@ -69,9 +67,8 @@ class SandboxSettings:
                 raise ConfigError(f"sandbox.packages: {name!r} is not the name of a package")
         for name, kinds in _NOT_EVERYWHERE.items():
             if getattr(self, name) and kind not in kinds:
-                known = ", ".join(each.rstrip(":") for each in kinds)
                 raise ConfigError(
-                    f"sandbox.{name} is for {known}, not for {self.backend!r}; leave it out"
+                    f"sandbox.{name} is for {', '.join(kinds)}, not for {self.backend!r}; leave it out"
                 )
         try:
             Limits(**dict(self.limits))  # type: ignore[arg-type]
@@ -151,8 +148,8 @@ class SandboxSettings:
 
 _OPTIONS = [f.name for f in fields(SandboxSettings) if f.name not in ("backend", "limits")]
 HELP = (
-    "Where programs run: embedded (Linux, no daemon), docker, fusion:URL (a SandboxFusion service), "
-    "or module:factory (an object of yours with run and close). Its settings one by one: "
+    "Where programs run: embedded (Linux, no daemon), docker, or module:factory (an object "
+    "of yours with run and close, such as a client for a service). Its settings one by one: "
     + ", ".join(f"--sandbox.{name}" for name in [*_OPTIONS, *LIMITS])
     + ", as in --sandbox.packages numpy,sympy"
 )
@@ -160,21 +157,15 @@ HELP = (
 
 
 def _kind(backend: str) -> str:
-    """One of `BACKENDS`, `FUSION`, or `module:` for an object of the user's."""
+    """One of `BACKENDS`, or `module:` for an object of the user's."""
     if not isinstance(backend, str):
         raise ConfigError(f"sandbox.backend must be a text, got {backend!r}")
     if backend in BACKENDS:
         return backend
-    if backend.startswith(FUSION):
-        from pettingllms.sandbox.fusion import ServiceAddress
-
-        # Refused here, and not when the first program runs.
-        ServiceAddress.of(backend.removeprefix(FUSION))
-        return FUSION
     if ":" in backend or backend in SANDBOXES:
         return "module:"
     raise ConfigError(
-        f"sandbox must be one of {', '.join(BACKENDS)}, fusion:URL or module:factory, got "
+        f"sandbox must be one of {', '.join(BACKENDS)} or module:factory, got "
         f"{backend!r}; {did_you_mean(backend, [*BACKENDS, *SANDBOXES.paths()])}"
     )
 

@@ -8,7 +8,7 @@ and cases of one call, and of calls that other threads make at the same time.
 `is_simple` decides from the text which programs these are. It allows the names of pure functions
 and of methods of texts, numbers and containers, and nothing else after a dot: no imports, no classes,
 no handlers of exceptions, no private names. Such a program has no way to reach the interpreter, the
-code around it, or another case. `_DRIVER` gives it a namespace and builtins of its own all the same.
+code around it, or another case. `_DRIVER` gives it a namespace, builtins and streams of its own all the same. Texts travel as bytes.
 
 A result is taken over only where it is beyond doubt that a fresh process would have given it. Any
 other run, one that comes near a limit among them, is done again in a process of its own.
@@ -22,14 +22,18 @@ waits for company, and the busier the scorers, the more share a process.
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import math
 import os
 import re
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pettingllms.sandbox.types import DEFAULT_LIMITS, RUNAWAY, Case, Limits, RunResult, Sandbox
 
@@ -39,6 +43,8 @@ at most beyond that, and there are two where the first was shared with other cal
 _PROGRAM_CHARS = 1 << 13
 MOST_RUNS, MOST_CHARS = 512, 1 << 20
 """Runs and characters of one process."""
+MOST_ERROR = 1 << 16
+"""Characters of a traceback, which a process of its own shortens beyond that."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -67,28 +73,32 @@ _WORD = re.compile(r"(\.?)([A-Za-z_][A-Za-z0-9_]*)?")
 
 _DRIVER_CODE = """
 import builtins, io, json, linecache, sys, time, traceback, warnings
-def one(code, names, function, given):
-    sys.stdin, sys.stdout = io.StringIO(given, newline="\\n"), io.StringIO(newline="\\n")
-    space = {"__name__": "main" if function else "__main__", "__builtins__": dict(names)}
+def stream(data):
+    return io.TextIOWrapper(io.BytesIO(data), encoding="utf-8", errors="surrogateescape", newline="\\n")
+def one(code, names, function, given, arguments):
+    sys.stdin, sys.stdout = stream(given), stream(b"")
+    space = {"__name__": "__main__" if function is None else "main", "__builtins__": dict(names)}
     begun, value, said = time.process_time(), None, ""
     try:
-        arguments = json.loads(given) if function else []
+        arguments = json.loads(arguments.decode())
         if type(arguments) is not list:
             return None
         exec(code, space)
-        if function:
-            value = json.dumps(space[function](*arguments))
+        if function is not None:
+            value = json.dumps(space[function](*arguments)).encode()
+        sys.stdout.flush()
     except (ArithmeticError, LookupError, TypeError, ValueError, EOFError) as error:
         first = last = error.__traceback__.tb_next
         while last is not None and last.tb_next is not None:
             last = last.tb_next
-        # Raised around the program, or by what this process has put in the place of a stream.
-        if last is None or last.tb_frame.f_globals is not space or isinstance(error, UnicodeError):
+        # Raised around the program.
+        if last is None or last.tb_frame.f_globals is not space:
             return None
         said = "".join(traceback.format_exception(type(error), error, first))
+        sys.stdout.flush()
     except Exception:
         return None
-    return [sys.stdout.getvalue(), value, said, time.process_time() - begun]
+    return sys.stdout.buffer.getvalue(), said, value, time.process_time() - begun
 def all_of(text, names, function, cases):
     ended = text if text.endswith("\\n") else text + "\\n"
     linecache.cache["main.py"] = (len(text), None, ended.splitlines(True), "main.py")
@@ -98,23 +108,36 @@ def all_of(text, names, function, cases):
             code = compile(text, "main.py", "exec", dont_inherit=True)
             said = None
         except SyntaxError as error:
+            if error.text is None:
+                error.text = linecache.getline("main.py", error.lineno or 0) or None
             said = "".join(traceback.format_exception(type(error), error, None))
     if warned:
         return []
     if said is not None:
-        return [["", None, said, 0.0] for _ in cases]
-    return [one(code, names, function, given) for given in cases]
+        return [(b"", said, None, 0.0) for _ in cases]
+    return [one(code, names, function, *case) for case in cases]
 def main():
-    asked, out = json.loads(sys.stdin.read()), sys.stdout
+    read, out = sys.stdin.buffer, sys.stdout.buffer
+    asked, names = json.loads(read.readline()), {name: getattr(builtins, name) for name in NAMES}
     warnings.simplefilter("error")
-    names = {name: getattr(builtins, name) for name in NAMES}
-    for job in asked["jobs"]:
-        for text in job["programs"]:
+    for function, programs, cases in asked:
+        function = None if function is None else read.read(function).decode()
+        programs = [read.read(size).decode() for size in programs]
+        cases = [(read.read(stdin), read.read(arguments)) for stdin, arguments in cases]
+        for text in programs:
             try:
-                rows = all_of(text, names, job["function"], job["cases"])
+                rows = all_of(text, names, function, cases)
             except Exception:
                 rows = []
-            out.write(json.dumps(rows) + "\\n")
+            sizes, parts = [], []
+            for row in rows:
+                if row is None:
+                    sizes.append(None)
+                    continue
+                texts = row[0], row[1].encode("utf-8", "backslashreplace"), row[2] or b""
+                sizes.append([*map(len, texts), row[3]])
+                parts += texts
+            out.write(json.dumps(sizes).encode() + b"\\n" + b"".join(parts))
             out.flush()
 main()
 """
@@ -136,11 +159,11 @@ def is_simple(program: str) -> bool:
                 return False
         elif word in _KEYWORDS or (word.startswith("__") and word != "__name__"):
             return False
-    return _DETACHED.search(program) is None
+    return _REFUSED.search(program) is None
 
 
-_DETACHED = re.compile(r"\.(?![A-Za-z0-9])")
-"""A dot whose attribute is somewhere else, behind a blank, a comment or a new line."""
+_REFUSED = re.compile(r"\.(?![A-Za-z0-9])|coding[:=]")
+"""A dot whose attribute is somewhere else, behind a blank, a comment or a new line; another encoding."""
 
 
 class SharedRuns:
@@ -200,11 +223,10 @@ class SharedRuns:
             SandboxUnavailable: as `Sandbox.run`.
         """
         functions = {case.function for case in cases}
-        given = [_given(case) for case in cases]
         left = [program for program in dict.fromkeys(programs) if self._is_new(program, cases)]
-        size = sum(map(len, given)) + len(cases)
+        size = sum(len(case.stdin) + len(case.args) for case in cases)
         # A single run gains nothing.
-        if len(functions) != 1 or len(left) * len(cases) < 2 or not all(map(_is_text, given)):
+        if len(functions) != 1 or len(left) * len(cases) < 2 or not all(map(_is_sent, cases)):
             return
         within = replace(self._limits, cpu_s=min(self._limits.cpu_s, SHARED_CPU_S))
         # Not tried twice, whatever comes of it.
@@ -213,13 +235,12 @@ class SharedRuns:
         at_once = min(MOST_RUNS // len(cases), (MOST_CHARS - size) // _PROGRAM_CHARS)
         while left and at_once > 0:
             now = left[:at_once]
-            asked = {"programs": now, "cases": given, "function": functions.copy().pop()}
-            whole, lines = gatherer_of(self._sandbox, _DRIVER)(self._sandbox, asked, within)
-            # There are fewer lines where the process ended early.
-            for program, line in zip(now, lines, strict=False):
-                for case, run in zip(cases, _rows(line), strict=False):
+            whole, rows = gatherer_of(self._sandbox)(self._sandbox, now, cases, within)
+            # There are fewer rows where the process ended early.
+            for program, row in zip(now, rows, strict=False):
+                for case, run in zip(cases, row, strict=False):
                     self._known[program, case] = _result(run, whole, self._limits, case)
-            if len(lines) < len(now):
+            if len(rows) < len(now):
                 # The process ended early: an endless loop, or no memory left. Programs of one task
                 # tend to do so together, and each try costs up to SHARED_CPU_S.
                 return
@@ -239,43 +260,48 @@ class SharedRuns:
         return found
 
 
-def _given(case: Case) -> str:
-    return case.stdin if case.function is None else case.args
-
-
-def _is_text(given: str) -> bool:
-    """Returns whether UTF-8 can express it: what a stream does with other text is not imitated."""
+def _is_sent(case: Case) -> bool:
+    """Returns whether its call travels as it is: UTF-8 must express it."""
     try:
-        given.encode()
+        f"{case.function}{case.args}".encode()
     except UnicodeEncodeError:
         return False
     return True
 
 
-def _rows(line: str) -> list[Any]:
-    """The runs of one program as the driver wrote them; none if another service wrote something else."""
+Raw = tuple[bytes, bytes, bytes, float] | None
+"""Output, error, value and CPU seconds of a run, as the driver gives them; None where in doubt."""
+
+
+def _rows_of(said: bytes) -> list[list[Raw]]:
+    """The runs of each program, as far as they are complete; another service may have said anything."""
+    stream = io.BytesIO(said)
+    found: list[list[Raw]] = []
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return []
-    return found if isinstance(found, list) else []
+        while line := stream.readline():
+            row = json.loads(line)
+            found.append([None if sizes is None else _raw(stream, *sizes) for sizes in row])
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        pass
+    return found
 
 
-def _result(
-    run: list[Any] | None, whole: RunResult, limits: Limits, case: Case
-) -> RunResult | None:
+def _raw(stream: io.BytesIO, out: int, err: int, value: int, cpu_s: float) -> Raw:
+    texts = stream.read(out), stream.read(err), stream.read(value)
+    if tuple(map(len, texts)) != (out, err, value) or not 0 <= cpu_s < math.inf:
+        raise ValueError("the process ended here")
+    return *texts, cpu_s
+
+
+def _result(run: Raw, whole: RunResult, limits: Limits, case: Case) -> RunResult | None:
     """The record that a process of its own would have given; None where that is in doubt."""
-    match run:
-        case [str(stdout), str() | None as value, str(stderr), int() | float() as cpu_s]:
-            pass
-        case _:
-            return None
-    if not (_is_text(stdout) and _is_text(stderr)):
+    if run is None:
         return None
-    out, err = stdout.encode(), stderr.encode()
-    returned = None if case.function is None else (value or "").encode()
-    # At the limit it is open whether a process of its own would have ended there.
-    if max(len(out), len(err), len(returned or b"")) >= limits.output_kib << 10:
+    out, err, value, cpu_s = run
+    # At the limit it is open whether a process of its own would have ended there. Addresses, as in
+    # the text of a function, are other ones in another process.
+    most = min(limits.output_kib << 10, MOST_ERROR) if err else limits.output_kib << 10
+    if max(map(len, run[:3])) >= most or any(b" at 0x" in text for text in run[:3]):
         return None
     return RunResult(
         status="error" if err else "ok",
@@ -287,7 +313,7 @@ def _result(
         wall_s=cpu_s,
         memory_mib=whole.memory_mib,
         isolation=whole.isolation,
-        value_bytes=returned,
+        value_bytes=None if case.function is None else value,
     )
 
 
@@ -299,7 +325,7 @@ class ProcessOutput(NamedTuple):
 
     whole: RunResult
     """The process itself."""
-    lines: list[str]
+    rows: list[list[Raw]]
     """One for each program; fewer where the process ended early."""
 
 
@@ -307,95 +333,117 @@ class ProcessOutput(NamedTuple):
 class _Request:
     """Programs and cases of one caller; compared by identity."""
 
-    job: Mapping[str, Any]
+    programs: Sequence[str]
+    cases: Sequence[Case]
     limits: Limits
-    runs: int
-    chars: int
     shared: ProcessOutput | None = None
     alone: bool = False
     """It was in a process that did not come to its end, and is not put at risk by others again."""
 
+    def __post_init__(self) -> None:
+        [function] = {case.function for case in self.cases}
+        calls = [text for case in self.cases for text in (case.stdin, case.args)]
+        texts = [*([] if function is None else [function]), *self.programs, *calls]
+        self.payload = "".join(texts)
+        sizes = [len(text.encode("utf-8", "surrogatepass")) for text in texts]
+        first = None if function is None else sizes.pop(0)
+        calls_at = len(self.programs)
+        pairs = list(zip(sizes[calls_at::2], sizes[calls_at + 1 :: 2], strict=True))
+        self.header = (first, sizes[:calls_at], pairs)
+        self.runs = calls_at * len(self.cases)
+
 
 class Gatherer:
-    """Runs a driver, a program that does the jobs of its standard input, for all threads of one sandbox.
+    """Runs `_DRIVER` for all threads of one sandbox."""
 
-    Args:
-        driver: reads `{"jobs": [...]}`, a JSON object, and prints a line for each program of each job.
-    """
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._here: list[_Request] = []
+        """Of all threads that are in a turn."""
+        self._running: dict[_Request, list[_Request]] = {}
+        self._most = max(1, (os.cpu_count() or 1) // 2)
 
-    def __init__(self, driver: str) -> None:
-        self._driver = driver
-        self._changed = threading.Condition()
-        self._waiting: list[_Request] = []
-        self._busy, self._most = 0, max(1, (os.cpu_count() or 1) // 2)
-
-    def __call__(self, sandbox: Sandbox, job: Mapping[str, Any], limits: Limits) -> ProcessOutput:
-        """Has a job done, perhaps with those of other threads.
+    def __call__(
+        self, sandbox: Sandbox, programs: Sequence[str], cases: Sequence[Case], limits: Limits
+    ) -> ProcessOutput:
+        """Runs programs on cases, which call one function or none, perhaps with those of other threads.
 
         Args:
             sandbox: where; the same for all threads.
-            job: `programs` and `cases`, and what else the driver reads.
-            limits: of the process; jobs with other limits have another one.
+            programs: what to run.
+            cases: on what.
+            limits: of the process; requests with other limits have another one.
 
         Raises:
             SandboxUnavailable: as `Sandbox.run`.
         """
-        texts = (*job["programs"], *job["cases"])
-        runs = len(job["programs"]) * len(job["cases"])
-        mine = _Request(job, limits, runs, sum(map(len, texts)))
-        while True:
-            with self._changed:
-                batch = self._next(mine)
-            if mine.shared is not None:
-                return mine.shared
-            try:
-                self._run(sandbox, batch)
-            finally:
-                with self._changed:
-                    self._busy -= 1
-                    # An endless loop in one job says nothing about the others, nor does an error here.
-                    for each in batch:
-                        each.alone = True
-                    self._waiting += [e for e in batch if e is not mine and e.shared is None]
-                    self._changed.notify_all()
+        mine = _Request(programs, cases, limits)
+        if threading.current_thread() is not threading.main_thread():
+            return self._do(sandbox, mine)
+        # Ctrl-C interrupts the main thread anywhere, so that one only waits.
+        done: Future[ProcessOutput] = Future()
+        threading.Thread(target=self._tell, args=(done, sandbox, mine), daemon=True).start()
+        return done.result()
 
-    def _next(self, mine: _Request) -> list[_Request]:
-        """Waits until a request is done, which is an empty list, or until this thread is to do it with others."""
-        if mine not in self._waiting:
-            self._waiting.append(mine)
+    def _tell(self, done: Future[ProcessOutput], sandbox: Sandbox, mine: _Request) -> None:
         try:
-            self._changed.wait_for(lambda: mine.shared is not None or self._is_free(mine))
-            if mine.shared is not None:
-                return []
-            batch = self._beside(mine)
-            self._waiting = [each for each in self._waiting if each not in batch]
-            self._busy += 1
-        except BaseException:  # Ctrl-C
-            self._waiting = [each for each in self._waiting if each is not mine]
-            raise
-        return batch
+            done.set_result(self._do(sandbox, mine))
+        except BaseException as error:  # noqa: BLE001 - it is raised again by who waits for it
+            done.set_exception(error)
+
+    def _do(self, sandbox: Sandbox, mine: _Request) -> ProcessOutput:
+        while mine.shared is None:
+            with self._turn(mine) as batch:
+                if batch:
+                    self._run(sandbox, batch)
+        return mine.shared
+
+    @contextlib.contextmanager
+    def _turn(self, mine: _Request) -> Iterator[list[_Request]]:
+        """Waits until `mine` is done, or there is room: takes it then, for `mine` and others with it."""
+        try:
+            with self._lock:
+                self._here.append(mine)
+                self._changed.wait_for(lambda: mine.shared is not None or self._is_free(mine))
+                batch = [] if mine.shared is not None else self._beside(mine)
+                if batch:
+                    self._running[mine] = batch
+            yield batch
+        finally:
+            with self._lock:
+                # An endless loop in one request says nothing about the others, nor does an error here.
+                for each in self._running.pop(mine, []):
+                    each.alone = True
+                self._here = [each for each in self._here if each is not mine]
+                self._changed.notify_all()
+
+    @property
+    def _waiting(self) -> list[_Request]:
+        taken = {each for batch in self._running.values() for each in batch}
+        return [each for each in self._here if each.shared is None and each not in taken]
 
     def _is_free(self, mine: _Request) -> bool:
-        return self._busy < self._most and mine in self._waiting
+        return len(self._running) < self._most and mine in self._waiting
 
     def _beside(self, mine: _Request) -> list[_Request]:
         """A request and those that fit into one process with it."""
-        batch, runs, chars = [mine], mine.runs, mine.chars
+        batch, runs, chars = [mine], mine.runs, len(mine.payload)
         for each in [] if mine.alone else self._waiting:
-            fits = runs + each.runs <= MOST_RUNS and chars + each.chars <= MOST_CHARS
+            fits = runs + each.runs <= MOST_RUNS and chars + len(each.payload) <= MOST_CHARS
             if fits and each is not mine and not each.alone and each.limits == mine.limits:
                 batch.append(each)
-                runs, chars = runs + each.runs, chars + each.chars
+                runs, chars = runs + each.runs, chars + len(each.payload)
         return batch
 
     def _run(self, sandbox: Sandbox, batch: Sequence[_Request]) -> None:
-        asked = json.dumps({"jobs": [each.job for each in batch]})
-        [[whole]] = sandbox.run([self._driver], [Case(asked)], limits=batch[0].limits)
-        # A line without an end was cut off when the process ended.
-        lines = [line for line in whole.stdout.splitlines(True) if line.endswith("\n")]
+        header = json.dumps([each.header for each in batch])
+        given = "".join([header, "\n", *(each.payload for each in batch)])
+        [[whole]] = sandbox.run([_DRIVER], [Case(given)], limits=batch[0].limits)
+        rows = _rows_of(whole.stdout_bytes)
         for each in batch:
-            count = len(each.job["programs"])
-            mine, lines = lines[:count], lines[count:]
+            count = len(each.programs)
+            mine, rows = rows[:count], rows[count:]
             # By itself a request has what there is, also where the process ended early.
             if len(mine) == count or len(batch) == 1:
                 each.shared = ProcessOutput(whole, mine)
@@ -403,13 +451,14 @@ class Gatherer:
 
 # Weak keys, so that this table keeps no sandbox and no worker alive.
 _GATHERERS: weakref.WeakKeyDictionary[Sandbox, Gatherer] = weakref.WeakKeyDictionary()
-_LOCK = threading.Lock()
+# Threads of the parent, which its gatherers wait for, do not exist in a forked process.
+os.register_at_fork(after_in_child=_GATHERERS.clear)
 
 
-def gatherer_of(sandbox: Sandbox, driver: str) -> Gatherer:
-    """The gatherer of a sandbox, the same for all threads."""
-    with _LOCK:
-        try:
-            return _GATHERERS.setdefault(sandbox, Gatherer(driver))
-        except TypeError:  # an object of the user's without weak references gathers nothing
-            return Gatherer(driver)
+def gatherer_of(sandbox: Sandbox) -> Gatherer:
+    """The gatherer of a sandbox, the same for all threads of a process."""
+    try:
+        # Without a lock, which a fork could copy held: one call of a dictionary.
+        return _GATHERERS.setdefault(sandbox, Gatherer())
+    except TypeError:  # an object of the user's without weak references gathers nothing
+        return Gatherer()

@@ -6,7 +6,6 @@ call asks for, and adds to a `RunProgress`, which keeps the rules that hold for 
 
 from __future__ import annotations
 
-import abc
 import contextlib
 import json
 import math
@@ -36,6 +35,10 @@ MAX_OUTPUT_BYTES = 128 << 20
 """Bytes of all results of one call to `Sandbox.run`, shared equally between its programs."""
 MAX_PROGRAM_BYTES = 1 << 20
 MAX_INPUT_BYTES = 16 << 20
+_REQUEST_BYTES = 64 << 20
+_REQUEST_RUNS = 512
+_LEAST_RUNS = 2
+"""Runs of a request where several workers share them: less is not worth a request."""
 
 _MOST = {
     "cpu_s": 86_400,
@@ -248,10 +251,27 @@ class RunPlan:
         }
         return header, [*sources, *calls, *stdins]
 
-    def size(self, pair: Pair) -> int:
-        """Bytes that `pair` adds to a request at most."""
-        program, case = pair
-        return len(self.programs[program]) + len(self.calls[case]) + len(self.stdins[case])
+    def requests(self, pairs: Sequence[Pair], workers: int) -> Iterator[list[Pair]]:
+        """Cut `pairs` into requests for at most so many workers, none too large.
+
+        Later requests are smaller, so that all workers are done at about the same time.
+        """
+        request: list[Pair] = []
+        size, left = 0, len(pairs)
+        spread = min(workers, left // _LEAST_RUNS) > 1
+        for pair in pairs:
+            program, case = pair
+            more = len(self.programs[program]) + len(self.calls[case]) + len(self.stdins[case])
+            share = max(_LEAST_RUNS, left // (2 * workers)) if spread else _REQUEST_RUNS
+            full = len(request) >= min(_REQUEST_RUNS, share) or size + more > _REQUEST_BYTES
+            if request and full:
+                yield request
+                left -= len(request)
+                request, size = [], 0
+            request.append(pair)
+            size += more
+        if request:
+            yield request
 
 
 class RunProgress:
@@ -392,35 +412,3 @@ def _call(case: Case) -> bytes:
     if case.function is None:
         return b""
     return json.dumps([case.function, case.args]).encode("ascii")
-
-
-class PlannedSandbox(abc.ABC):
-    """A `Sandbox` that carries out one plan a call, and that a `with` statement closes."""
-
-    def run(
-        self,
-        programs: Sequence[str],
-        cases: Sequence[Case],
-        *,
-        limits: Limits = DEFAULT_LIMITS,
-        end_at_limit: bool = True,
-    ) -> list[list[RunResult]]:
-        """Run every program on every case; see `Sandbox.run`."""
-        plan = RunPlan.of(programs, cases, limits, end_at_limit=end_at_limit)
-        progress = RunProgress(plan)
-        self._do_all(plan, progress)
-        return progress.rows()
-
-    @abc.abstractmethod
-    def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
-        """Add the results of all pairs that are left."""
-
-    @abc.abstractmethod
-    def close(self) -> None:
-        """End what runs; see `Sandbox.close`."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

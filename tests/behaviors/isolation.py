@@ -123,6 +123,14 @@ _BOUNDS = (
         """,
     ),
     attack(
+        "no wake-up of others through a file that both have mapped",
+        """
+        libc.mmap.restype = ctypes.c_void_p
+        page = libc.mmap(None, 4096, 1, 1, os.open(os.__file__, 0), 0)
+        call(202, ctypes.c_void_p(page), 1, 1)
+        """,
+    ),
+    attack(
         "no look at which parts of a file others have read",
         "os.preadv(os.open(os.__file__, 0), [bytearray(1)], 0, os.RWF_NOWAIT)",
     ),

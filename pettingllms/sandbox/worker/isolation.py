@@ -352,12 +352,13 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
 
     Root first builds the new root with root's rights (the interpreter may lie in a folder that only
     root can enter), then becomes nobody. Other users make it inside the user namespace. Root
-    without CAP_SYS_ADMIN, as in most containers, becomes the root of a user namespace first.
+    without CAP_SYS_ADMIN, as in most containers, becomes the root of a user namespace first, and root
+    that is the only user of its namespace is like any other user.
 
     Raises:
         OSError: the kernel, or the container around, refuses a step.
     """
-    as_root = os.geteuid() == 0
+    as_root = os.geteuid() == 0 and all(map(_has_nobody, ("uid_map", "gid_map")))
     if as_root and not kernel.has_capability(kernel.CAP_SYS_ADMIN):
         _become_root_of_a_namespace()
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -379,6 +380,13 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
     name = b"sandbox"
     kernel.check(kernel.libc.sethostname(name, ctypes.c_size_t(len(name))), "sethostname")
     kernel.unshare(kernel.CLONE_NEWPID)
+
+
+def _has_nobody(name: str) -> bool:
+    """Tell whether there is such a user or group: `unshare -r` leaves root alone in its namespace."""
+    with open(f"/proc/self/{name}", encoding="ascii") as file:
+        ranges = [tuple(map(int, line.split())) for line in file]
+    return any(first <= NOBODY < first + count for first, _, count in ranges)
 
 
 def _become_root_of_a_namespace() -> None:

@@ -81,6 +81,12 @@ _REHEARSALS, _SMALL = 20, b"x = [1]\nprint(len(x))\n"
 SUCCESS = ProgramExit(0, FINE)
 
 
+# As PEP 263 has it: in one of the first two lines, the first of which is blank or a comment.
+_COOKIE = re.compile(
+    rb"(?:\xef\xbb\xbf)?(?:[ \t\f]*(?:#[^\r\n]*)?\r?\n)?[ \t\f]*#[^\r\n]*?coding[:=][ \t]*([-\w.]+)"
+)
+
+
 class NoResult(Exception):
     """A function case that cannot be answered; its text is the model's feedback."""
 
@@ -90,19 +96,37 @@ def try_compile(text: bytes) -> tuple[types.CodeType | None, ProgramExit]:
     try:
         return compile(_source(text), FILE_NAME, "exec", dont_inherit=True), SUCCESS
     except BaseException as error:  # noqa: BLE001 - a program may break the compiler in any way
+        if isinstance(error, SyntaxError) and error.text is None:
+            # The compiler's later stages look for the line in a file.
+            error.text = linecache.getline(FILE_NAME, error.lineno or 0) or None
         return None, report(error)
 
 
 def prepare(text: bytes) -> None:
     """Let tracebacks and `inspect` show the program's lines."""
-    source = _source(text)
+    try:
+        source = _source(text)
+    except SyntaxError:
+        return  # the compiler says so
     # Without a newline at the end of the last line, the marks below it would be misplaced.
     ended = source if source.endswith("\n") else f"{source}\n"
     linecache.cache[FILE_NAME] = (len(source), None, ended.splitlines(True), FILE_NAME)
 
 
 def _source(text: bytes) -> str:
-    return text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+    """The text of a program, in the encoding that it declares.
+
+    Raises:
+        SyntaxError: in the interpreter's words; there is no such encoding, or it does not fit.
+    """
+    cookie = _COOKIE.match(text)
+    if cookie is None:
+        return text.decode("utf-8", "surrogatepass").removeprefix("\ufeff")
+    name = cookie[1].decode("ascii")
+    try:
+        return text.decode(name).removeprefix("\ufeff")
+    except (LookupError, ValueError):
+        raise SyntaxError(f"encoding problem: {name}") from None
 
 
 def open_streams() -> Streams:
@@ -235,6 +259,37 @@ def refuse_processes() -> None:
         # `os` has them from `posix`, where a program may take them as well.
         for module in (os, sys.modules["posix"]):
             setattr(module, name, refuse)
+
+
+def show_lines() -> None:
+    """Have errors of threads and of destructors shown with source lines.
+
+    The interpreter looks for these in a file, and the program is in none.
+    """
+    for module, name, hook in (
+        (threading, "excepthook", _show_of_thread),
+        (sys, "unraisablehook", _show_ignored),
+    ):
+        setattr(module, name, hook)
+        setattr(module, f"__{name}__", hook)
+
+
+def _show_of_thread(error: threading.ExceptHookArgs, /) -> None:
+    if error.exc_type is not SystemExit and error.exc_value is not None and sys.stderr is not None:
+        name = error.thread.name if error.thread is not None else _thread.get_ident()
+        error.exc_value.__traceback__ = error.exc_traceback
+        sys.stderr.write(f"Exception in thread {name}:\n{_render(error.exc_value)}")
+        sys.stderr.flush()
+
+
+def _show_ignored(error: Any, /) -> None:
+    if sys.stderr is not None:
+        about = ":" if error.object is None else f": {error.object!r}"
+        lines = traceback.format_exception(
+            error.exc_type, error.exc_value, error.exc_traceback, chain=False
+        )
+        sys.stderr.write(f"{error.err_msg or 'Exception ignored in'}{about}\n{''.join(lines)}")
+        sys.stderr.flush()
 
 
 def _refuse_process(name: str, *_: object, **__: object) -> NoReturn:

@@ -1,7 +1,7 @@
 """The program's system call filter: an allow-list in classic BPF.
 
 Calls of `ALLOWED` pass. Calls of `CHECKED` pass for some arguments only: threads but no
-processes, signals to itself only, plain terminal and non-blocking requests, socket pairs (asyncio
+processes, waits for threads of this process, signals to itself only, plain terminal and non-blocking requests, socket pairs (asyncio
 needs one) but no sockets and no socket options. A call of `HOSTILE` kills the process, and every
 other call fails with EPERM, so that a program that merely tries sees an ordinary exception.
 
@@ -39,6 +39,7 @@ CLONE_MASK = CLONE_THREAD | 0x7E020080
 
 _PR_SET_NAME, _PR_GET_NAME = 15, 16
 _AF_UNIX = 1
+_FUTEX_PRIVATE = 128
 _SO_TYPE, _SO_ERROR, _SO_PROTOCOL, _SO_DOMAIN = 3, 4, 38, 39
 _FIONBIO, _FIONCLEX, _FIOCLEX = 0x5421, 0x5450, 0x5451
 
@@ -186,6 +187,21 @@ def _locked_at_once() -> list[Instruction]:
     ]
 
 
+def _private_futex() -> list[Instruction]:
+    """Allow to wait and wake within the process alone.
+
+    Others are known by the page of a file, which programs share also where it is read-only. EAGAIN,
+    because `pthread_join` waits that way for a thread that ends, and tries again.
+    """
+    return [
+        _argument(1),
+        (_AND, 0, 0, _FUTEX_PRIVATE),
+        (_JUMP_EQUAL, 0, 1, _FUTEX_PRIVATE),
+        *_action(ALLOW),
+        *_action(refuse(errno.EAGAIN)),
+    ]
+
+
 def _own_limits(pid: int) -> list[Instruction]:
     """Allow a process to read its limits, and to lower all but its CPU time.
 
@@ -217,6 +233,7 @@ def _checked(pid: int) -> dict[str, list[Instruction]]:
         "vfork": _action(refuse(errno.EAGAIN)),
         "execve": _action(denied),
         "execveat": _action(denied),
+        "futex": _private_futex(),
         "sendto": _no_address(),
         "prlimit64": _own_limits(pid),
     }
@@ -328,7 +345,7 @@ clock_getres:229:114 clock_gettime:228:113 clock_nanosleep:230:115 close:3:57 cl
 dup:32:23 dup2:33:- dup3:292:24 epoll_create1:291:20 epoll_ctl:233:21 epoll_pwait:281:22
 epoll_wait:232:- eventfd2:290:19 exit:60:93 exit_group:231:94 faccessat:269:48 faccessat2:439:439
 fallocate:285:47 fchdir:81:50 fchmod:91:52 fchmodat:268:53 fdatasync:75:83
-fstat:5:80 fstatfs:138:44 fsync:74:82 ftruncate:77:46 futex:202:98
+fstat:5:80 fstatfs:138:44 fsync:74:82 ftruncate:77:46
 get_robust_list:274:100 getcpu:309:168 getcwd:79:17 getdents64:217:61 getegid:108:177
 geteuid:107:175 getgid:104:176 getgroups:115:158 getitimer:36:102 getpeername:52:205
 getpgid:121:155 getpgrp:111:- getpid:39:172 getppid:110:173 getpriority:140:141 getrandom:318:278
@@ -351,7 +368,7 @@ unlinkat:263:35 utimensat:280:88 wait4:61:260 waitid:247:95 write:1:64 writev:20
 """Always allowed: memory, threads, clocks, own signals, files and pipes."""
 
 CHECKED = """
-clone:56:220 clone3:435:435 execve:59:221 execveat:322:281 fadvise64:221:223 fcntl:72:25 flock:73:32 fork:57:- getsockopt:55:209 ioctl:16:29
+clone:56:220 clone3:435:435 execve:59:221 execveat:322:281 fadvise64:221:223 fcntl:72:25 flock:73:32 fork:57:- futex:202:98 getsockopt:55:209 ioctl:16:29
 kill:62:129 madvise:28:233 prctl:157:167 preadv2:327:286 pwritev2:328:287 prlimit64:302:261 sendto:44:206 setrlimit:160:164 socketpair:53:199
 tgkill:234:131 tkill:200:130 vfork:58:-
 """

@@ -172,6 +172,7 @@ def _preload(options: Options) -> None:
     for name in ("exit", "quit"):
         setattr(sys.modules["builtins"], name, quitter.Quitter(name, "Ctrl-D (i.e. EOF)"))
     sys.modules["builtins"].help = quitter._Helper()  # type: ignore[attr-defined]
+    standard, finders = tuple(sys.path), tuple(sys.meta_path)
     if options.packages:
         _add_sites()
         # A process with threads can neither enter a user namespace nor be forked safely.
@@ -184,6 +185,12 @@ def _preload(options: Options) -> None:
             # Parts that load when first used: their files may lie below a hidden /tmp by then.
             for part in getattr(sys.modules[name], "__all__", ()):
                 getattr(sys.modules[name], part, None)
+    # What else lies beside the packages is not known any more: it could be found, but not read.
+    sys.meta_path[:] = finders
+    for path in set(sys.path).difference(standard):
+        forget = getattr(sys.path_importer_cache.get(path), "invalidate_caches", None)
+        if forget is not None:
+            forget()
 
 
 def _set_the_stage() -> program.Streams:
@@ -200,6 +207,7 @@ def _set_the_stage() -> program.Streams:
     # Only now: a fork, such as the worker's own, gives `random` a new seed.
     _fix_random_numbers()
     program.refuse_processes()
+    program.show_lines()
     _disguise()
     return program.open_streams()
 
