@@ -12,13 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pettingllms.errors import ConfigError, NonFiniteError
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS, gdpo
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 torch.set_num_threads(1)
@@ -285,6 +287,60 @@ def test_baselines_of_roles_are_kept_apart_and_in_the_checkpoint() -> None:
 def test_what_an_estimator_cannot_use_is_refused_with_a_reason(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         estimator_of(resolve(ATGRPOConfig(**settings)))
+
+
+class Returning(Estimator):
+    """Returns what it is given."""
+
+    given: Any = None
+
+    def advantages(self, groups: Sequence[Group]) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([0.5, 0.5, 0.5], "3 advantages for 2 candidates"),
+        ([0.5], "1 advantages for 2 candidates"),
+        (torch.zeros(2), "a Tensor; `advantages` must return a list"),
+        (iter([0.0, 0.0]), "a list_iterator; `advantages` must return a list"),
+        (None, "a NoneType; `advantages` must return a list"),
+        ([*torch.zeros(2)], r"tensor\(0.\) as an advantage"),
+        ([None, 0.0], "None as an advantage"),
+        ([(0.5, 0.5), 0.0], "2 numbers for a completion of 1 tokens"),
+        ([(), 0.0], "0 numbers for a completion of 1 tokens"),
+        ([0.0, float("nan")], "the advantage nan"),
+        ([0.0, (float("inf"),)], "the advantage "),
+    ],
+)
+def test_what_is_no_advantage_is_refused_with_the_name_of_the_estimator(
+    given: Any, said: str
+) -> None:
+    estimator = Returning(resolve(ATGRPOConfig()))
+    estimator.given = given
+    with pytest.raises((ConfigError, NonFiniteError), match=f"estimator Returning returned {said}"):
+        estimator.checked([decision(0.0, 1.0)])
+
+
+def test_numbers_of_other_packages_are_as_good_as_pythons() -> None:
+    estimator = Returning(resolve(ATGRPOConfig()))
+    estimator.given = (np.float32(0.5), [np.int64(1)])
+    found = estimator.checked([decision(0.0, 1.0)])
+    assert json.dumps(found) == "[0.5, [1.0]]"
+
+
+def test_rewards_at_the_steps_of_others_count_in_the_rewards_to_go() -> None:
+    """GiGPO: a decision with a late reward is worth more than one without, from the same state."""
+    late = {
+        n: [
+            replace(decision(0.0, episode=n), late_reward=float(n)),
+            decision(0.0, episode=n, turn=1, parent=1),
+        ]
+        for n in range(2)
+    }
+    estimator = made("gigpo", estimator_args={"gamma": 0.5})
+    assert estimator.to_go(played(late)) == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_every_estimator_says_what_it_computes() -> None:
