@@ -227,6 +227,29 @@ def test_an_episode_counts_once_however_long_it_is() -> None:
     assert set(made("decision").advantages(played(long))) != set(first)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("name", EPISODES)
+def test_what_another_agent_is_paid_changes_no_advantage(name: str, scale: str) -> None:
+    """Where agents have returns of their own, also on scales of their own."""
+
+    def advantages(paid: Sequence[float]) -> list[float]:
+        games = {
+            n: [
+                decision(float(n % 3), episode=n, agent="scout", anchor=f"{n}"),
+                replace(
+                    decision(points, episode=n, agent="seller", parent=1, anchor=f"{n}"), policy="q"
+                ),
+            ]
+            for n, points in enumerate(paid)
+        }
+        groups = played(games, cooperative=False)
+        return by_episode(groups, made(name, scale_rewards=scale).advantages(groups))[::2]
+
+    scout = advantages([0.5] * 4)
+    assert scout[0] == scout[3] < 0 < scout[2]
+    assert advantages([100.0, -20.0, 0.0, 50.0]) == pytest.approx(scout, abs=1e-6)
+
+
 def test_the_mean_of_an_episode_does_not_pay_for_going_on() -> None:
     stalling = [decision(0.5, parent=n, turn=n) for n in range(4)]
     groups = played({0: stalling, 1: [decision(1.0, episode=1)]})

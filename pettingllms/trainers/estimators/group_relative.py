@@ -44,8 +44,10 @@ class GroupRelative(Estimator):
         policies: list[str] = []
         if self.tree:
             check_tree(groups)
+        own = set() if self.tree else with_own_returns(groups)
         for group in groups:
             key = tuple(getattr(group.key, field) for field in self.key)
+            key += (group.key.agent,) if group.key.task in own else ()
             for candidate in group.candidates:
                 rewards.append(self.value(group, candidate))
                 keys.append(key)
@@ -56,6 +58,21 @@ class GroupRelative(Estimator):
     def value(self, group: Group, candidate: Candidate) -> float:
         """Returns what is compared: the reward in a tree, else the return by the candidate."""
         return candidate.reward if self.tree else group.return_by(candidate)
+
+
+def with_own_returns(groups: Sequence[Group]) -> set[str]:
+    """Returns the tasks in whose episodes agents have different returns.
+
+    Each agent is compared with itself there: the sign of its advantage must not depend on the scale of
+    what another one is paid.
+    """
+    returns: dict[tuple[str, int], float] = {}
+    return {
+        group.key.task
+        for group in groups
+        if group.episode_return
+        != returns.setdefault((group.key.task, group.key.episode), group.episode_return)
+    }
 
 
 def check_tree(groups: Sequence[Group]) -> None:
@@ -82,7 +99,7 @@ class AtGrpo(GroupRelative):
 
 
 class OfEpisodes(GroupRelative):
-    """Compares decisions of K episodes of a task.
+    """Compares decisions of K episodes of a task, and an agent's with its own where returns differ by agent.
 
     Args:
         config: resolved settings of the run.
