@@ -38,6 +38,8 @@ class Estimator(Plugin, ABC):
     least: ClassVar[int] = 2
     """The smallest K (`num_generations`) that it can work with."""
 
+    compares: str = "return"
+    """Whether it adds up the rewards of several decisions ("return"), or not ("reward")."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the base model as it was before training, which full policies do not keep."""
 

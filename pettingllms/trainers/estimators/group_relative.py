@@ -14,6 +14,7 @@ import torch
 from pettingllms.errors import ConfigError, GroupError, did_you_mean
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.types import Advantage, Candidate, Group
 
 EPSILON = 1e-4
@@ -94,6 +95,7 @@ class AtGrpo(GroupRelative):
 
     key: ClassVar[tuple[str, ...]] = ("task", "episode", "role", "turn", "parent")
     tree = by_decision = True
+    compares = "reward"
     shapes = ("tree", "full")
     needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 
@@ -103,8 +105,8 @@ class OfEpisodes(GroupRelative):
 
     Args:
         config: resolved settings of the run.
-        by: "return" of the episode, or "reward" of the decision alone, for reward transforms that
-            say what a single decision is worth.
+        by: "return" of the episode, or "reward" of the decision alone; by default the reward for reward
+            transforms that say what a single decision is worth, else the return.
 
     Raises:
         ConfigError: another word.
@@ -112,12 +114,16 @@ class OfEpisodes(GroupRelative):
 
     shapes = ("episodes", "fork_on_first", "round_robin", "full")
 
-    def __init__(self, config: ResolvedConfig, *, by: str = "return") -> None:
+    def __init__(self, config: ResolvedConfig, *, by: str | None = None) -> None:
         super().__init__(config)
+        if by is None:
+            own = config.reward_transform in REWARD_TRANSFORMS.own
+            alone = own and REWARD_TRANSFORMS.load(config.reward_transform).compared == "reward"
+            by = "reward" if alone else "return"
         if by not in ("return", "reward"):
             hint = did_you_mean(str(by), ("return", "reward"))
             raise ConfigError(f"estimator_args: by must be return or reward, got {by!r}; {hint}")
-        self.by = by
+        self.by = self.compares = by
 
     def value(self, group: Group, candidate: Candidate) -> float:
         """The return of the episode that continues from the candidate, or the candidate's own reward."""

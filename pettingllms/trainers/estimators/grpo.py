@@ -32,7 +32,7 @@ class Grpo(Estimator):
 
     def __init__(self, config: ResolvedConfig, *, mean: bool = False) -> None:
         super().__init__(config)
-        self.mean = mean
+        self.mean, self.compares = mean, "mean" if mean else "return"
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The return above the mean of the task's, exactly 0 where all episodes earned the same."""
