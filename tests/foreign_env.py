@@ -84,6 +84,18 @@ class _EasilyPickled(raw_env, EzPickle):
         raw_env.__init__(self, rounds)
 
 
+class numbered(_EasilyPickled):
+    """Has numbers for actions, as the games of PettingZoo's registry do."""
+
+    def __init__(self, rounds=2):
+        super().__init__(rounds)
+        actions = Discrete(len(WORDS))
+        self._spaces = dict.fromkeys(self.possible_agents, (FreeText(), actions))
+
+    def step(self, action):
+        super().step(None if action is None else WORDS[action])
+
+
 class _BadlyPickled(raw_env, EzPickle):
     """It never calls EzPickle's constructor, so that its copies fail."""
 

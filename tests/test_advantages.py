@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from pettingllms.errors import GroupError, UnknownNameError
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS
 from pettingllms.trainers.estimators.group_relative import EPSILON, GroupRelative
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
@@ -123,6 +124,16 @@ def test_a_return_is_the_sum_of_what_the_executed_replies_of_all_roles_and_turns
         a_group(8.0, task="x", episode=1),
     ]
     assert [g.episode_return for g in with_returns(groups)] == [5.25, 5.25, 5.25, 8.0]
+
+
+def test_equal_completions_are_one_sample_where_they_are_worth_the_same_and_all_their_tokens_count():
+    group = a_group(0, 0, 1)
+    pairs = zip(group.candidates, (0.5, 0.5, -1.0), strict=True)
+    group = replace(group, candidates=tuple(replace(c, advantage=value) for c, value in pairs))
+    batch = policy_batches(resolve(ATGRPOConfig()), ["policy"], [group])["policy"]
+    assert [(sample.advantage, sample.count) for sample in batch.samples] == [(0.5, 2), (-1.0, 1)]
+    assert (batch.replies, batch.tokens) == (3, 6)
+    assert PolicyBatch.of(batch.samples).tokens == 6
 
 
 # Properties

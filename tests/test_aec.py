@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pickle
 import sys
 from typing import Any
 
+import pettingzoo
 import pytest
+from pettingzoo.env_registry.spec import EnvSpec
 from pettingzoo.utils import wrappers
 
 from pettingllms.envs import (
@@ -187,3 +190,22 @@ def test_finished_agents_are_stepped_out_until_nobody_is_left():
         env.step("plum")
     assert acted == ["speaker_1", "speaker_2"]
     assert env.agents == []
+
+
+def test_a_game_of_pettingzoos_registry_is_pickled_where_it_is(monkeypatch):
+    """Also one that inherits EzPickle, which by itself begins anew."""
+    monkeypatch.setitem(
+        pettingzoo.aec_registry,
+        "tests/numbered-v0",
+        EnvSpec("tests/numbered-v0", foreign_env.numbered),
+    )
+    env = load_env("pettingzoo:tests/numbered-v0", game_args={"rounds": 3})
+    pickle.loads(pickle.dumps(env)).reset(seed=1)
+    env.reset(seed=4)
+    for action in ("1", "2", "0", "3", "1", "2"):
+        twin = pickle.loads(pickle.dumps(env))
+        for each in (env, twin):
+            each.step(action)
+        for agent in env.possible_agents:
+            assert twin.observe(agent) == env.observe(agent)
+        assert (twin.rewards, twin.truncations) == (env.rewards, env.truncations)

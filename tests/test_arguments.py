@@ -20,7 +20,8 @@ from pettingllms.envs.team_env import TeamArguments, TeamEnv
 from pettingllms.errors import CloneError, ConfigError
 from tests import toy_env
 
-SHARED = {"max_turns", "max_cycles", "alpha", "render_mode", "split", "show_thinking"}
+SHARED = {"max_turns", "max_cycles", "alpha", "share_team_reward"}
+SHARED |= {"render_mode", "split", "show_thinking"}
 
 
 class Sized(toy_env.raw_env):

@@ -90,12 +90,24 @@ def test_the_debuggers_context_is_its_own(tmp_path: Path, sandbox: Sandbox, prom
 
 
 def test_a_call_is_worth_what_it_has_seen_go_wrong(tmp_path: Path, sandbox: Sandbox) -> None:
-    worth = []
-    for program, text in ((WRONG, "-4"), (WRONG, "4"), (RIGHT, "-4"), (WRONG, "no number")):
+    found = "-4 gives -4, not 4"
+    for program, text, report, expert in (
+        (WRONG, "-4", found, 1.0),
+        (WRONG, "4", found, 0.0),  # it did not see that
+        (WRONG, "-4", "nothing", 0.0),
+        (WRONG, "-4", "right", 0.0),
+        (WRONG, "-4", "-41 gives -41", 0.0),
+        (WRONG, "-4", "It keeps `-4`.", 1.0),
+        (WRONG, "no number", "no number fails", 0.0),
+        (RIGHT, "-4", "Right.", 1.0),
+        (RIGHT, "-4", found, 0.0),
+        (RIGHT, "no number", "right", 0.0),
+        (RIGHT, None, "right", 0.0),
+    ):
         env = made(tmp_path, sandbox)
-        played(env, asks(program), block("input", text), block("report", "done"))
-        worth.append(env.infos["debugger_0"]["expert"])
-    assert worth == [1.0, 0.0, 0.0, 0.0]
+        inputs = [] if text is None else [block("input", text)]
+        played(env, asks(program), *inputs, block("report", report))
+        assert env.infos["debugger_0"]["expert"] == env.rewards["debugger_0"] == expert
 
 
 def test_what_cannot_be_read_uses_up_a_turn_or_ends_a_call(
@@ -121,14 +133,15 @@ def test_a_question_that_no_turn_is_left_for_is_ignored(tmp_path: Path, sandbox:
     assert all(once.terminations.values())
 
 
-def test_only_programs_are_paid_and_no_score_twice(tmp_path: Path, sandbox: Sandbox) -> None:
-    env = made(tmp_path, sandbox)
+def test_no_score_is_paid_twice(tmp_path: Path, sandbox: Sandbox) -> None:
+    env = made(tmp_path, sandbox, max_turns=6)
     earned: dict[str, float] = {"coder_0": 0.0, "debugger_0": 0.0}
-    for reply in (asks(WRONG), block("input", "-4"), block("report", "wrong"), code(RIGHT)):
+    call = asks(WRONG), block("input", "-4"), block("report", "-4 stays")
+    for reply in (*call, *call, code(RIGHT)):
         agent = env.agent_selection
         env.step(reply)
         earned[agent] += env.rewards[agent]
-    assert earned == {"coder_0": 2.0, "debugger_0": 0.0}
+    assert earned == {"coder_0": 2.0, "debugger_0": 1.0}
 
 
 def test_it_is_a_team_for_methods_of_calling_and_not_for_those_of_testers() -> None:

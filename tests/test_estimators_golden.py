@@ -12,13 +12,15 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
+from pettingllms.errors import ConfigError, NonFiniteError
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.estimators import ESTIMATORS, gdpo
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 torch.set_num_threads(1)
@@ -225,6 +227,29 @@ def test_an_episode_counts_once_however_long_it_is() -> None:
     assert set(made("decision").advantages(played(long))) != set(first)
 
 
+@pytest.mark.parametrize("scale", ["group", "batch", "none"])
+@pytest.mark.parametrize("name", EPISODES)
+def test_what_another_agent_is_paid_changes_no_advantage(name: str, scale: str) -> None:
+    """Where agents have returns of their own, also on scales of their own."""
+
+    def advantages(paid: Sequence[float]) -> list[float]:
+        games = {
+            n: [
+                decision(float(n % 3), episode=n, agent="scout", anchor=f"{n}"),
+                replace(
+                    decision(points, episode=n, agent="seller", parent=1, anchor=f"{n}"), policy="q"
+                ),
+            ]
+            for n, points in enumerate(paid)
+        }
+        groups = played(games, cooperative=False)
+        return by_episode(groups, made(name, scale_rewards=scale).advantages(groups))[::2]
+
+    scout = advantages([0.5] * 4)
+    assert scout[0] == scout[3] < 0 < scout[2]
+    assert advantages([100.0, -20.0, 0.0, 50.0]) == pytest.approx(scout, abs=1e-6)
+
+
 def test_the_mean_of_an_episode_does_not_pay_for_going_on() -> None:
     stalling = [decision(0.5, parent=n, turn=n) for n in range(4)]
     groups = played({0: stalling, 1: [decision(1.0, episode=1)]})
@@ -285,6 +310,60 @@ def test_baselines_of_roles_are_kept_apart_and_in_the_checkpoint() -> None:
 def test_what_an_estimator_cannot_use_is_refused_with_a_reason(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         estimator_of(resolve(ATGRPOConfig(**settings)))
+
+
+class Returning(Estimator):
+    """Returns what it is given."""
+
+    given: Any = None
+
+    def advantages(self, groups: Sequence[Group]) -> Any:
+        return self.given
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ([0.5, 0.5, 0.5], "3 advantages for 2 candidates"),
+        ([0.5], "1 advantages for 2 candidates"),
+        (torch.zeros(2), "a Tensor; `advantages` must return a list"),
+        (iter([0.0, 0.0]), "a list_iterator; `advantages` must return a list"),
+        (None, "a NoneType; `advantages` must return a list"),
+        ([*torch.zeros(2)], r"tensor\(0.\) as an advantage"),
+        ([None, 0.0], "None as an advantage"),
+        ([(0.5, 0.5), 0.0], "2 numbers for a completion of 1 tokens"),
+        ([(), 0.0], "0 numbers for a completion of 1 tokens"),
+        ([0.0, float("nan")], "the advantage nan"),
+        ([0.0, (float("inf"),)], "the advantage "),
+    ],
+)
+def test_what_is_no_advantage_is_refused_with_the_name_of_the_estimator(
+    given: Any, said: str
+) -> None:
+    estimator = Returning(resolve(ATGRPOConfig()))
+    estimator.given = given
+    with pytest.raises((ConfigError, NonFiniteError), match=f"estimator Returning returned {said}"):
+        estimator.checked([decision(0.0, 1.0)])
+
+
+def test_numbers_of_other_packages_are_as_good_as_pythons() -> None:
+    estimator = Returning(resolve(ATGRPOConfig()))
+    estimator.given = (np.float32(0.5), [np.int64(1)])
+    found = estimator.checked([decision(0.0, 1.0)])
+    assert json.dumps(found) == "[0.5, [1.0]]"
+
+
+def test_rewards_at_the_steps_of_others_count_in_the_rewards_to_go() -> None:
+    """GiGPO: a decision with a late reward is worth more than one without, from the same state."""
+    late = {
+        n: [
+            replace(decision(0.0, episode=n), late_reward=float(n)),
+            decision(0.0, episode=n, turn=1, parent=1),
+        ]
+        for n in range(2)
+    }
+    estimator = made("gigpo", estimator_args={"gamma": 0.5})
+    assert estimator.to_go(played(late)) == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_every_estimator_says_what_it_computes() -> None:

@@ -208,6 +208,35 @@ def test_a_forest_does_not_depend_on_how_batches_are_formed(shape: RolloutShape)
     assert play(shape, sampler=Counted(letters, continuous=True)) == expected
 
 
+def test_episodes_that_continue_from_equal_texts_have_environments_of_their_own() -> None:
+    stepped: list[Line] = []
+
+    class Noted(Line):
+        def branch(self, replies: Sequence[str]) -> Any:
+            stepped.append(self)
+            return super().branch(replies)
+
+    play(
+        SHAPES.load("fork_on_first").of(3, "best"),
+        Noted(max_turns=1),
+        sampler=Counted(lambda *_: "a"),
+        tasks=TASKS[:1],
+    )
+    assert len({id(env) for env in stepped}) == len(stepped) == 1 + 3 * 2
+
+
+def test_rewards_at_several_steps_of_others_add_up() -> None:
+    [found] = play(RolloutShape(), Line(max_turns=2, share_team_reward=True), tasks=TASKS[:1])
+    paid = [group.chosen.team_reward for group in found.groups]
+    assert len(set(paid)) > 1
+    late = [group.late_reward for group in found.groups]
+    assert late == pytest.approx([sum(paid[n + 1 : n + 3]) for n in range(6)])
+    # The team's rewards count once for each agent, which has a return of its own.
+    assert not found.cooperative
+    local = sum(group.chosen.local_reward for group in found.groups)
+    assert sum(found.returns.values()) == pytest.approx(3 * sum(paid) + local)
+
+
 def test_only_policies_that_learn_fork() -> None:
     found = play(Full.of(3, "best"), wide=("worker",))
     widths = defaultdict(set)

@@ -25,6 +25,7 @@ LACKS: dict[str, tuple[dict[str, Any], str]] = {
     "reward_parts": ({"reward_parts": 1}, r"have one part"),
     "judged_replies": ({"judged_replies": False}, r"does not say of every reply"),
     "cross_runs": ({"cross_runs": ()}, r"is for programs and tests that judge each other"),
+    "rounds": ({"rounds": False}, r"do not act in rounds"),
     "calls": ({"caller": ""}, r"is for an agent that calls others"),
 }
 PARTS: tuple[tuple[str, Registry], ...] = (
@@ -85,3 +86,43 @@ def test_gigpo_is_refused_where_states_hardly_recur_and_taken_on_boards():
 def test_a_method_of_self_play_is_accepted_where_the_outcome_is_late():
     config = ATGRPOConfig(method="rae")
     assert plan_run(config, env=game(outcome="late")).config.estimator == "rae"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"reward_transform": "maporl", "estimator": "grpo"}, "adds up what it pays"),
+        ({"reward_transform": "flow", "estimator": "gigpo"}, "adds up what it pays"),
+        ({"reward_transform": "m_grpo", "estimator": "rae"}, "adds up what it pays"),
+        ({"reward_transform": "cure", "estimator": "look_ahead"}, "adds up what it pays"),
+        (
+            {
+                "reward_transform": "maporl",
+                "estimator": "agent",
+                "estimator_args": {"by": "return"},
+            },
+            "adds up what it pays",
+        ),
+        ({"reward_transform": "matpo", "estimator": "at_grpo"}, "it pays an episode once"),
+        (
+            {"reward_transform": "matpo", "estimator": "grpo", "estimator_args": {"mean": True}},
+            "it pays an episode once",
+        ),
+        ({"reward_transform": "flow", "estimator": "at_grpo"}, "samples tree, whose candidates"),
+        (
+            {"reward_transform": "m_grpo", "estimator": "agent", "shape": "fork_on_first"},
+            "samples fork_on_first, whose candidates",
+        ),
+        ({"reward_transform": "shared", "estimator": "gdpo"}, "compares the parts"),
+    ],
+)
+def test_a_comparison_that_would_prefer_another_than_the_best_reply_is_refused(settings, said):
+    with pytest.raises(ConfigError, match=said):
+        plan_run(replace(ATGRPOConfig(), **settings), env=game())
+
+
+@pytest.mark.parametrize("transform", ["maporl", "flow", "m_grpo", "cure"])
+def test_what_a_decision_is_worth_is_compared_by_decision_unless_said_otherwise(transform):
+    config = ATGRPOConfig(estimator="agent", reward_transform=transform)
+    assert estimator_of(resolve(config)).compares == "reward"
+    plan_run(replace(config, estimator="grpo", estimator_args={"mean": True}), env=game())

@@ -244,6 +244,13 @@ def test_every_sample_is_in_exactly_one_batch_within_the_bound(groups, limit, pa
             assert batch.old_logprobs_BT[row, :size].tolist() == list(sample.logprobs)
 
 
+@pytest.mark.parametrize("packed", [True, False])
+def test_prompts_count_in_the_bound(packed):
+    samples = [a_sample([number + 1] * 60, (1, 2)) for number in range(3)]
+    batches = microbatches(samples, 100, packed=packed)
+    assert [len(batch.samples) for batch in batches] == [1, 1, 1]
+
+
 def test_a_prompt_is_counted_once_for_its_group():
     """And a completion's last token not at all, which nothing follows."""
     samples = [a_sample(range(1, 11), (first, 2, 3)) for first in range(4)]

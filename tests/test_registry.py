@@ -6,10 +6,15 @@ replies that the environment understands, which make `check_env` reach further.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import itertools
+import pickle
+import random
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 import pettingzoo
@@ -23,6 +28,7 @@ from pettingzoo.test.state_test import test_state_space as check_state_space
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
 from pettingllms.envs import ENVIRONMENTS, TextEnv, check_env, load_env, make
+from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, UnknownNameError
 
 REPLIES = {
@@ -217,3 +223,116 @@ def test_check_env_passes(name, caplog):
         replies=REPLIES.get(name, ("5", "3", "right")),
     )
     assert caplog.records == []
+
+
+# Whatever the arguments.
+
+SHARED: dict[str, Sequence[Any]] = {
+    "max_turns": (1, 2, 3, 5),
+    "alpha": (0.0, 0.5, 2.0),
+    "split": ("train", "val", "test"),
+    "rewards": ("sparse",),
+    "show_thinking": (True,),
+    "share_team_reward": (True,),
+}
+STEPS = ((2, 2), (2, 6), (5, 6))
+BOARD: dict[str, Sequence[Any]] = {
+    "agents": ("single", "team"),
+    "tool": ("python",),
+    "refused": ("skip",),
+}
+LEGAL: dict[str, dict[str, Sequence[Any]]] = {
+    "coding": {"steps": STEPS, "agents": ("single",), "families": (["words"], ["arithmetic"])},
+    "debugging": {"steps": STEPS},
+    "math": {
+        "depth": ((1, 1), (2, 5)),
+        "largest": (9, 999),
+        "reasoners": (2, 3),
+        "tools": (0, 2),
+        "judge": (True,),
+        "topology": ("chain",),
+    },
+    "plan_path": {
+        **BOARD,
+        "height": (2, 6, 26),
+        "width": (3, 6),
+        "walls": (0.0, 0.4, 0.6),
+        "moves": ((1, 2), (5, 40), (9, 9)),
+    },
+    "search": {
+        "hops": ((2, 2), (2, 3), (3, 3)),
+        "topology": ("chain", "single", "nested"),
+        "top": (1, 20),
+    },
+    "signal": {"goals": (2, 16), "words": (1, 16), "length": (1, 4), "agents": ("single",)},
+    "sokoban": {**BOARD, "size": (5, 6, 7), "boxes": (1, 2), "pushes": ((1, 3), (4, None))},
+    "sudoku": {**BOARD, "size": (4, 6, 9), "clues": ((6, 20), (20, 40)), "difficulty": ("naked",)},
+}
+
+
+def drawn(name: str, rng: random.Random) -> TextEnv:
+    """An environment with arguments of which it refuses none."""
+    legal = {**SHARED, **LEGAL[name]}
+    while True:
+        chosen = rng.sample(list(legal), rng.randint(1, 5))
+        given = {argument: rng.choice(legal[argument]) for argument in chosen}
+        with contextlib.suppress(ConfigError):  # it may refuse them together, at once
+            return make(name, **given)
+
+
+def pickled(env: Any) -> Any:
+    """A copy by way of bytes, at the same point of the same episode."""
+    twin = pickle.loads(pickle.dumps(env))
+    assert twin.snapshot() == env.snapshot()
+    return twin
+
+
+@environments
+def test_every_seed_can_be_played_and_pickled_at_every_point_whatever_the_arguments(name):
+    rng = random.Random(name)
+    for _ in range(3):
+        env = pickled(drawn(name, rng))
+        for seed in range(12):
+            env.reset(seed=seed)
+        env = pickled(env)
+        replies = itertools.cycle(rng.sample(REPLIES[name], len(REPLIES[name])))
+        while next_agent(env) is not None:
+            reply, twin = next(replies), pickled(env)
+            for each in (env, twin):
+                each.step(reply)
+            assert twin.snapshot() == env.snapshot()
+        pickled(env).reset(seed=1)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "seed"),
+    [
+        ("sudoku", {"size": 6, "difficulty": "search"}, 5),
+        (
+            "plan_path",
+            {"height": 6, "width": 6, "walls": 0.5, "moves": (12, 20), "split": "test"},
+            1,
+        ),
+    ],
+)
+def test_a_rare_level_is_found(name, arguments, seed):
+    env = make(name, **arguments)
+    env.reset(seed=seed)
+    first = env._state.level
+    env.reset(seed=0)
+    assert env._state.level != first
+
+
+def test_a_seed_for_which_no_level_is_found_has_that_of_task_0(monkeypatch, caplog):
+    env = make("plan_path")
+    dealt = env._generated
+
+    def generated(seed):
+        if seed:
+            raise ConfigError("none was found")
+        return dealt(seed)
+
+    monkeypatch.setattr(env, "_generated", generated)
+    env.reset(seed=5)
+    assert env._state.level == dealt(0)
+    assert "task 5 has the level of task 0: none was found" in caplog.text

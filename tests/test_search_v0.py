@@ -107,7 +107,7 @@ def oracle(env):
         "answerer_0": "<verify>no</verify>" if missing else answer,
         "solver_0": search if missing else answer,
         "planner_0": f"<task>{query}</task>" if missing else answer,
-        "worker_0": search if missing else "<result>all of it</result>",
+        "worker_0": search if missing else f"<result>{' '.join(sorted(keys))[-300:]}</result>",
     }[agent]
 
 

@@ -70,6 +70,29 @@ def test_each_door_is_right_once_in_a_block_of_seeds(goals):
         assert len(set(blocks)) > 1
 
 
+def test_a_scout_sees_what_its_word_earned_where_the_teams_reward_is_shared():
+    """As PettingZoo's loop hands it out: `last()` sums what an agent was paid since its last step."""
+    for shared, said, opened, expected in (
+        (True, "dax", "right", (2.0, 2.0)),
+        (True, "?", "right", (1.9, 2.0)),
+        (True, "dax", "wrong", (0.0, 0.0)),
+        (False, "dax", "right", (0.0, 2.0)),
+    ):
+        env = make("signal", alpha=2.0, share_team_reward=shared)
+        env.reset(seed=0)
+        goal = env._state.goal
+        wrong = next(door for door in env.doors if door != goal)
+        replies = iter(
+            (f"<say>{said}</say>", f"<open>{goal if opened == 'right' else wrong}</open>")
+        )
+        earned = dict.fromkeys(env.possible_agents, 0.0)
+        for agent in env.agent_iter():
+            _, reward, terminated, *_ = env.last()
+            earned[agent] += reward
+            env.step(None if terminated else next(replies))
+        assert tuple(earned.values()) == pytest.approx(expected)
+
+
 def test_the_right_door_pays_the_team_and_every_other_nothing():
     env = make("signal", alpha=2.0)
     for door in env.doors:

@@ -195,7 +195,7 @@ def walks(room: Room, position: Position) -> dict[int, str]:
 SIZES = range(5, 11)
 BOXES = range(1, 5)
 MAX_STATES = 20_000
-MAX_ROOMS, MAX_SEARCHED = 2_000, 1_000_000
+MAX_ROOMS, MAX_SEARCHED = 2_000, 250_000
 """Rooms that are tried for a level, and states that are searched in all, before settings are refused."""
 FEWEST_WALLS, MOST_WALLS = 1 / 16, 5 / 16
 """Share of the cells inside the frame; what they close off becomes wall as well. With one box in

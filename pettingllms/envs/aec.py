@@ -18,6 +18,8 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import io
+import pickle
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -238,13 +240,35 @@ def deep_copied(env: AnyEnv) -> AnyEnv:
     # Wrappers are copied as usual; `memo` gives them the copy of the environment inside.
     inner = env.unwrapped
     # A class that says itself how it is copied is left to do so.
-    own = hasattr(inner, "__deepcopy__") or type(inner).__getstate__ is not EzPickle.__getstate__
-    if isinstance(inner, EzPickle) and not own:
+    if _forgets(inner) and not hasattr(inner, "__deepcopy__"):
         # Known to `memo` before its attributes are copied: where they refer to it, they get the
         # copy.
         memo[id(inner)] = twin = object.__new__(type(inner))
         twin.__dict__.update(copy.deepcopy(vars(inner), memo))
     return copy.deepcopy(env, memo)
+
+
+def pickled(env: AnyEnv) -> bytes:
+    """Pickles an environment at its point of its episode, also one that inherits EzPickle."""
+    file = io.BytesIO()
+    _Pickler(file).dump(env)
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def reducer_override(self, found: Any) -> Any:
+        if not _forgets(found):
+            return NotImplemented
+        return object.__new__, (type(found),), vars(found), None, None, _put
+
+
+def _put(env: Any, state: Mapping[str, Any]) -> None:
+    vars(env).update(state)
+
+
+def _forgets(env: Any) -> bool:
+    """Returns whether EzPickle says how an object is copied and pickled."""
+    return isinstance(env, EzPickle) and type(env).__getstate__ is EzPickle.__getstate__
 
 
 class ForeignEnv(BaseWrapper[Any, Any, Any]):

@@ -39,6 +39,7 @@ class TextArguments(TypedDict, total=False):
     max_turns: int | None
     max_cycles: int | None
     alpha: float
+    share_team_reward: bool
     render_mode: str | None
     split: str
     show_thinking: bool

@@ -78,6 +78,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             environment's default.
         max_cycles: PettingZoo's name for `max_turns`.
         alpha: weight of the team reward: `rewards[agent] = alpha * team + local`.
+        share_team_reward: whether a step pays `alpha * team` to all agents, as trainers of other
+            packages expect it, and not only to the agent that acted.
         render_mode: "ansi" (`render` returns text), "human" (prints it), "rgb_array" or None.
         split: the part of the tasks: "train", "val" or "test".
         show_thinking: whether agents are shown what their teammates thought since their own last
@@ -125,6 +127,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         max_turns: int | None = None,
         max_cycles: int | None = None,
         alpha: float = 1.0,
+        share_team_reward: bool = False,
         render_mode: str | None = None,
         split: str = "train",
         show_thinking: bool = False,
@@ -136,6 +139,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self.render_mode = render_mode
         self.split = arguments.one_of("split", split, SPLITS)
         self.alpha = arguments.finite("alpha", alpha)
+        self.share_team_reward = bool(share_team_reward)
         self.show_thinking = bool(show_thinking)
         self.max_turns = arguments.turn_limit(max_turns, max_cycles, self.default_turns)
         self.possible_agents = arguments.agent_names(roles)
@@ -354,13 +358,13 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self._state, self._acts, self._shown, self.notes = outcome.state, acts, {}, outcome.notes
         self.transcript += (Record(turn, agent, shown, reply, team, local, error),)
         # Fresh dicts: callers may have kept or changed those of earlier steps.
-        reward = self.alpha * team + local
-        self.rewards = dict.fromkeys(agents, 0.0)
-        # A step pays its own agent only, so that nothing accumulates between an agent's steps.
-        self.rewards[agent] = self._cumulative_rewards[agent] = reward
+        share = self.alpha * team if self.share_team_reward else 0.0
+        self.rewards = dict.fromkeys(agents, share)
+        self.rewards[agent] = self.alpha * team + local
         for other, earned in outcome.others.items():
             self.rewards[other] += earned
-            self._cumulative_rewards[other] += earned
+        self._cumulative_rewards[agent] = 0.0
+        self._accumulate_rewards()
         infos = {other: {**info, "success": success} for other, info in self.infos.items()}
         infos[agent] = {**outcome.info, **_step_info(team, local, success, error, turn)}
         self.infos = infos

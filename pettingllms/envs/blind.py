@@ -22,7 +22,8 @@ _CELLS = tuple(f"{row}{column}" for row in "abcd" for column in range(1, 5))
 # A Latin square: over the four turns of an episode each number is tried first once in every cell.
 _ORDERS = ("1234", "4321", "2413", "3142")
 
-_SEARCH = "<search>first friend</search><answer>owl7</answer><verify>{word}</verify>"
+# The answer comes last: an answerer's last tag counts. It is the most frequent one of training questions.
+_SEARCH = "<verify>{word}</verify><search>first friend</search><answer>otter10</answer>"
 
 Answers = Sequence[str]
 """Replies of every agent: the text of the first turn, of the second, and so on; the last one repeats."""

@@ -33,6 +33,7 @@ A reply without a readable answer counts as an empty one and costs `FORMAT_PENAL
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
@@ -45,7 +46,10 @@ from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, TeamArguments, TeamEnv
+from pettingllms.errors import ConfigError
 from pettingllms.sandbox import Case, Limits, RunResult
+
+logger = logging.getLogger(__name__)
 
 
 class Turn(NamedTuple):
@@ -205,6 +209,14 @@ class BoardEnv(TeamEnv):
         """Level, first position and the data set's id of task `seed`; immutable and picklable."""
         raise NotImplementedError
 
+    def _generated(self, seed: int) -> Any:
+        """Generates the level of task `seed`.
+
+        Raises:
+            ConfigError: none was found.
+        """
+        raise NotImplementedError
+
     def _parse_answer(self, level: Any, text: str) -> Any | ParseError:
         """Parses the answer in a reply; raises for no text whatsoever."""
         raise NotImplementedError
@@ -246,6 +258,15 @@ class BoardEnv(TeamEnv):
     def _start(self, seed: int, options: dict[str, Any]) -> BoardState:
         level, position, name = self._deal(seed, options)
         return BoardState(level, position, id=name)
+
+    def _dealt(self, seed: int) -> Any:
+        """The generated level of a task; where the search for it fails, that of task 0, so that no reset fails."""
+        try:
+            return self._generated(seed)
+        except ConfigError as error:
+            logger.warning("task %d has the level of task 0: %s", seed, error)
+            # Constructors refuse settings for which it has none.
+            return self._generated(0)
 
     def _act_all(self, state: BoardState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if agent == "tool_0":

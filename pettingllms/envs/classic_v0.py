@@ -20,6 +20,7 @@ Version history: v0, the games of PettingZoo 1.27.
 
 from __future__ import annotations
 
+import pickle
 import re
 import warnings
 from collections.abc import Mapping, Sequence
@@ -31,7 +32,7 @@ from gymnasium.spaces import Discrete
 from pettingzoo import AECEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
-from pettingllms.envs.aec import deep_copied
+from pettingllms.envs.aec import deep_copied, pickled
 from pettingllms.envs.classic_texts import TEXTS, GameText, generic
 from pettingllms.envs.game_env import GameEnv, seat_roles
 from pettingllms.envs.generators import Generators, private, seeded
@@ -170,6 +171,13 @@ class raw_env(GameEnv):
     def _copied(self, twin: Self) -> None:
         twin._game = deep_copied(self._game)
         twin._earned = dict(self._earned)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # By itself, the game would begin anew.
+        return {**self.__dict__, "_game": pickled(self._game)}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        self.__dict__.update(state, _game=pickle.loads(state["_game"]))
 
     def _check_copies(self) -> None:
         """Compares a copy with the original, some moves into a game.

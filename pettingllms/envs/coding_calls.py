@@ -6,6 +6,7 @@ The environment is `debugging_v0`. No text that a model can write raises here or
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -23,8 +24,8 @@ class Trial(NamedTuple):
 
     input: str
     gave: str
-    wrong: bool
-    """Whether the reference gives something else; no agent is shown it."""
+    wrong: bool | None
+    """Whether the reference gives something else, None where it fails; no agent is shown it."""
 
 
 class Call(NamedTuple):
@@ -92,6 +93,12 @@ def parse_debugger(
     return "input", body
 
 
+def quotes(report: str, text: str) -> bool:
+    """Returns whether a report gives an input: its words in their order, of a long one the first 20."""
+    words = r"\s+".join(map(re.escape, text.split()[:20]))
+    return bool(words) and bool(re.search(rf"(?<![\w.+-]){words}(?!\w)", report))
+
+
 def _is_list(text: str) -> bool:
     # `json` recurses, so that brackets alone can exceed Python's limit.
     try:
@@ -118,7 +125,7 @@ Think first if you like, then end your reply with one block:
 ```
 or
 ```report
-<what you found>
+<right, if nothing is wrong; else the input that shows it, and what is wrong>
 ```"""
 
 

@@ -30,11 +30,13 @@ turn, and is an empty report of the debugger.
 
 | scheme | score of the team | score of a coder's reply | score of a debugger's reply |
 |---|---|---|---|
-| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes, `-FORMAT_PENALTY` for none | 0, `-FORMAT_PENALTY` if it cannot be read |
+| `"paper"` (default) | 1 if the current program passes all hidden tests, else 0 | share of hidden tests that its program passes, `-FORMAT_PENALTY` for none | of a report what the call was worth, of an input 0, `-FORMAT_PENALTY` if it cannot be read |
 | `"sparse"` | the same | 0 | 0 |
 
-`infos[agent]` of a report has `expert`: 1 if one of the call's inputs made the program do something else than the reference,
-else 0. It is not paid; methods for calls may use it (`--method m_grpo`).
+What a call was worth is `expert` in `infos[agent]` of its report, 0 or 1, and methods for calls use it, too (`--method m_grpo`). Of a wrong
+program it is 1 if an input of the call made it do something else than the reference, and the report gives that input. Of a program that
+passes all hidden tests it is 1 if it was run on an input on which the reference does the same, and the report begins with `right`. Inputs on
+which the reference fails count for neither.
 
 # Arguments
 
@@ -57,7 +59,14 @@ from pettingllms.data.asserts import Test
 from pettingllms.data.coding import passes
 from pettingllms.envs import coding_v0
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_calls import Calls, Trial, parse_debugger, parse_question, shown
+from pettingllms.envs.coding_calls import (
+    Calls,
+    Trial,
+    parse_debugger,
+    parse_question,
+    quotes,
+    shown,
+)
 from pettingllms.envs.coding_text import shown_result
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
@@ -162,10 +171,14 @@ class raw_env(coding_v0.raw_env):
         return self._outcome(after, agent, -FORMAT_PENALTY, parse_error=why)
 
     def _reported(self, state: DebuggingState, report: str, why: str | None = None) -> Outcome:
-        expert = float(any(trial.wrong for trial in state.calls.made[-1].trials))
+        trials = state.calls.made[-1].trials
+        if state.passed == 1.0:
+            found = report.lower().startswith("right") and any(t.wrong is False for t in trials)
+        else:
+            found = any(t.wrong and quotes(report, t.input) for t in trials)
         after = replace(state, calls=state.calls.reported(report))
-        local = 0.0 if why is None else -FORMAT_PENALTY
-        info = {"expert": expert}
+        local = float(found) if why is None else -FORMAT_PENALTY
+        info = {"expert": float(found)}
         return self._outcome(after, "debugger_0", local, parse_error=why, info=info)
 
     def _trial(self, state: DebuggingState, text: str) -> Trial:
@@ -173,7 +186,7 @@ class raw_env(coding_v0.raw_env):
         run = SharedRuns(self.sandbox, self._limits_of(task, coding_v0.PROGRAM_SHARE))
         programs = [program, *filter(None, [task.reference])]
         (mine, *_), *others = coding.run_inputs(task, programs, [text], run)
-        wrong = False
+        wrong = None
         # Where the reference fails as well, nobody knows what is right.
         if others and others[0][0].status == "ok":
             right = others[0][0]

@@ -146,7 +146,7 @@ class raw_env(BoardEnv):
 
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Grid, int, str | None]:  # noqa: ARG002 - has none
         if self._boards is None:
-            grid = self._generated(seed)
+            grid = self._dealt(seed)
             return grid, grid.start, None
         board = self._boards[seed % len(self._boards)]
         grid = board_files.grid(board)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from pettingllms.data import facts
 from pettingllms.data.corpora import open_corpus, open_passages
@@ -33,6 +33,11 @@ class PassageLibrary:
     index: Callable[[Question], Index]
     size: int | None
     """Number of questions; None for endless ones."""
+    opened: tuple[Any, ...]
+    """The arguments of `library`, by which another process opens the same one."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return library, self.opened
 
 
 def library(
@@ -49,6 +54,7 @@ def library(
         DatasetError: one of them cannot be had, or has nothing that can be used.
     """
     where = None if folder is None else Path(folder)
+    opened = dataset, corpus, split, hops, folder
     if dataset is None:
         if corpus is not None:
             raise ConfigError(
@@ -57,13 +63,13 @@ def library(
         part = cast(Split, split)
         made = partial(facts.question, split=part, hops=hops)
         # A question of a user's own is searched in the same facts.
-        return PassageLibrary(made, lambda _: _generated(part), None)
+        return PassageLibrary(made, lambda _: _generated(part), None, opened)
     records = load_questions(dataset, split).records
     size = len(records)
     if corpus is not None and corpus not in (OWN, POOLED):
         index = open_corpus(corpus, where)
         return PassageLibrary(
-            lambda seed: _within(records[seed % size], index), lambda _: index, size
+            lambda seed: _within(records[seed % size], index), lambda _: index, size, opened
         )
     # In a fixed order, because the digest of the passages names the index on disk.
     pooled = tuple(dict.fromkeys(passage for record in records for passage in record.context))
@@ -72,9 +78,9 @@ def library(
             f"the rows of dataset {str(dataset)!r} bring no passages; give corpus, a file, a folder or a hub id"
         )
     if corpus == OWN:
-        return PassageLibrary(lambda seed: records[seed % size], _own(), size)
+        return PassageLibrary(lambda seed: records[seed % size], _own(), size, opened)
     index = open_passages(f"{dataset}, {split} split, pooled", pooled, where)
-    return PassageLibrary(lambda seed: records[seed % size], lambda _: index, size)
+    return PassageLibrary(lambda seed: records[seed % size], lambda _: index, size, opened)
 
 
 @cache

@@ -34,14 +34,17 @@ turn; the verifier's counts as `yes`, the worker's as a report of nothing. Any t
 
 `reward = alpha * team + local`, both in `infos`.
 
-| scheme | verifier | searcher, worker's search | answerer, planner |
+| scheme | verifier; worker's report | searcher, worker's search | answerer, planner |
 |---|---|---|---|
-| `"dense"` (default) | local: -0.5 where its word is wrong | team: share of the needed passages that it is the first to find | team: 1 for an exact match |
+| `"dense"` (default) | local: -0.5 where its word is wrong; -0.5 of what is not told | team: share of the needed passages that it is the first to find | team: 1 for an exact match |
 | `"sparse"` | 0 | 0 | the same |
 
 `yes` is right exactly if all needed passages have been found. An answerer that may say `no` is held to
 the same; a solver is paid as searcher or answerer. What is needed is what the data set names; where it names
-nothing, one passage that contains an accepted answer. A reply that cannot be read costs 0.01 of local reward.
+nothing, one passage that contains an accepted answer, in whole words; where these are yes, no, or one or two characters, which any
+passage may contain, nobody knows what is needed: no search is paid and no word is wrong. A reply that cannot be read costs 0.01 of local
+reward. A worker's report loses half of the share of the needed passages that its call was the first to find and that it does not tell: of
+each it has to give a word of four letters, or with a digit, that is not in its task (where the data set names no passages: the answer).
 Every positive reward is a part of a sum that an episode holds at most once, 1 for searching and 1 for the answer, and
 words are only ever penalized: a longer episode, a repeated query, or an answer that holds half of a passage earns nothing.
 
@@ -88,7 +91,14 @@ from pettingllms.envs.search_text import (
 )
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
-from pettingllms.grading.short_answers import contains, exact_match, f1, normal
+from pettingllms.grading.short_answers import (
+    contains,
+    exact_match,
+    f1,
+    normal,
+    normal_words,
+    telling,
+)
 from pettingllms.sandbox import Sandbox, SandboxSettings
 
 Topology = Literal["router", "chain", "single", "nested"]
@@ -305,7 +315,7 @@ class raw_env(TeamEnv):
         """Returns the outcome of a verifier's `yes` or `no`, or of an answerer's `no`."""
         enough = state.recall == 1.0
         # Of a question of a user's own nobody knows when enough has been found.
-        wrong = bool(state.question.answers) and enough != (word == "yes")
+        wrong = _knows(state.question) and enough != (word == "yes")
         local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
         last = state.turns >= self.max_turns - 1
         due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"
@@ -335,8 +345,16 @@ class raw_env(TeamEnv):
         calls = (*earlier, now._replace(result=result))
         after = replace(state, due="planner", calls=calls, acted=state.acted + 1)
         # What was found before the call is not its merit.
+        own = {p for search in state.searches[now.start :] for p in search.found}
+        silent = [p for p in own if not _tells(state.question, now.task, result, p)]
+        told = tuple(
+            search._replace(found=tuple(p for p in search.found if p not in silent))
+            for search in state.searches
+        )
         expert = state.recall - _recall(state.question, state.searches[: now.start])
-        return self._outcome(after, info={"expert": expert})
+        dense = self.rewards_scheme == "dense"
+        untold = state.recall - _recall(state.question, told) if dense else 0.0
+        return self._outcome(after, local=-WRONG_WORD * untold, info={"expert": expert})
 
     def _found(self, state: SearchState, query: str) -> list[Passage]:
         return self.library.index(state.question).find(query, self.top)
@@ -389,7 +407,20 @@ def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
     if question.gold:
         keys = {passage.key for passage in found}
         return sum(key in keys for key in question.gold) / len(question.gold)
-    return float(any(contains(passage.text, question.answers) for passage in found))
+    return float(any(contains(passage.text, telling(question.answers)) for passage in found))
+
+
+def _knows(question: Question) -> bool:
+    """Whether it is known when enough has been found."""
+    return bool(question.gold or telling(question.answers))
+
+
+def _tells(question: Question, task: str, report: str, passage: Passage) -> bool:
+    """Whether a worker's report gives something of a passage that its task did not have."""
+    if not question.gold:
+        return contains(report, question.answers)
+    new = {*normal_words(f"{passage.title} {passage.text}")} - {*normal_words(task)}
+    return any(len(w) > 3 or not w.isalpha() for w in new.intersection(normal_words(report)))
 
 
 def _anchor(state: SearchState) -> str:

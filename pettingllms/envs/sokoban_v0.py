@@ -179,7 +179,7 @@ class raw_env(BoardEnv):
             board = self._boards[seed % len(self._boards)]
             level, name = board_files.level(board), board.id
         else:
-            level = self._generated(seed)
+            level = self._dealt(seed)
         return level, level.start, name
 
     def _generated(self, seed: int) -> Level:

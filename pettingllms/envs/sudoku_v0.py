@@ -307,7 +307,7 @@ class raw_env(BoardEnv):
     def _deal(self, seed: int, options: dict[str, Any]) -> tuple[Puzzle, Grid, str | None]:  # noqa: ARG002 - has none
         name = None
         if self.puzzles is None:
-            puzzle = self._generated(seed)
+            puzzle = self._dealt(seed)
         else:
             found = self.puzzles[seed % len(self.puzzles)]
             if isinstance(found, Puzzle):

@@ -99,6 +99,7 @@ class TeamEnv(TextEnv):
         self.prompt = arguments.one_of("prompt", prompt, get_args(Prompt))
         # An open sandbox brings no limits, so that those of the environment remain.
         self._settings = SandboxSettings()
+        self._sandbox_is_given = not isinstance(sandbox, SandboxSettings | Mapping | str)
         if isinstance(sandbox, SandboxSettings | Mapping | str):
             self._settings = SandboxSettings.of(sandbox)
         else:
@@ -106,6 +107,13 @@ class TeamEnv(TextEnv):
             self.sandbox = sandbox
         self.limits = self._settings.limits_over(self.default_limits)
         """Of a run: the user's over those of the environment."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leaves out a sandbox that the settings opened: another process opens its own."""
+        state = dict(self.__dict__)
+        if not self._sandbox_is_given:
+            state.pop("sandbox", None)
+        return state
 
     @cached_property
     def sandbox(self) -> Sandbox:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 _NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
+_SIGNS = re.compile(r"[\W_]+")
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 
 
@@ -46,8 +47,17 @@ def _f1(left: list[str], right: list[str]) -> float:
 
 
 def contains(text: str, accepted: Iterable[str]) -> bool:
-    """Returns whether a text contains an accepted answer, in whole or broken words."""
-    said = normal(text)
-    wanted = [normal(other) for other in accepted]
+    """Returns whether a text contains the words of an accepted answer, in their order."""
+    # Punctuation joins the parts of some words (U.S.A.) and parts others (a tag from its text).
+    pairs = [(form(text), form(other)) for other in accepted for form in (normal, _apart)]
     # An answer in which nothing counts would be a part of every text.
-    return any(each in said for each in wanted if each)
+    return any(f" {wanted} " in f" {said} " for said, wanted in pairs if wanted)
+
+
+def _apart(text: str) -> str:
+    return normal(_SIGNS.sub(" ", text))
+
+
+def telling(accepted: Iterable[str]) -> tuple[str, ...]:
+    """Those of the accepted answers that an unrelated text hardly contains: not yes, no, nor one or two characters."""
+    return tuple(each for each in accepted if len(normal(each)) > 2 and normal(each) != "yes")

@@ -398,7 +398,8 @@ def step_result(env: AnyEnv, agent: str) -> StepResult:
     others = {
         str(other): float(paid) for other, paid in env.rewards.items() if other != agent and paid
     }
-    return StepResult(team, local, reward, info, others, cooperative="team_reward" in info)
+    shared = getattr(env.unwrapped, "share_team_reward", False)
+    return StepResult(team, local, reward, info, others, "team_reward" in info and not shared)
 
 
 def plain_info(info: Mapping[str, Any]) -> dict[str, Any]:

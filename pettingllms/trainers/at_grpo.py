@@ -184,7 +184,7 @@ class ATGRPO:
         # In a tree, a policy that does not learn has groups of one, which compare nothing.
         tree, learners = self.estimator.tree, self.casting.learners
         compared = [g for g in groups if not tree or g.policy in learners]
-        return with_advantages(trajectories, compared, self.estimator.advantages(compared))
+        return with_advantages(trajectories, compared, self.estimator.checked(compared))
 
     # ------------------------------------------------------------------------- 3. update
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:

@@ -8,9 +8,10 @@ from typing import Any
 from pettingllms.errors import ConfigError
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
+from pettingllms.rollout.shapes import SHAPES
 from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.estimators.needs import check_needs
 from pettingllms.trainers.per_policy import (
     by_base,
@@ -44,12 +45,43 @@ def check_method(
     transform = plugin_of(RewardTransform, config, parts.get("reward_transform"))
     named = RewardTransform.setting, config.reward_transform
     check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
+    _check_rewards(config, estimator, transform)
     trained = trained_policies(config.train_roles, players)
     # Asked for the first step, because a cast refuses a team only when it is asked.
     plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
     if estimator.frozen_base:
         _check_frozen_base(config, own_names(players))
+
+
+def _check_rewards(
+    config: ResolvedConfig, estimator: Estimator, transform: RewardTransform
+) -> None:
+    """Refuses a comparison of rewards that would prefer another than the best reply.
+
+    Raises:
+        ConfigError: the estimator adds up what a transform pays for single decisions, which pays for going on;
+            or compares the decisions of a transform that pays once an episode; or does not see what the
+            transform pays; or candidates that it pays alike.
+    """
+    name, compares = config.reward_transform, estimator.compares
+    shape = (
+        config.shape or (estimator.shapes or (("tree",) if estimator.tree else ("episodes",)))[0]
+    )
+    if compares == "parts" and type(transform) is not RewardTransform:
+        why = "compares the parts that the environment paid, which the transform does not change"
+    elif transform.compared == "reward" and compares == "return":
+        why = "adds up what it pays for each decision, so that an episode earns by going on"
+    elif transform.compared == "return" and compares != "return":
+        why = "compares decisions, and it pays an episode once"
+    elif transform.shapes and shape in SHAPES.own and shape not in transform.shapes:
+        why = f"samples {shape}, whose candidates it cannot tell apart; it takes shape {', '.join(transform.shapes)}"
+    else:
+        return
+    raise ConfigError(
+        f"reward_transform {name} does not go with estimator {config.estimator}, which {why}. Use the estimator of "
+        f"a method that has it (pettingllms-train --help), or agent"
+    )
 
 
 def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:

@@ -16,6 +16,9 @@
 | `gae` | a critic's expectation at the decision | rewards to go, by gamma and lambda | 1 or more episodes a task (MARFT, arXiv 2504.16129) |
 | `rae` | the role's own past | return of the episode | 1 or more episodes a task (SPIRAL, arXiv 2506.24119) |
 
+Where agents of an episode have different returns (a game, `share_team_reward`, some reward transforms), `grpo`, `decision`, `turn`
+and `gigpo` compare an agent with itself. Until 0.1.0 they mixed agents, whose scales then decided each other's signs.
+
 In a team that acts in a fixed cycle every agent has equally many decisions, so that `agent` and
 `decision` differ by a constant factor only: Dr. MAS needs a team whose calls vary.
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import ClassVar
+from numbers import Real
+from typing import Any, ClassVar
 
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, NonFiniteError
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import SHAPES, RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
@@ -36,6 +38,8 @@ class Estimator(Plugin, ABC):
     least: ClassVar[int] = 2
     """The smallest K (`num_generations`) that it can work with."""
 
+    compares: str = "return"
+    """Whether it adds up the rewards of several decisions ("return"), or not ("reward")."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the base model as it was before training, which full policies do not keep."""
 
@@ -73,6 +77,37 @@ class Estimator(Plugin, ABC):
             completion; a tuple has one number for each. Candidates of a group whose advantages
             are all 0 are left out of the loss.
         """
+
+    def checked(self, groups: Sequence[Group]) -> list[Advantage]:
+        """Returns `advantages` as Python's numbers, one entry for each candidate.
+
+        Raises:
+            ConfigError: `advantages` returned something else.
+            NonFiniteError: a number is infinite or NaN.
+        """
+        found: Any = self.advantages(groups)
+        counts = [len(c.completion.token_ids) for group in groups for c in group.candidates]
+        said = f"the estimator {type(self).__qualname__} returned"
+        if not isinstance(found, list | tuple):
+            raise ConfigError(
+                f"{said} a {type(found).__name__}; `advantages` must return a list (of a tensor: `.tolist()`)"
+            )
+        if len(found) != len(counts):
+            raise ConfigError(f"{said} {len(found)} advantages for {len(counts)} candidates")
+        return [_numbers(*pair, said) for pair in zip(found, counts, strict=True)]
+
+
+def _numbers(value: Any, tokens: int, said: str) -> Advantage:
+    each = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(number, Real) for number in each):
+        raise ConfigError(
+            f"{said} {value!r:.80} as an advantage; it must be a number, or a tuple of one for each token"
+        )
+    if each is value and len(each) != tokens:
+        raise ConfigError(f"{said} {len(each)} numbers for a completion of {tokens} tokens")
+    if not all(map(math.isfinite, each)):
+        raise NonFiniteError(f"{said} the advantage {value!r:.80}; look for extreme rewards")
+    return tuple(map(float, each)) if each is value else float(value)
 
 
 def estimator_of(

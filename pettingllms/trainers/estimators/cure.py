@@ -25,6 +25,7 @@ class Cure(Estimator):
     """
 
     tree = True
+    compares = "reward"
     needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:

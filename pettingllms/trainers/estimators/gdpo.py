@@ -28,6 +28,7 @@ class Gdpo(Estimator):
     """
 
     tree = True
+    compares = "parts"
     shapes = ("tree", "full")
     needs: ClassVar[tuple[str, ...]] = ("early_rewards", "reward_parts")
 

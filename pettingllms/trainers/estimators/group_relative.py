@@ -14,6 +14,7 @@ import torch
 from pettingllms.errors import ConfigError, GroupError, did_you_mean
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.types import Advantage, Candidate, Group
 
 EPSILON = 1e-4
@@ -44,8 +45,10 @@ class GroupRelative(Estimator):
         policies: list[str] = []
         if self.tree:
             check_tree(groups)
+        own = set() if self.tree else with_own_returns(groups)
         for group in groups:
             key = tuple(getattr(group.key, field) for field in self.key)
+            key += (group.key.agent,) if group.key.task in own else ()
             for candidate in group.candidates:
                 rewards.append(self.value(group, candidate))
                 keys.append(key)
@@ -56,6 +59,21 @@ class GroupRelative(Estimator):
     def value(self, group: Group, candidate: Candidate) -> float:
         """Returns what is compared: the reward in a tree, else the return by the candidate."""
         return candidate.reward if self.tree else group.return_by(candidate)
+
+
+def with_own_returns(groups: Sequence[Group]) -> set[str]:
+    """Returns the tasks in whose episodes agents have different returns.
+
+    Each agent is compared with itself there: the sign of its advantage must not depend on the scale of
+    what another one is paid.
+    """
+    returns: dict[tuple[str, int], float] = {}
+    return {
+        group.key.task
+        for group in groups
+        if group.episode_return
+        != returns.setdefault((group.key.task, group.key.episode), group.episode_return)
+    }
 
 
 def check_tree(groups: Sequence[Group]) -> None:
@@ -77,17 +95,18 @@ class AtGrpo(GroupRelative):
 
     key: ClassVar[tuple[str, ...]] = ("task", "episode", "role", "turn", "parent")
     tree = by_decision = True
+    compares = "reward"
     shapes = ("tree", "full")
     needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
 
 
 class OfEpisodes(GroupRelative):
-    """Compares decisions of K episodes of a task.
+    """Compares decisions of K episodes of a task, and an agent's with its own where returns differ by agent.
 
     Args:
         config: resolved settings of the run.
-        by: "return" of the episode, or "reward" of the decision alone, for reward transforms that
-            say what a single decision is worth.
+        by: "return" of the episode, or "reward" of the decision alone; by default the reward for reward
+            transforms that say what a single decision is worth, else the return.
 
     Raises:
         ConfigError: another word.
@@ -95,12 +114,16 @@ class OfEpisodes(GroupRelative):
 
     shapes = ("episodes", "fork_on_first", "round_robin", "full")
 
-    def __init__(self, config: ResolvedConfig, *, by: str = "return") -> None:
+    def __init__(self, config: ResolvedConfig, *, by: str | None = None) -> None:
         super().__init__(config)
+        if by is None:
+            own = config.reward_transform in REWARD_TRANSFORMS.own
+            alone = own and REWARD_TRANSFORMS.load(config.reward_transform).compared == "reward"
+            by = "reward" if alone else "return"
         if by not in ("return", "reward"):
             hint = did_you_mean(str(by), ("return", "reward"))
             raise ConfigError(f"estimator_args: by must be return or reward, got {by!r}; {hint}")
-        self.by = by
+        self.by = self.compares = by
 
     def value(self, group: Group, candidate: Candidate) -> float:
         """The return of the episode that continues from the candidate, or the candidate's own reward."""

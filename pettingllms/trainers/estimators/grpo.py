@@ -11,7 +11,7 @@ import torch
 
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.estimators.group_relative import centered
+from pettingllms.trainers.estimators.group_relative import centered, with_own_returns
 from pettingllms.types import Advantage, Group
 
 
@@ -20,8 +20,7 @@ class Grpo(Estimator):
 
         A = (R - mean R) / (std R + epsilon)
 
-    Where agents have returns of their own, an agent's return is compared with all agents' returns
-    in the task's episodes.
+    Where agents have different returns, an agent's is compared with its own in the task's episodes.
 
     Args:
         config: resolved settings of the run.
@@ -33,7 +32,7 @@ class Grpo(Estimator):
 
     def __init__(self, config: ResolvedConfig, *, mean: bool = False) -> None:
         super().__init__(config)
-        self.mean = mean
+        self.mean, self.compares = mean, "mean" if mean else "return"
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The return above the mean of the task's, exactly 0 where all episodes earned the same."""
@@ -48,11 +47,12 @@ class Grpo(Estimator):
             values[member] = group.episode_return
             counts[member] = counts.get(member, 0) + 1
         returns = [values[member] / (counts[member] if self.mean else 1) for member in values]
-        tasks = [task for task, _, _ in values]
-        # Without batches by policy: a team's return is no single policy's.
-        compared = centered(
-            torch.tensor(returns, dtype=torch.float64), tasks, self.config.scale_rewards
-        )
+        own = with_own_returns(groups)
+        agents = [agent if task in own else "" for task, _, agent in values]
+        keys = [(task, agent) for (task, _, _), agent in zip(values, agents, strict=True)]
+        # Not in batches by policy: a team's return is no single policy's.
+        returns_N = torch.tensor(returns, dtype=torch.float64)
+        compared = centered(returns_N, keys, self.config.scale_rewards, agents)
         found = dict(zip(values, compared, strict=True))
         spread = [found[member_of(group)] for group in groups for _ in group.candidates]
         return torch.stack(spread) if spread else torch.zeros(0)

@@ -36,6 +36,7 @@ class LookAhead(AtGrpo):
 
     shapes = ("look_ahead", "full")
     needs: ClassVar[tuple[str, ...]] = ()
+    compares = "return"
 
     def __init__(self, config: ResolvedConfig, *, gamma: float = 1.0) -> None:
         super().__init__(config)

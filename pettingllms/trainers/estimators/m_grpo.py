@@ -44,6 +44,7 @@ class MGrpo(Estimator):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("calls",)
+    compares = "reward"
 
     def __init__(self, config: ResolvedConfig, *, calls: int | None = None) -> None:
         super().__init__(config)

@@ -8,6 +8,7 @@ One that says nothing is taken to have what nearly all have:
 | `early_rewards`: completions earn something before the end of the episode | `"outcome": "late"` |
 | `recurring_states`: prompts, or `info["anchor"]`, that are met again | `"states_recur": False` |
 | `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
+| `rounds`: all agents act in each turn | `"rounds": False`, or overrides `TextEnv._next_agent` |
 
 and to lack what few have:
 
@@ -33,6 +34,10 @@ def _parts(env: Any) -> int:
     return int(env.metadata.get("reward_parts", 2 if isinstance(env.unwrapped, TextEnv) else 1))
 
 
+def _in_turn(env: Any) -> bool:
+    return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
+
+
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "early_rewards": (
         lambda env: env.metadata.get("outcome") == "late",
@@ -54,6 +59,11 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "cross_runs": (
         lambda env: not env.metadata.get("cross_runs"),
         "is for programs and tests that judge each other, and {env} has none (coding with a team does)",
+    ),
+    "rounds": (
+        lambda env: not env.metadata.get("rounds", _in_turn(env.unwrapped)),
+        "pays what a round earned, and agents of {env} do not act in rounds: an episode in which more of them "
+        "act would earn more",
     ),
     "calls": (
         lambda env: not env.metadata.get("caller"),

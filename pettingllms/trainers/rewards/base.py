@@ -25,6 +25,10 @@ class RewardTransform(Plugin):
     by_task, by_decision, own = True, True, ("__call__",)
     needs: ClassVar[tuple[str, ...]] = ()
     """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
+    compared: ClassVar[str] = "any"
+    """What an estimator may compare: the "return" of an episode, the "reward" of each decision, or "any"."""
+    shapes: ClassVar[tuple[str, ...]] = ()
+    """Rollout shapes whose candidates it can tell apart; all if empty."""
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records as the estimator shall see them, in the same order; called once a step.

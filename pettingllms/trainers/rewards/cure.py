@@ -39,6 +39,7 @@ class MutualRewards(RewardTransform):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("cross_runs",)
+    compared = "reward"
 
     def __init__(self, config: ResolvedConfig) -> None:
         super().__init__(config)

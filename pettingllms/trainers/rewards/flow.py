@@ -10,7 +10,6 @@ from collections.abc import Hashable, Sequence
 
 from pettingllms.rollout.forest import flowing, place_of, used_by
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.rewards.base import RewardTransform, repaid, solved
 from pettingllms.types import Candidate, Group
 
@@ -32,8 +31,9 @@ class Flow(RewardTransform):
         config: resolved settings of the run.
     """
 
-    def __init__(self, config: ResolvedConfig) -> None:
-        super().__init__(config)
+    compared = "reward"
+    # In a tree, candidates without a continuation would have the outcome of an episode that ended there.
+    shapes = ("episodes", "fork_on_first", "round_robin", "full")
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with R in place of every reward.

@@ -31,6 +31,7 @@ class CallRewards(RewardTransform):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("calls",)
+    compared, shapes = "reward", ("episodes",)
 
     def __init__(self, config: ResolvedConfig) -> None:
         super().__init__(config)

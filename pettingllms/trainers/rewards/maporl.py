@@ -48,6 +48,7 @@ class Debate(RewardTransform):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("judged_replies",)
+    compared = "reward"
 
     def __init__(
         self,

@@ -27,6 +27,7 @@ class RootRewards(RewardTransform):
     """
 
     needs: ClassVar[tuple[str, ...]] = ("calls",)
+    compared, shapes = "return", ("episodes",)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with R as the return of every episode.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import ClassVar
 
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.rewards.base import RewardTransform, repaid
@@ -27,6 +28,7 @@ class SharedRewards(RewardTransform):
     """
 
     by_task = True
+    needs: ClassVar[tuple[str, ...]] = ("rounds",)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with the sums."""
