@@ -13,8 +13,9 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from pettingllms.distributed import apart
@@ -34,7 +35,7 @@ class _Heart:
     node: socket.socket
     """A connection to the node of this process, over which nothing is said."""
     silent: bool = False
-    """Whether the head is dead."""
+    """Whether the head has not answered for too long; it may answer again."""
 
     def beats(self, seconds: float) -> bool:
         closed = select.poll()  # one that threads share can be asked by one at a time only
@@ -89,7 +90,10 @@ def watched(ray: Any) -> Iterator[None]:
         except OSError as error:
             raise WorkersLost(NODE) from error
         heart = _Heart(node)
-        threading.Thread(target=_ask, args=(ray, worker, heart, over), daemon=True).start()
+        lost = ray.exceptions.RpcError
+        asked = partial(worker.gcs_client.internal_kv_get, b"any", b"any", timeout=ASK_SECONDS)
+        args = (asked, lost, heart, over, place)
+        threading.Thread(target=_ask, args=args, daemon=True).start()
         _hearts.append(heart)
         try:
             yield
@@ -98,15 +102,22 @@ def watched(ray: Any) -> Iterator[None]:
             _hearts.remove(heart)
 
 
-def _ask(ray: Any, worker: Any, heart: _Heart, over: threading.Event) -> None:
-    """Asks the head every few seconds, until it has been silent for too long."""
+def _ask(
+    ask: Callable[[], object],
+    lost: type[Exception],
+    heart: _Heart,
+    over: threading.Event,
+    place: str,
+) -> None:
+    """Asks the head every few seconds; notes when it has been silent for too long, and when it answers again."""
     heard = time.monotonic()
     while not over.wait(ASK_SECONDS):
         try:
-            worker.gcs_client.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
-            heard = time.monotonic()
-        except ray.exceptions.RpcError:
-            if time.monotonic() - heard > SILENT_SECONDS:
-                apart.if_ended(HEAD)
-                heart.silent = True
-                return
+            ask()
+        except lost:
+            silent = time.monotonic() - heard > SILENT_SECONDS
+        else:
+            heard, silent = time.monotonic(), False
+        if silent != heart.silent:
+            apart.if_ended(HEAD if silent else NODE, node="" if silent else place)
+            heart.silent = silent
