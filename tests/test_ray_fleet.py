@@ -256,7 +256,9 @@ def test_nodes_that_differ_are_refused_by_the_first_difference(ray, monkeypatch)
 
     cluster.check_nodes(ray)
     monkeypatch.setattr(cluster, "source", lambda _: "0123abcd")
-    says = r"node 127\.0\.0\.1 of the cluster has source of pettingllms \w{12}, this process 0123abcd;"
+    says = (
+        r"node 127\.0\.0\.1 of the cluster has source of pettingllms \w{12}, this process 0123abcd;"
+    )
     with pytest.raises(ConfigError, match=says):
         cluster.check_nodes(ray)
     monkeypatch.setattr(cluster, "__version__", "0.0.0")
