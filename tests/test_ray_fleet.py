@@ -266,6 +266,22 @@ def test_nodes_that_differ_are_refused_by_the_first_difference(ray, monkeypatch)
         cluster.check_nodes(ray)
 
 
+def test_an_engine_that_was_killed_for_memory_is_lost_and_says_so(monkeypatch):
+    from ray.exceptions import OutOfMemoryError
+
+    from pettingllms.samplers import vllm_actors
+
+    def killed(_: Any) -> None:
+        raise OutOfMemoryError("The actor was killed: its node is low on memory.\nMore.")
+
+    monkeypatch.setattr("ray.get", killed)
+    answer, why = vllm_actors._next(iter([None]))
+    assert answer is None
+    assert why == (
+        "The actor was killed: its node is low on memory. Its machine had no memory left."
+    )
+
+
 def test_workers_that_cannot_start_or_hang_in_it_end_every_wait(monkeypatch):
     from pettingllms.distributed import fleet as module
 

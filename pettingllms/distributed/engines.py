@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pettingllms.distributed import heart
 from pettingllms.distributed.actors import RolloutWorker, RunSpec
@@ -155,9 +155,9 @@ class Engines:
                 raise WorkersLost(
                     f"an engine has not started for {START_SECONDS:g} seconds"
                 ) from None
-            except RayActorError as error:
+            except RayError as error:
                 last = error
-        raise WorkersLost(f"no engine can be started: {last}")
+        raise WorkersLost(f"no engine can be started: {last and why_lost(last)}")
 
     def held(self) -> dict[str, tuple[int, Any]]:
         """Policy -> the version of its weights that are published, and a reference to them."""

@@ -437,7 +437,7 @@ def _wait(
             raise Closed
         left = 1.0 if until is None else until - time.monotonic()
         if left <= 0:
-            raise Hung("it did not answer in time")
+            raise Hung("it did not answer in time, see --worker-timeout")
         # In pieces of a second, so that the end of the run and a dead head are noticed meanwhile.
         done, others = ray.wait(list(waiting), timeout=min(1.0, left))
         if done:

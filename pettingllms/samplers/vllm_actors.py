@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from pettingllms.errors import SamplerUnavailable, StaleSamplerError
 from pettingllms.samplers.base import (
@@ -272,12 +272,12 @@ def _next(job: Any) -> tuple[Early | Completed | None, str]:
     """Returns what an engine yields next; None and why, if it was lost or vLLM failed in it."""
     try:
         return ray.get(next(job)), ""
-    except RayActorError as error:
-        return None, why_lost(error)
     except RayTaskError as error:
         if not isinstance(error.cause, SamplerUnavailable):
             raise (error.cause or error) from error
         return None, str(error.cause)
+    except RayError as error:  # also of memory, of a node, or of what was on it
+        return None, why_lost(error)
 
 
 def why_lost(error: BaseException) -> str:
