@@ -43,8 +43,8 @@ NODE_SECONDS = 180.0
 """For a node to start a process and import this package there, however busy it is."""
 PREFIX = "pllms-ray-"
 """Begins the name of the folder of a cluster that a run starts for itself."""
-EXTRAS = ("train", "ray", "vllm", "math", "reasoning")
-"""Extras of this package whose versions must be equal on all nodes."""
+OTHER_EXTRAS = r"extra == .(?!train|ray|vllm|math|reasoning)"
+"""Requirements that change no number."""
 _TRIAL = """
 import sys, ray
 try:
@@ -214,13 +214,12 @@ def check_nodes(ray: Any) -> None:
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    packages = dependencies()
-    here = versions(packages)
+    here = versions()
     for node in (each for each in ray.nodes() if each["Alive"]):
         place, name = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False), node["NodeName"]
         ask = ray.remote(num_cpus=0, max_retries=1, scheduling_strategy=place)(versions)
         try:
-            there = ray.get(ask.remote(packages), timeout=NODE_SECONDS)
+            there = ray.get(ask.remote(), timeout=NODE_SECONDS)
         except GetTimeoutError as error:
             raise ConfigError(
                 f"node {name} of the cluster did not answer within {NODE_SECONDS:g} seconds"
@@ -230,11 +229,12 @@ def check_nodes(ray: Any) -> None:
                 f"node {name} of the cluster cannot import pettingllms {__version__}: "
                 f"{str(error).strip().splitlines()[-1]}"
             ) from error
-        for what, own in here.items():
-            if there.get(what) != own:
+        for what in here | there:
+            ours, theirs = (each.get(what, "not installed") for each in (here, there))
+            if theirs != ours:
                 raise ConfigError(
-                    f"node {name} of the cluster has {what} {there.get(what)}, this process {own}; "
-                    "install the same on every node"
+                    f"node {name} of the cluster has {what} {theirs}, this process {ours}; install "
+                    "the same on every node"
                 )
 
 
@@ -255,34 +255,28 @@ def sent(plan: Any) -> Any:
         ) from error
 
 
-def dependencies() -> list[str]:
-    """The packages that this one plays and trains with."""
-    try:
-        wanted = importlib.metadata.requires("pettingllms") or []
-    except importlib.metadata.PackageNotFoundError:  # run from a checkout that is not installed
-        return []
-    found = set()
-    for each in wanted:
-        name, _, extra = each.replace('"', "'").partition("extra == ")
-        if extra.strip("'") in ("", *EXTRAS):
-            found.add(re.split(r"[^\w.-]", name)[0])
-    return sorted(found)
-
-
-def versions(packages: Sequence[str]) -> dict[str, str]:
-    """What must be equal on all nodes: the versions of Python, this package, its source, and `packages`."""
+def versions() -> dict[str, str]:
+    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with."""
     found = {
         "Python": platform.python_version(),
         "pettingllms": __version__,
         "source of pettingllms": source(package_path),
     }
-    for name in packages:
-        try:
+    for name in sorted(dependencies()):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             # A CPU's and a GPU's PyTorch have the same version, but for what follows its plus.
             found[name] = importlib.metadata.version(name).partition("+")[0]
-        except importlib.metadata.PackageNotFoundError:
-            found[name] = "not installed"
     return found
+
+
+def dependencies() -> set[str]:
+    """The packages that this one plays and trains with; none where it is not installed."""
+    try:
+        wanted = importlib.metadata.requires("pettingllms") or []
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    used = (each for each in wanted if not re.search(OTHER_EXTRAS, each))
+    return {re.split(r"[^\w.-]", each)[0] for each in used}
 
 
 def source(folders: Sequence[str]) -> str:

@@ -13,9 +13,8 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from pettingllms.distributed import apart
@@ -90,10 +89,7 @@ def watched(ray: Any) -> Iterator[None]:
         except OSError as error:
             raise WorkersLost(NODE) from error
         heart = _Heart(node)
-        lost = ray.exceptions.RpcError
-        asked = partial(worker.gcs_client.internal_kv_get, b"any", b"any", timeout=ASK_SECONDS)
-        args = (asked, lost, heart, over, place)
-        threading.Thread(target=_ask, args=args, daemon=True).start()
+        threading.Thread(target=_ask, args=(ray, worker, heart, over), daemon=True).start()
         _hearts.append(heart)
         try:
             yield
@@ -102,22 +98,17 @@ def watched(ray: Any) -> Iterator[None]:
             _hearts.remove(heart)
 
 
-def _ask(
-    ask: Callable[[], object],
-    lost: type[Exception],
-    heart: _Heart,
-    over: threading.Event,
-    place: str,
-) -> None:
-    """Asks the head every few seconds; notes when it has been silent for too long, and when it answers again."""
+def _ask(ray: Any, worker: Any, heart: _Heart, over: threading.Event) -> None:
+    """Asks the head every few seconds, and notes whether it has been silent for too long."""
     heard = time.monotonic()
     while not over.wait(ASK_SECONDS):
         try:
-            ask()
-        except lost:
+            worker.gcs_client.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
+        except ray.exceptions.RpcError:
             silent = time.monotonic() - heard > SILENT_SECONDS
         else:
             heard, silent = time.monotonic(), False
         if silent != heart.silent:
-            apart.if_ended(HEAD if silent else NODE, node="" if silent else place)
+            node = "" if silent else worker.node.raylet_socket_name
+            apart.if_ended(HEAD if silent else NODE, node=node)
             heart.silent = silent
