@@ -77,7 +77,7 @@ class LengthGenerator(BatchGenerator):
             return found
 
         def ending(
-            logprobs_RV: torch.Tensor, uniform_C: torch.Tensor | None, row_C: torch.Tensor
+            logprobs_RV: torch.Tensor, uniform_C: torch.Tensor | None, row_C: torch.Tensor | None
         ) -> tuple[torch.Tensor, torch.Tensor]:
             assert uniform_C is not None, "nothing is greedy here"
             masked_RV = logprobs_RV.clone()
@@ -85,7 +85,8 @@ class LengthGenerator(BatchGenerator):
             token_C, _ = draw(masked_RV, uniform_C.clamp(max=1 - 1e-9), row_C)
             token_C = torch.where(uniform_C == _LAST, end_id, token_C)
             # The log-probability is the model's, so that the update finds the same.
-            return token_C, logprobs_RV[row_C, token_C]
+            rows = torch.arange(token_C.shape[0], device=token_C.device)
+            return token_C, logprobs_RV[rows if row_C is None else row_C, token_C]
 
         # A reply's end is no matter of the sampler's; these two see every one of its tokens.
         vars(sampler).update(uniform=numbers, draw=ending)

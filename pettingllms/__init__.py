@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
     from pettingllms.trainers.estimators.base import Estimator
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "ATGRPO",
     "ATGRPOConfig",

@@ -2,13 +2,64 @@
 
 from __future__ import annotations
 
+import argparse
+import importlib
+import re
+import shlex
 import sys
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NoReturn
 
 import pytest
 
 import benchmarks.claims.__main__ as claims
 from benchmarks.claims.cells import cell_of
 from benchmarks.options import Options
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "benchmarks/README.md", *ROOT.glob("docs/*.md")]
+QUOTED = sorted(
+    {
+        command
+        for page in PAGES
+        for command in re.findall(r"python -m (benchmarks\.[a-z_.]+[^`|)\n]*)", page.read_text())
+    }
+)
+EXAMPLES = {"benchmarks.learning": "coding", "benchmarks.paper": "methods"}
+"""Module -> what stands in a page as NAME."""
+
+
+class Parsed(Exception):
+    """The command line was understood; nothing runs after that."""
+
+
+@pytest.mark.parametrize("command", QUOTED)
+def test_a_command_that_a_page_quotes_is_understood(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, *words = shlex.split(command, comments=True)
+    found = find_spec(module)
+    assert found is not None
+    if not words:
+        return
+
+    def parse_args(parser: Options, argv: Any = None) -> NoReturn:
+        _, unknown = argparse.ArgumentParser.parse_known_args(parser, argv)
+        raise Parsed(*unknown)
+
+    def parse_known_args(parser: Options, argv: Any = None) -> NoReturn:
+        argparse.ArgumentParser.parse_known_args(parser, argv)
+        raise Parsed
+
+    monkeypatch.setattr(Options, "parse_args", parse_args)
+    monkeypatch.setattr(Options, "parse_known_args", parse_known_args)
+    words = [EXAMPLES[module] if word == "NAME" else word for word in words]
+    monkeypatch.setattr(sys, "argv", [module, *words])
+    place = f"{module}.__main__" if found.submodule_search_locations else module
+    with pytest.raises(Parsed) as reached:
+        importlib.import_module(place).main()
+    assert not reached.value.args
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

@@ -212,6 +212,16 @@ def test_engines_of_their_own_have_nine_tenths_of_their_part_of_a_gpu(qwen):
     assert "no room for a cache: give it more GPUs" in small
 
 
+def test_a_cache_of_given_bytes_goes_over_vllms_share(qwen):
+    words, cache = ("--sampler", "vllm", "--vllm.kv_cache_memory_bytes"), 30 * GIB
+    text = estimate(qwen, *words, str(cache), "--vllm.gpu_memory_utilization", "0.9")
+    assert number(text, "vLLM, a copy") == pytest.approx(cache + 2 * PARAMETERS, rel=0.01)
+    apart = ("--workers", "4", "--tasks-per-shard", "1", "--vllm.tensor_parallel_size", "2")
+    assert "GPUs 2, weights 3.2 GiB, cache 60.0 GiB" in estimate(qwen, *words, str(cache), *apart)
+    large = estimate(qwen, *words, str(80 * GIB))
+    assert f"It fits with --vllm.kv_cache_memory_bytes {40 * GIB}" in large
+
+
 def test_a_quantized_base_is_a_third_as_large(qwen):
     # The embeddings, a fifth of this model, stay in 16 bits.
     small = number(estimate(qwen, "--load-in-4bit"), "base model in 4 bits")

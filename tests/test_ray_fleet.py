@@ -251,16 +251,53 @@ def test_a_learner_that_cannot_be_made_says_so_at_every_job(learner, ray):
             learner.ask("state").result()
 
 
-def test_nodes_with_another_version_are_refused(ray, monkeypatch):
+def test_nodes_that_differ_are_refused_by_the_first_difference(ray, monkeypatch):
     from pettingllms.distributed import cluster
 
     cluster.check_nodes(ray)
-    monkeypatch.setattr(cluster, "__version__", "0.0.0")
+    monkeypatch.setattr(cluster, "source", lambda _: "0123abcd")
     says = (
-        r"node 127\.0\.0\.1 of the cluster has pettingllms .*, this process pettingllms 0\.0\.0 on"
+        r"node 127\.0\.0\.1 of the cluster has source of pettingllms \w{12}, this process 0123abcd;"
     )
     with pytest.raises(ConfigError, match=says):
         cluster.check_nodes(ray)
+    monkeypatch.setattr(cluster, "__version__", "0.0.0")
+    with pytest.raises(ConfigError, match=r"has pettingllms .*, this process 0\.0\.0;"):
+        cluster.check_nodes(ray)
+
+
+def test_an_engine_that_was_killed_for_memory_is_lost_and_says_so(monkeypatch):
+    from ray.exceptions import OutOfMemoryError
+
+    from pettingllms.samplers import vllm_actors
+
+    def killed(_: Any) -> None:
+        raise OutOfMemoryError("The actor was killed: its node is low on memory.\nMore.")
+
+    monkeypatch.setattr("ray.get", killed)
+    answer, why = vllm_actors._next(iter([None]))
+    assert answer is None
+    assert why == (
+        "The actor was killed: its node is low on memory. Its machine had no memory left."
+    )
+
+
+def test_workers_that_cannot_start_or_hang_in_it_end_every_wait(monkeypatch):
+    from pettingllms.distributed import fleet as module
+
+    def lost() -> None:
+        raise WorkersLost("its head has not answered")
+
+    ready, never = threading.Event(), threading.Event()
+    with contextlib.closing(module.Fleet(lost, 2, timeout=60.0, ready=ready)) as hands:
+        with pytest.raises(WorkersLost, match="its head has not answered"):
+            hands.submit("square", 1).result(timeout=20)
+        assert ready.is_set()
+    monkeypatch.setattr(module, "START_SECONDS", 0.0)
+    with contextlib.closing(module.Fleet(never.wait, 1, timeout=0.0)) as hands:
+        with pytest.raises(WorkersLost, match="no worker has been ready for 0 seconds"):
+            hands.submit("square", 1).result(timeout=20)
+        never.set()
 
 
 def test_a_command_joins_a_cluster_and_refuses_more_gpus_than_it_has(ray, tmp_path):

@@ -10,7 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transformers import Qwen3Config
 
+from benchmarks.lengths import LengthGenerator
 from pettingllms.policies.prefix_trial import share_prompts
+from pettingllms.samplers import transformers
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.decoding import PlainDecoding, SharedDecoding
 from pettingllms.samplers.transformers import BatchGenerator, branch, distribution, draw, uniform
@@ -226,3 +228,12 @@ def test_branching_follows_every_candidate_and_moves_no_row_without_need(candida
     for row in present:
         if row < len(origin):
             assert origin[row] == row
+
+
+def test_replies_of_the_benchmark_end_where_they_are_to_end(monkeypatch):
+    for name in ("uniform", "draw"):  # which it replaces
+        monkeypatch.setattr(transformers, name, getattr(transformers, name))
+    lengths = [7, 1, 2, 7, 3, 5]
+    generator = LengthGenerator(lengths, 3, longest=7)
+    found = generator.generate(a_model(True), PROMPTS[:3], 2, SamplingParams(7), seeds(3))
+    assert [len(one.token_ids) for each in found for one in each] == lengths

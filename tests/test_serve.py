@@ -481,6 +481,16 @@ def test_without_vllm_the_advice_is_for_users_of_pip(run, capsys):
     assert ".ci" not in error
 
 
+def test_on_a_cpu_vllm_is_taken_only_where_it_is_asked_for(run, capsys, monkeypatch):
+    monkeypatch.setattr(vllm_args, "installed", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = [str(run), "--port", str(taken.getsockname()[1])]
+        for more in ([], ["--backend", "vllm"], ["--vllm.max_num_seqs", "8"]):
+            assert serve.main([*words, *more]) == 2
+            assert ("serving with transformers: on a CPU" in capsys.readouterr().out) == (not more)
+
+
 def test_full_models_are_refused_for_vllm(run):
     from pettingllms.runs import read_config
     from pettingllms.trainers.config import resolve

@@ -135,10 +135,24 @@ class Workload:
         return 4 if self.config.dtype == "float32" else 2
 
     @property
-    def vllm_share(self) -> float:
-        """Share of the GPU that vLLM takes."""
-        usual = VLLM_SHARE / self.bases
-        return float(self.config.mapping("vllm").get("gpu_memory_utilization", usual))
+    def engines(self) -> int:
+        """Engines of vLLM in the trainer's process: each full model has its own."""
+        return self.policies if self.config.full else 1
+
+    def vllm_cache(self, usual: float | None = None, gpus: float = 1.0) -> float:
+        """Bytes of the cache of one of vLLM's engines.
+
+        Args:
+            usual: its share of each of its GPUs, where the settings give none; None: beside a trainer.
+            gpus: how many it has.
+        """
+        own, gib = self.config.mapping("vllm"), self.gpu.gib if self.gpu else 0.0
+        # Where both are given, vLLM takes the bytes; they are those on each of its GPUs.
+        if (cache := own.get("kv_cache_memory_bytes")) is not None:
+            return float(cache) * gpus
+        usual = VLLM_SHARE / self.bases / self.engines if usual is None else usual
+        share = own.get("gpu_memory_utilization", usual)
+        return float(share * gpus * gib * GIB - self.shape.parameters * self.width)
 
     @property
     def cache_token_bytes(self) -> int:
@@ -214,8 +228,9 @@ def memory(work: Workload) -> Memory:
         )
     elif config.sampler == "vllm" and work.gpu is not None and not config.workers:
         # Engines that are processes of their own are counted by `_engines` of the estimate.
-        weights[f"vLLM, a copy of the model and its cache ({work.vllm_share:.0%} of the GPU)"] = (
-            work.vllm_share * work.gpu.gib * GIB
+        cache = work.vllm_cache()
+        weights["vLLM, a copy of the model and its cache"] = work.engines * (
+            shape.parameters * width + cache
         )
     batch = config.tokens_per_batch
     update = {
@@ -258,7 +273,7 @@ def fits(works: Sequence[Workload]) -> bool:
         return True
     in_vllm = [work for work in works if work.config.sampler == "vllm" and not work.config.workers]
     whole = peak(works) <= USABLE * gpu.gib * GIB
-    return whole and all(vllm_rows(work, gpu) >= 1 for work in in_vllm)
+    return whole and all(vllm_rows(work) >= 1 for work in in_vllm)
 
 
 def cure(works: Sequence[Workload]) -> tuple[list[str], Sequence[Workload]] | None:
@@ -307,9 +322,11 @@ def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]
         yield "--full", "false", {"full": False}
     if config.sampler == "vllm":
         # First less, which leaves more to the trainer; then more, if vLLM's copy has no cache.
-        for share in (0.3, 0.2, 0.5, 0.6, 0.7):
-            text = f'{{"gpu_memory_utilization": {share}}}'
-            yield "--vllm.gpu_memory_utilization", str(share), {"vllm": text}
+        name, values = "gpu_memory_utilization", [0.3, 0.2, 0.5, 0.6, 0.7]
+        if cache := config.mapping("vllm").get("kv_cache_memory_bytes"):
+            name, values = "kv_cache_memory_bytes", [cache // part for part in (2, 4, 8)]
+        for value in values:
+            yield f"--vllm.{name}", str(value), {"vllm": f'{{"{name}": {value}}}'}
         yield "--sampler", "transformers", {"sampler": "transformers", "vllm": None}
     if not config.load_in_4bit:
         # vLLM would sample from the weights before quantization, so that it has to go as well.
@@ -324,16 +341,16 @@ def _smaller(config: ResolvedConfig) -> Iterator[tuple[str, str, dict[str, Any]]
 # ---------------------------------------------------------------------------------------- seconds
 
 
-def vllm_rows(work: Workload, gpu: Gpu) -> int:
+def vllm_rows(work: Workload) -> int:
     """Completions whose cache fits into vLLM's share beside its copy of the model."""
-    room = work.vllm_share * gpu.gib * GIB - work.shape.parameters * work.width
+    room = work.vllm_cache()
     return max(0, int(room / work.row_bytes))
 
 
 def rows_at_once(work: Workload) -> int:
     """Completions that the sampler decodes at the same time."""
     if work.config.sampler == "vllm" and work.gpu is not None:
-        return max(1, min(work.rows, VLLM_ROWS, vllm_rows(work, work.gpu)))
+        return max(1, min(work.rows, VLLM_ROWS, vllm_rows(work)))
     if work.config.sampler.startswith("vllm"):
         return min(work.rows, VLLM_ROWS)
     length = PROMPT + work.config.max_completion_length

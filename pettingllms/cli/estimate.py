@@ -202,10 +202,8 @@ def _engines(
         each = f"weights {size(own)}"
         if work.gpu is not None:
             gpus = 1.0 if share.gpus is None else share.gpus
-            usual = ENGINE_SHARE * min(1.0, gpus)
-            used = work.config.mapping("vllm").get("gpu_memory_utilization", usual)
-            # A part of one GPU is in `usual` already; of several GPUs vLLM takes its share of each.
-            room = used * max(1.0, gpus) * work.gpu.gib * GIB - own
+            # A part of one GPU is in the share already; of several GPUs vLLM takes its share of each.
+            room = work.vllm_cache(ENGINE_SHARE * min(1.0, gpus), max(1.0, gpus))
             rows = int(room // work.row_bytes)
             each = f"GPUs {gpus:g}, {each}, " + (
                 f"cache {size(room)} for {rows} completions at a time"

@@ -53,7 +53,7 @@ class ServeOptions:
     backend: str = setting(
         "How",
         "auto",
-        "Engine: vllm, transformers, or auto (vllm where it is installed)",
+        "Engine: vllm, transformers, or auto (vllm where it is installed, and has a GPU or settings)",
         choices=("auto", "vllm", "transformers"),
     )
     over: Mapping[str, Any] = field(default_factory=dict)
@@ -112,6 +112,8 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
 
 def _run(run: Path, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
+    import torch
+
     from pettingllms.assembly import adapters_in, located, make_env
     from pettingllms.evaluation import seats_of
     from pettingllms.policies.roles import own_names, parse_policies
@@ -132,9 +134,12 @@ def _run(run: Path, options: ServeOptions) -> int:
     # Partners are models behind other endpoints: there is no adapter of theirs to serve.
     roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
     common = common_settings(config, own_names(roles_to_policies))
+    could = options.backend == "auto" and installed() and common is not None
     with_vllm = options.backend == "vllm" or (
-        options.backend == "auto" and installed() and common is not None
+        could and (vllm is not None or torch.cuda.is_available())
     )
+    if could and not with_vllm:
+        print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     # uvicorn handles signals only while it serves, and a model takes long to load.

@@ -9,10 +9,13 @@ finds on the machine.
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import importlib.metadata
 import logging
 import math
 import os
 import platform
+import re
 import signal
 import socket
 import subprocess
@@ -23,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from pettingllms import __path__ as package_path
 from pettingllms import __version__
 from pettingllms.distributed.heart import watched
 from pettingllms.distributed.pools import WORKERS, placed, pools_of
@@ -37,6 +41,10 @@ ANSWER_SECONDS = 60.0
 """In which a running cluster has to let a process in."""
 NODE_SECONDS = 180.0
 """For a node to start a process and import this package there, however busy it is."""
+PREFIX = "pllms-ray-"
+"""Begins the name of the folder of a cluster that a run starts for itself."""
+OTHER_EXTRAS = r"extra == .(?!train|ray|vllm|math|reasoning)"
+"""Requirements that change no number."""
 _TRIAL = """
 import sys, ray
 try:
@@ -61,7 +69,7 @@ def connected(
 
     Raises:
         ConfigError: Ray or vLLM is not installed, nothing answers, the cluster runs another version of Ray,
-            Python or this package, or it has too few CPUs or GPUs.
+            Python, this package or what that needs, or it has too few CPUs or GPUs.
     """
     address, pools = config.ray_address, pools_of(config, learners, policies)
     if config.sampler == "vllm":
@@ -124,6 +132,8 @@ def _join(ray: Any, address: str) -> None:
             f"ray_address {address}: run the command on a machine of the cluster, with auto or "
             "HOST:PORT; Ray's client is not supported"
         )
+    if address == "auto" and not os.environ.get("RAY_ADDRESS"):
+        address = _shared(ray)
     host, _, port = address.rpartition(":")
     if address != "auto":
         # Ray itself waits for minutes where nothing answers.
@@ -140,6 +150,35 @@ def _join(ray: Any, address: str) -> None:
     except (ConnectionError, RuntimeError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(f"ray_address {address}: {reason}") from error
+
+
+def _shared(ray: Any) -> str:
+    """The address of a cluster on this machine that no run has started for itself; Ray's `auto` takes any.
+
+    Raises:
+        ConfigError: there are only such.
+    """
+    if not (taken := private_addresses()):
+        return "auto"
+    services = ray._private.services
+    if not (others := sorted(services.find_gcs_addresses() - taken)):
+        raise ConfigError(
+            "ray_address auto: the only Ray clusters on this machine belong to other runs; start one "
+            "with `ray start --head`, or leave --ray-address out for a cluster of this run's own"
+        )
+    latest: str = services.find_bootstrap_address(None)
+    return latest if latest in others else others[0]
+
+
+def private_addresses() -> set[str]:
+    """Addresses of the clusters on this machine that runs have started for themselves."""
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended
+            words = os.fsdecode((process / "cmdline").read_bytes())
+            if f"/{PREFIX}" in words:
+                found |= set(re.findall(r"--gcs-address=([\w.:-]+)", words))
+    return found
 
 
 def _try(address: str) -> None:
@@ -159,7 +198,7 @@ def _try(address: str) -> None:
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             f"ray_address {address}: the cluster did not answer within {ANSWER_SECONDS:g} seconds; "
-            "is it being stopped? `ray status` asks it, `ray stop --force` ends it"
+            "is it being stopped? `ray status` asks it"
         ) from error
     if done.returncode:
         reason = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
@@ -167,10 +206,10 @@ def _try(address: str) -> None:
 
 
 def check_nodes(ray: Any) -> None:
-    """Compares versions of Python and of this package on all nodes with those here.
+    """Compares the versions of Python, this package and its dependencies on all nodes with those here.
 
     Raises:
-        ConfigError: a node has others, lacks the package, or does not answer.
+        ConfigError: a node has another, lacks the package, or does not answer; names the first.
     """
     from ray.exceptions import GetTimeoutError, RayError
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
@@ -190,11 +229,13 @@ def check_nodes(ray: Any) -> None:
                 f"node {name} of the cluster cannot import pettingllms {__version__}: "
                 f"{str(error).strip().splitlines()[-1]}"
             ) from error
-        if there != here:
-            raise ConfigError(
-                f"node {name} of the cluster has {there}, this process {here}; install the same on "
-                "every node"
-            )
+        for what in here | there:
+            ours, theirs = (each.get(what, "not installed") for each in (here, there))
+            if theirs != ours:
+                raise ConfigError(
+                    f"node {name} of the cluster has {what} {theirs}, this process {ours}; install "
+                    "the same on every node"
+                )
 
 
 def sent(plan: Any) -> Any:
@@ -214,19 +255,51 @@ def sent(plan: Any) -> Any:
         ) from error
 
 
-def versions() -> str:
-    """The versions that must be equal on all nodes."""
-    return f"pettingllms {__version__} on Python {platform.python_version()}"
+def versions() -> dict[str, str]:
+    """What must be equal on all nodes: Python, this package, its source, what it plays and trains with."""
+    found = {
+        "Python": platform.python_version(),
+        "pettingllms": __version__,
+        "source of pettingllms": source(package_path),
+    }
+    for name in sorted(dependencies()):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            # A CPU's and a GPU's PyTorch have the same version, but for what follows its plus.
+            found[name] = importlib.metadata.version(name).partition("+")[0]
+    return found
+
+
+def dependencies() -> set[str]:
+    """The packages that this one plays and trains with; none where it is not installed."""
+    try:
+        wanted = importlib.metadata.requires("pettingllms") or []
+    except importlib.metadata.PackageNotFoundError:
+        return set()
+    used = (each for each in wanted if not re.search(OTHER_EXTRAS, each))
+    return {re.split(r"[^\w.-]", each)[0] for each in used}
+
+
+def source(folders: Sequence[str]) -> str:
+    """A digest of the Python files in the folders."""
+    digest = hashlib.sha256()
+    for folder in map(Path, folders):
+        for file in sorted(folder.rglob("*.py")):
+            digest.update(f"{file.relative_to(folder)}\n{file.stat().st_size}\n".encode())
+            digest.update(file.read_bytes())
+    return digest.hexdigest()[:12]
 
 
 @contextlib.contextmanager
 def _guarded_folder() -> Iterator[Path]:
     """A temporary folder that is removed at the end, also if this process is killed."""
     # The paths of Ray's sockets begin with it, and the system bounds them to 107 bytes.
-    folder = Path(tempfile.mkdtemp(prefix="pllms-ray-"))
+    folder = Path(tempfile.mkdtemp(prefix=PREFIX))
     guardian = subprocess.Popen(  # its standard input ends with this process
         [sys.executable, "-m", "pettingllms.distributed.guardian", str(folder)],
         stdin=subprocess.PIPE,
+        # What it might say must not end it where nobody reads, as behind `| head`.
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
         start_new_session=True,  # Ctrl-C is for the run, not for who cleans up after it
     )
     try:

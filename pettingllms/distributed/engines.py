@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import ray
 from ray import cloudpickle
-from ray.exceptions import GetTimeoutError, RayActorError, RayError, RayTaskError
+from ray.exceptions import GetTimeoutError, RayError, RayTaskError
 
 from pettingllms.distributed import heart
 from pettingllms.distributed.actors import RolloutWorker, RunSpec
@@ -32,7 +32,13 @@ from pettingllms.policies.bases import AskedBase, Base
 from pettingllms.policies.chat import Chat
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.samplers.base import SamplerSettings, ServedPolicies
-from pettingllms.samplers.vllm_actors import Engine, EngineSpec, PublishingEngine, RemoteEngine
+from pettingllms.samplers.vllm_actors import (
+    Engine,
+    EngineSpec,
+    PublishingEngine,
+    RemoteEngine,
+    why_lost,
+)
 from pettingllms.samplers.vllm_args import engine_options
 from pettingllms.trainers.config import ResolvedConfig
 from pettingllms.trainers.per_policy import own_settings
@@ -110,9 +116,9 @@ class Engines:
         self._timeout, self._closed = config.worker_timeout, threading.Event()
         serving: dict[str, list[Any]] = {}
         for names, spec, share in _engines(policies, config, pools):
-            # Ray starts a lost engine again, as often as it takes. Requests wait inside of it,
-            # where vLLM can batch them, and not in Ray's queue.
-            options = {**share.options, "max_restarts": -1, "max_concurrency": 10_000}
+            # Ray starts a lost engine again, but not for ever one that its machine has no memory
+            # for. Requests wait inside of it, where vLLM can batch them, and not in Ray's queue.
+            options = {**share.options, "max_restarts": ATTEMPTS, "max_concurrency": 10_000}
             maker: Any = ray.remote(**options)(Engine)
             given = cloudpickle.dumps(spec)
             made = [maker.remote(given) for _ in range(share.replicas)]
@@ -149,9 +155,9 @@ class Engines:
                 raise WorkersLost(
                     f"an engine has not started for {START_SECONDS:g} seconds"
                 ) from None
-            except RayActorError as error:
+            except RayError as error:
                 last = error
-        raise WorkersLost(f"no engine can be started: {last}")
+        raise WorkersLost(f"no engine can be started: {last and why_lost(last)}")
 
     def held(self) -> dict[str, tuple[int, Any]]:
         """Policy -> the version of its weights that are published, and a reference to them."""
@@ -193,7 +199,13 @@ class Engines:
             reference, place.ping = place.ping, None
             try:
                 process, place.started, busy, stuck = ray.get(reference)
-            except RayError:  # it is being started again
+            except RayError as error:  # it is being started again
+                if place.answers:
+                    logger.warning(
+                        "an engine was lost: %s Ray starts it again, at most %d times in a run",
+                        why_lost(error),
+                        ATTEMPTS,
+                    )
                 place.answers = False
                 return
             if place.process not in (0, process):

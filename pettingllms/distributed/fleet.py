@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ray
 from ray.exceptions import (
+    GetTimeoutError,
     NodeDiedError,
     ObjectLostError,
     OutOfMemoryError,
@@ -32,6 +33,7 @@ from ray.exceptions import (
 
 from pettingllms.distributed.heart import check
 from pettingllms.errors import SamplerUnavailable, SandboxUnavailable, WorkersLost
+from pettingllms.samplers.vllm_actors import why_lost
 
 if TYPE_CHECKING:
     from pettingllms.distributed.ranks import Ranks
@@ -102,6 +104,7 @@ class Fleet:
         self._closed = threading.Event()
         self._sparing, self._spared = threading.Lock(), 0
         # As many threads as workers: each gives out one job at a time, and waits for its end.
+        self._heard = time.monotonic()  # when a worker was last free
         self._specs = ThreadPoolExecutor(size, "fleet-job")
         self._starting = ThreadPoolExecutor(min(size, at_once or size), "fleet-start")
         self.lost = 0
@@ -167,16 +170,16 @@ class Fleet:
                 # The job's own error: any worker would raise it again, and this one can do other
                 # jobs.
                 if not isinstance(cause, (*LOST, *BROKEN)):
-                    self._free.put(worker)
+                    self._put(worker)
                     raise cause from error
-                logger.warning("a worker is replaced: %s in %s", _first_line(cause), method)
+                logger.warning("a worker is replaced: %s in %s", why_lost(cause), method)
                 self._replace(worker)
                 # As in one process: the second failure of sandbox or engine ends the step.
                 if isinstance(cause, BROKEN) and attempt > 1:
                     raise cause from error
                 last = cause
             else:
-                self._free.put(worker)
+                self._put(worker)
                 return result
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
 
@@ -187,25 +190,41 @@ class Fleet:
             # One limit for the whole job, however many parts it yields.
             _wait([job], until, self._closed)
             # A generator that failed has an object that raises why.
-            each = ray.get(next(job))
+            each = _fetched(next(job), until)
             if isinstance(each, Finished):
                 return each.result
             had.append(each)
             part(each)
 
     def _worker(self) -> Any:
+        began = time.monotonic()
         while True:
             check()
             with contextlib.suppress(queue.Empty):
                 worker = self._free.get(timeout=1.0)
                 break
+            # A job ends within its limit, and a start soon after it.
+            limit = self._timeout + START_SECONDS
+            if time.monotonic() - max(began, self._heard) > limit:
+                raise WorkersLost(
+                    f"no worker has been ready for {limit:g} seconds: they hang while they start, or "
+                    "have no place in the cluster"
+                )
         if self._broken is None and worker is not None:
             return worker
         self._free.put(worker)  # for whoever else waits
         raise self._broken or Closed
 
     def _start(self) -> None:
-        """Starts a worker, again if it is lost before it is ready."""
+        """Starts a worker; without one, nobody waits for it any longer."""
+        try:
+            self._put(self._started())
+        except Exception as error:  # noqa: BLE001 - whoever waits for a worker raises it
+            self._broken = error
+            self._put(None)
+
+    def _started(self) -> Any:
+        """A worker that is ready; it is started again if it is lost before."""
         last: BaseException | None = None
         for _ in range(ATTEMPTS):
             worker = self._make()
@@ -213,24 +232,24 @@ class Fleet:
                 _result([worker.ready.remote()], None, self._closed)
             except Closed:
                 ray.kill(worker)
-                return
+                raise
             except (*LOST, RayTaskError) as error:
                 last = _cause(error)
                 ray.kill(worker)
                 if isinstance(error, RayTaskError) or _cannot_be_made(error):
                     break  # the next one would raise the same
             else:
-                self._put(worker)
-                return
+                return worker
         assert last is not None
         # An error of the constructor is shown as it is; a loss says nothing but that there is no
         # worker.
-        known = isinstance(last, Exception) and not isinstance(last, LOST)
-        self._broken = last if known else WorkersLost(f"no worker can be started: {last}")
-        self._put(None)
+        if isinstance(last, Exception) and not isinstance(last, LOST):
+            raise last
+        raise WorkersLost(f"no worker can be started: {last}")
 
     def _put(self, worker: Any) -> None:
         """Adds a worker, or None where there will be no more."""
+        self._heard = time.monotonic()
         self._free.put(worker)
         self._ready.set()
 
@@ -340,7 +359,7 @@ class JournaledActor:
                     raise cause from error
                 if _cannot_be_made(error):
                     raise WorkersLost(f"no learner can be started: {error}") from error
-                logger.warning("a learner is replaced: %s", _first_line(error))
+                logger.warning("a learner is replaced: %s", why_lost(error))
                 self.lost, last = self.lost + 1, error
                 self._drop()
         raise WorkersLost(f"{ATTEMPTS} learners were lost in one update: {last}") from last
@@ -383,13 +402,25 @@ def _result(references: Sequence[Any], timeout: float | None, closed: threading.
     while waiting:
         done, waiting = _wait(waiting, until, closed)
         try:
-            ray.get(done)
+            _fetched(done, until)
         except RayTaskError:
             # The others may wait for this one for ever, or it has failed because one of them died.
             late, _ = ray.wait(waiting, num_returns=len(waiting), timeout=RANK_SECONDS)
-            ray.get(late)
+            _fetched(late, until)
             raise
-    return ray.get(references[0]) if references else None
+    return _fetched(references[0], until) if references else None
+
+
+def _fetched(done: Any, until: float | None) -> Any:
+    """Fetches what is there, from a node that may hang.
+
+    Raises:
+        Hung: it does not come until then.
+    """
+    try:
+        return ray.get(done, timeout=None if until is None else max(1.0, until - time.monotonic()))
+    except GetTimeoutError as error:
+        raise Hung("its result did not come in time") from error
 
 
 def _wait(
@@ -406,7 +437,7 @@ def _wait(
             raise Closed
         left = 1.0 if until is None else until - time.monotonic()
         if left <= 0:
-            raise Hung("it did not answer in time")
+            raise Hung("it did not answer in time, see --worker-timeout")
         # In pieces of a second, so that the end of the run and a dead head are noticed meanwhile.
         done, others = ray.wait(list(waiting), timeout=min(1.0, left))
         if done:
@@ -422,7 +453,3 @@ def _cause(error: BaseException) -> BaseException:
 
 def _cannot_be_made(error: BaseException) -> bool:
     return bool(getattr(error, "actor_init_failed", False))
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]

@@ -9,6 +9,7 @@ line or open files name the folder are ended; it is the run's own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -23,17 +24,13 @@ GRACE_SECONDS = 8.0
 def main(folder: Path) -> None:
     """Waits, ends what is left, removes the folder."""
     sys.stdin.buffer.read()
-    until = time.monotonic() + GRACE_SECONDS
-    while (left := processes_of(folder)) and time.monotonic() < until:
-        time.sleep(0.2)
-    while left:
-        for process in left:
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                continue
+    began = time.monotonic()
+    while (left := processes_of(folder)) and time.monotonic() < began + 2 * GRACE_SECONDS:
+        if time.monotonic() > began + GRACE_SECONDS:
+            for process in left:
+                with contextlib.suppress(OSError):  # it has ended, or is another user's
+                    os.kill(process, signal.SIGKILL)
         time.sleep(0.1)
-        left = processes_of(folder)
     shutil.rmtree(folder, ignore_errors=True)
 
 

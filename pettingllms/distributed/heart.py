@@ -34,7 +34,7 @@ class _Heart:
     node: socket.socket
     """A connection to the node of this process, over which nothing is said."""
     silent: bool = False
-    """Whether the head is dead."""
+    """Whether the head has not answered for too long; it may answer again."""
 
     def beats(self, seconds: float) -> bool:
         closed = select.poll()  # one that threads share can be asked by one at a time only
@@ -99,14 +99,16 @@ def watched(ray: Any) -> Iterator[None]:
 
 
 def _ask(ray: Any, worker: Any, heart: _Heart, over: threading.Event) -> None:
-    """Asks the head every few seconds, until it has been silent for too long."""
+    """Asks the head every few seconds, and notes whether it has been silent for too long."""
     heard = time.monotonic()
     while not over.wait(ASK_SECONDS):
         try:
             worker.gcs_client.internal_kv_get(b"any", b"any", timeout=ASK_SECONDS)
-            heard = time.monotonic()
         except ray.exceptions.RpcError:
-            if time.monotonic() - heard > SILENT_SECONDS:
-                apart.if_ended(HEAD)
-                heart.silent = True
-                return
+            silent = time.monotonic() - heard > SILENT_SECONDS
+        else:
+            heard, silent = time.monotonic(), False
+        if silent != heart.silent:
+            node = "" if silent else worker.node.raylet_socket_name
+            apart.if_ended(HEAD if silent else NODE, node=node)
+            heart.silent = silent

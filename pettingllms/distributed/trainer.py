@@ -27,7 +27,7 @@ from pettingllms.distributed.actors import Learner, RolloutWorker, RunSpec, as_a
 from pettingllms.distributed.cluster import sent
 from pettingllms.distributed.engines import Engines, EngineWorker
 from pettingllms.distributed.fleet import Fleet, JournaledActor
-from pettingllms.distributed.heart import blamed
+from pettingllms.distributed.heart import blamed, check
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.engine import Decided
@@ -92,7 +92,9 @@ class RayATGRPO(ATGRPO):
             playing.set()
 
         def learner(name: str) -> Ranks:
-            playing.wait()  # whoever plays comes first where all would only slow each other
+            # Whoever plays comes first where all would only slow each other.
+            while not playing.wait(1.0):
+                check()
             return Ranks(Learner, pools[name], given, name, pools[name].ranks)
 
         self.learners = {

@@ -42,8 +42,13 @@ from pettingllms.types import Request
 
 FAILURES = (RuntimeError, ValueError, TypeError, LookupError, AssertionError, OSError)
 """What vLLM raises, on its own account or from torch, when it fails."""
-# Nothing is reported to vLLM's makers, and its log goes where `log_to` sends it.
-_VARIABLES = {"VLLM_NO_USAGE_STATS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+# Nothing is reported to vLLM's makers, and its log goes where `log_to` sends it. On a CPU its threads
+# are not bound to cores, where they would wait for the trainer's and for whatever else runs there.
+_VARIABLES = {
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CONFIGURE_LOGGING": "0",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+}
 
 
 def open_engine(served: ServedPolicies, settings: SamplerSettings) -> VllmEngine:

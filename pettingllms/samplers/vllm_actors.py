@@ -1,7 +1,7 @@
 """A sampler that asks vLLM engines in Ray's actors, and these actors.
 
 The reference to its weights comes with every request, so an engine remembers nothing that matters: Ray
-starts a lost one again by itself (`max_restarts`), and who had asked it asks the next one. The weights
+starts a lost one again by itself (a bounded number of times, `max_restarts`), and who had asked it asks the next one. The weights
 of a policy are put into Ray's object store once; an engine fetches them with the first request for them.
 
 `pettingllms.distributed.engines` starts the engines of a run, and ends one that hangs.
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import RayError, RayTaskError
 
 from pettingllms.errors import SamplerUnavailable, StaleSamplerError
 from pettingllms.samplers.base import (
@@ -86,8 +86,6 @@ class Engine:
         try:
             from pettingllms.samplers.vllm_loop import VllmLoop
 
-            # Engines of one machine would otherwise bind their threads to the same cores.
-            os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
             base, end_ids, arguments, log = pickle.loads(spec)
             # The folder is the driver's, and may not be on this machine.
             log = log if log is not None and log.is_dir() else None
@@ -274,12 +272,21 @@ def _next(job: Any) -> tuple[Early | Completed | None, str]:
     """Returns what an engine yields next; None and why, if it was lost or vLLM failed in it."""
     try:
         return ray.get(next(job)), ""
-    except RayActorError as error:
-        return None, str(error).strip().splitlines()[0]
     except RayTaskError as error:
         if not isinstance(error.cause, SamplerUnavailable):
             raise (error.cause or error) from error
         return None, str(error.cause)
+    except RayError as error:  # also of memory, of a node, or of what was on it
+        return None, why_lost(error)
+
+
+def why_lost(error: BaseException) -> str:
+    """What Ray says of a process that was lost, in a line."""
+    text = str(error).strip()
+    first = (text.splitlines() or [type(error).__name__])[0]
+    # Ray says it in the last of many lines.
+    starved = "OUT_OF_MEMORY" in text or "low on memory" in text
+    return f"{first} Its machine had no memory left." if starved else first
 
 
 class PublishingEngine(RemoteEngine):

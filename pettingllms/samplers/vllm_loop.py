@@ -198,11 +198,10 @@ class VllmLoop:
 
     def _finish(self, output: Any) -> None:
         question, weights, answer, done, versions, left = self._running.pop(output.request_id)
-        used = weights
-        if not self._full:
-            # vLLM's own word for what has computed the tokens, not what it was asked to use.
-            number = output.lora_request.lora_int_id
-            used = next(each for each in self._held.values() if each.number == number)
+        # What has computed the tokens, not what was asked for: by vLLM's own word an adapter, or
+        # the one full model that is loaded.
+        number = None if self._full else output.lora_request.lora_int_id
+        used = next(each for each in self._held.values() if number in (None, each.number))
         k = left.pop(output.request_id)
         done[k] = sampled_tokens(output.outputs[0], self._end_ids)
         versions[k] = used.version
