@@ -145,8 +145,10 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
     [
         (["--max-step", "3"], "'--max-step'; did you mean '--max-steps'"),
         (["--max_step=3"], "did you mean '--max-steps'"),
-        (["--lr", "3"], "unknown option '--lr'"),
-        (["--vllm-mode", "colocate"], "TRL's GRPOConfig that pettingllms does not support"),
+        (["--lr", "3"], "unknown option '--lr'; use --learning-rate"),
+        (["--vllm-mode", "colocate"], "use --sampler (vllm in this process"),
+        (["--optim", "sgd"], "TRL's optim is not here: the optimizer is AdamW"),
+        (["--estimator", "gspo"], "use --method gspo"),
         (["--gradient_accumulation_steps", "2"], "use --tokens-per-batch"),
         (["--max-steps", "many"], "--max-steps: invalid int value: 'many'"),
         (["--max-steps", "0"], "max_steps must be at least 1"),
@@ -176,7 +178,7 @@ def test_every_mistake_on_the_command_line_is_one_clear_line(
     [
         ("max_step: 3", "unknown key 'max_step'; did you mean 'max_steps'"),
         ("per_device_train_batch_size: 3", "use tasks_per_step"),
-        ("bf16: true", "TRL's GRPOConfig"),
+        ("bf16: true", "use dtype (bfloat16)"),
         ("max_steps: 2.5", "invalid int value: '2.5'"),
         ("max_steps: true", "invalid int value: 'True'"),
         ("seed:", "seed has no value"),
