@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 import pettingllms as pl
-from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError
+from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, UnknownNameError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
@@ -235,7 +235,7 @@ def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path
 def test_settings_by_another_name_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown setting 'max_step'; did you mean 'max_steps'"):
         pl.ATGRPOConfig(max_step=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="'model_name_or_path'; use 'model'"):
+    with pytest.raises(ConfigError, match="'model_name_or_path'; use model"):
         pl.ATGRPOConfig(model_name_or_path="x")  # type: ignore[call-arg]
 
 
@@ -279,6 +279,13 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
         trainer.train()
         if callbacks:
             trainer = pl.ATGRPOTrainer(model_of(folder), LETTERS, config)
+            with pytest.raises(
+                RunFolderError, match=r"holds a run already; .* resume .* output_dir"
+            ) as e:
+                trainer.train()
+            assert "--" not in str(e.value), "advice for the command line"
+            with pytest.raises(ConfigError, match="'resume_from_checkpoint'; use resume"):
+                trainer.train(resume_from_checkpoint=True)
             assert trainer.train(resume=tmp_path / run).step == 2
         ends.append(trainer.policies.state("writer"))
     assert all(value.equal(ends[1][name]) for name, value in ends[0].items())

@@ -59,7 +59,8 @@ class PolicyBatch:
         """The logged numbers of groups compared and completions left out."""
         return {
             "groups": float(self.groups),
-            "frac_reward_zero_std": self.silent / max(1, self.groups),
+            # Without a group there is nothing to learn from either.
+            "frac_reward_zero_std": self.silent / self.groups if self.groups else 1.0,
             "dropped_truncated": float(self.truncated),
         }
 

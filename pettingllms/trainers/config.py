@@ -365,7 +365,12 @@ class ATGRPOConfig:
         0, "Seed of everything random: a run is reproducible", at_least=0, shared="default"
     )
     eval_steps: int | None = _run(None, "Steps between validations; 0: none", at_least=0)
-    eval_tasks: int | None = _run(None, "Held-out tasks of a validation", at_least=1)
+    eval_tasks: int | None = _run(
+        None,
+        "Held-out tasks of a validation, and of those before and after training; 0, also with "
+        "--eval-steps 0: no evaluation",
+        at_least=0,
+    )
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
     push_to_hub: str | None = _run(

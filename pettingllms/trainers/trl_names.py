@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 MEANING: Mapping[str, str] = {
     "beta": "the reference is the base model",
-    "eval_steps": "a step is a rollout; 0 validates never",
+    "eval_steps": "a step is a rollout; 0: no evaluation",
     "gradient_checkpointing": "off for the embedded models",
     "loss_type": "without luspo and vespo",
     "max_grad_norm": "of each policy",
