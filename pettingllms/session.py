@@ -274,10 +274,10 @@ def plan_run(
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
     if settings.push_to_hub is not None:  # now, and not only when all is trained
-        check_shareable(settings)
-        check_target(settings.push_to_hub)
         if not settings.eval_tasks:
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
+        check_shareable(settings)
+        check_target(settings.push_to_hub)
     isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
