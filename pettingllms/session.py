@@ -417,8 +417,7 @@ class _Session:
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
         self._silent = self._silent + 1 if metrics["frac_reward_zero_std"] == 1 else 0
-        rates = (self.trainer.settings[name].learning_rate for name in trainer.trained)
-        if self._silent == SILENT_STEPS and any(rates):
+        if self._silent == SILENT_STEPS and self.config.num_iterations:
             self.display.say(SILENT)
         # Written before the weights are published: what was learned from is on disk whatever the
         # engine does.

@@ -323,7 +323,9 @@ class ATGRPOConfig:
     )
     beta: float = _algorithm(0.0, "Weight of the KL divergence to the base model", at_least=0.0)
     entropy_coef: float = _algorithm(0.0, "Weight of an entropy bonus")
-    num_iterations: int | None = _algorithm(None, "Optimizer steps on each rollout", at_least=1)
+    num_iterations: int | None = _algorithm(
+        None, "Optimizer steps on each rollout; 0 records episodes and trains nothing", at_least=0
+    )
 
     learning_rate: float | None = _optimization(None, "Initial learning rate", at_least=0.0)
     lr_scheduler_type: str = _optimization(

@@ -130,11 +130,10 @@ def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> d
 
 
 def by_policy(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """One dictionary, with the policy before each name, and the share of silent groups of all."""
-    found = {f"{policy}/{name}": v for policy, own in metrics.items() for name, v in own.items()}
-    groups = sum(own["groups"] for own in metrics.values())
-    silent = sum(own["groups"] * own["frac_reward_zero_std"] for own in metrics.values())
-    return found | {"frac_reward_zero_std": silent / groups if groups else 1.0}
+    """One dictionary, with the policy before each name."""
+    return {
+        f"{policy}/{name}": value for policy, own in metrics.items() for name, value in own.items()
+    }
 
 
 def mean(values: Sequence[float]) -> float:
