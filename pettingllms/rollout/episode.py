@@ -380,7 +380,7 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
                     f"{env} paid {paid!r} a reward of {reward} in task {episode.task.id}, for the "
                     f"reply {text[:80]!r}; rewards must be finite numbers"
                 )
-        notes = env.unwrapped.notes if isinstance(env.unwrapped, TextEnv) else {}
+        notes = env.unwrapped._notes if isinstance(env.unwrapped, TextEnv) else {}
         played[text] = (env, result._replace(info=plain_info({**result.info, **notes})))
     return [Branch(completion, *played[completion.text]) for completion in completions]
 
