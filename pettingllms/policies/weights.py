@@ -86,7 +86,7 @@ class LoraWeights:
             config.base_model_name_or_path = None  # `read_tensors` checks the base
             if config.target_modules == "all-linear" and experts:
                 # PEFT's own list names the experts, too, which are tensors and not layers.
-                config.target_modules = {*linear_names(model)}
+                config.target_modules = linear_names(model)
             # PEFT draws an adapter's first weights from the global generator, which has to be as
             # before afterwards.
             with torch.random.fork_rng(devices=[]):
