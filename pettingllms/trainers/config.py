@@ -170,7 +170,7 @@ class ATGRPOConfig:
         1.0,
         "Sampling temperature; log-probabilities are of the same distribution",
         positive=True,
-        shared="default",
+        shared="run",
     )
     max_completion_length: int | None = sampling_setting(
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
