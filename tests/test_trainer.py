@@ -47,6 +47,17 @@ def settings(run: Path, **changes: Any) -> pl.ATGRPOConfig:
     return pl.ATGRPOConfig(**few | changes)
 
 
+TOLD: list[tuple[Any, ...]] = []
+
+
+PAID = "tests.test_trainer:brevity,tests.test_trainer:as_trl_calls_it"
+
+
+def as_trl_calls_it(prompts, completion_ids, trainer_state):
+    TOLD.append((len(prompts), completion_ids, trainer_state.global_step, trainer_state.max_steps))
+    return [None] * len(prompts)
+
+
 def brevity(completions: list[str], **kwargs: Any) -> list[float]:
     """Pays short completions."""
     return [-float(len(text)) for text in completions]
@@ -303,7 +314,8 @@ def last_rewards(run: Path) -> list[Any]:
 def test_reward_functions_add_to_the_local_reward_and_are_recorded(
     folder: Path, tmp_path: Path
 ) -> None:
-    for run, functions in (("plain", None), ("paid", "tests.test_trainer:brevity")):
+    TOLD.clear()
+    for run, functions in (("plain", None), ("paid", PAID)):
         config = settings(tmp_path / run, reward_funcs=functions, max_completion_length=8)
         pl.ATGRPOTrainer(folder, LETTERS, config).train()
     plain, paid = (last_rewards(tmp_path / run) for run in ("plain", "paid"))
@@ -318,6 +330,28 @@ def test_reward_functions_add_to_the_local_reward_and_are_recorded(
         assert right.local_reward == pytest.approx(left.local_reward - length)
         assert right.team_reward == left.team_reward
         assert right.info["rewards/brevity"] == -length
+    sampled = {each.completion.token_ids for each in paid}
+    told = {tuple(ids) for _, each, *_ in TOLD for ids in each}
+    assert told == sampled
+    steps = json.loads((tmp_path / "paid" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert {(step, most) for *_, step, most in TOLD} == {(n, steps) for n in range(steps)}
+
+
+@pytest.mark.parametrize("name", ["math", "coding", "search"])
+def test_reward_functions_get_the_columns_of_the_task(name: str) -> None:
+    env = pl.make(name)
+    env.reset(seed=1)
+    given: dict[str, Any] = {}
+
+    def function(completions: list[str], **kwargs: Any) -> list[None]:
+        given.update(kwargs)
+        return [None] * len(completions)
+
+    env.reward_funcs = [function]
+    env.branch(["a", "b"])
+    assert given["question"][0] == given["question"][1] in given["prompts"][0]
+    assert given["completion_ids"] == [None, None]
+    assert {"id", "difficulty"} <= given.keys()
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, "x"], 3, None], ids=str)

@@ -70,7 +70,7 @@ _SET_BY_INIT = frozenset(
     | {"_has_extras", "_observation_spaces", "_action_spaces", "_stream"}
 )
 RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
-    *("_known", "_shown_to", "_not_read", "reward_funcs")
+    *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state")
 }
 """Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
@@ -111,6 +111,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()
     """Functions that add to local rewards; set after the constructor, shared by copies."""
+    trainer_state: Any = None
+    """What they are told of the training: `global_step` and `max_steps`; None outside of one."""
     _notes: Mapping[str, Any] = {}
     """`Outcome.notes` of the latest step."""
     state_space: Space[Any] = FreeText(sys.maxsize)
@@ -224,6 +226,11 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
         return [other for other in self.possible_agents if other != agent]
 
+    def reward_columns(self, state: Any) -> Mapping[str, Any]:
+        """Returns the columns of the task's row, which reward functions are given; pure."""
+        del state
+        return {}
+
     def _random(self, seed: int) -> random.Random:
         """Returns a generator for task `seed`, independent of other environments and splits."""
         return random.Random(f"{self.metadata['name']}/{self.split}/{seed}")
@@ -334,7 +341,9 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         [outcome] = self._outcomes(agent, [action])
         self._record(agent, self._shown_to(agent), action, outcome)
 
-    def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
+    def _outcomes(
+        self, agent: str, replies: Sequence[str], ids: Sequence[Sequence[int]] = ()
+    ) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
         said: Sequence[str | None] = replies
         for reply in replies:
@@ -351,7 +360,12 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             ]
         if self.reward_funcs:
             shown = self._shown_to(agent)
-            found = paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
+            more = {
+                **self.reward_columns(self._state),
+                "completion_ids": [list(each) for each in ids] or [None] * len(replies),
+                "trainer_state": self.trainer_state,
+            }
+            found = paid(self.reward_funcs, found, more, agent=agent, prompt=shown, replies=replies)
         return found
 
     def _not_read(self, agent: str, length: int, limit: int) -> Outcome:
@@ -449,14 +463,17 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
 
-    def branch(self, replies: Sequence[str]) -> list[Self]:
+    def branch(
+        self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
+    ) -> list[Self]:
         """Returns a copy for each reply, in which the selected agent has given it.
 
         The same as `clone` and `step` for each, but computed together where that is cheaper.
+        `completion_ids` are the replies' tokens, for reward functions.
         """
         agent = self.agent_selection
         twins = [self.clone() for _ in replies]
-        outcomes = self._outcomes(agent, replies)
+        outcomes = self._outcomes(agent, replies, completion_ids)
         for twin, reply, outcome in zip(twins, replies, outcomes, strict=True):
             twin._record(agent, self._shown_to(agent), reply, outcome)
         return twins
