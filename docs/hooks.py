@@ -3,6 +3,7 @@
 {{ help COMMAND }}       what `COMMAND --help` prints
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ methods }}            the table of methods
+{{ trl }}                what each setting of TRL's GRPOConfig is here
 {{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
 
 A mark that names nothing stops the build.
@@ -11,6 +12,7 @@ A mark that names nothing stops the build.
 from __future__ import annotations
 
 import ast
+import dataclasses
 import os
 import re
 import subprocess
@@ -26,7 +28,8 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
-    makers = {"help": _help, "file": _file, "methods": _methods, "tutorials": _tutorials}
+    makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
+    makers["tutorials"] = _tutorials
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -57,6 +60,30 @@ def _methods(_: str | None) -> str:
     for name, method in METHODS.items():
         settings = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
         lines.append(f"| `{name}` | {method.about} | {method.source} | {settings} |")
+    return "\n".join(lines)
+
+
+def _trl(_: str | None) -> str:
+    from trl.trainer.grpo_config import GRPOConfig
+
+    from pettingllms.trainers.config import ATGRPOConfig
+    from pettingllms.trainers.presets import LARGE
+    from pettingllms.trainers.trl_names import HERE, MEANING, NOT_HERE
+
+    own = {field.name: field.default for field in dataclasses.fields(ATGRPOConfig)}
+    lines = ["| `GRPOConfig` | here | |", "|---|---|---|"]
+    for field in sorted(dataclasses.fields(GRPOConfig), key=lambda field: field.name):
+        name, here = field.name, HERE.get(field.name, "")
+        setting, _, note = here.partition(": ")
+        note = note or NOT_HERE.get(name, MEANING.get(name, ""))
+        if name in own:
+            setting = "another meaning" if name in MEANING else "the same"
+            default = "of the model and environment" if name in LARGE else f"`{own[name]}`"
+            if own[name] != field.default:
+                theirs = f"default: {default}, in TRL `{field.default}`"
+                note = "; ".join(filter(None, (note, theirs)))
+        shown = f"`{setting}`" if here else setting or "-"
+        lines.append(f"| `{name}` | {shown} | {note} |")
     return "\n".join(lines)
 
 

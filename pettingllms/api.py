@@ -23,8 +23,9 @@ from pettingllms.trainers.settings import as_text, check_names
 
 
 def train(
-    env: EnvSource = "coding",
+    env: EnvSource | None = None,
     *,
+    resume: str | Path | Summary | None = None,
     estimator: str | type[Estimator] | None = None,
     reward_transform: str | type[RewardTransform] | None = None,
     cast: str | type[Cast] | None = None,
@@ -37,7 +38,9 @@ def train(
     Args:
         env: a name or path, an environment, or a function or class that makes one. An environment
             that reads a data set must be given as the function or class, because training and
-            evaluation use different splits.
+            evaluation use different splits. Default: coding.
+        resume: the folder of a run to continue with its own settings, in place of settings; `env` is
+            needed only where the run was given an object.
         estimator: a name or path, or a class that can be imported.
         reward_transform: the same.
         cast: the same.
@@ -53,7 +56,17 @@ def train(
         ConfigError, UnknownNameError: settings that cannot be used; nothing was written.
         RunFolderError: a folder that cannot be used.
     """
-    settings["env"] = name_of_env(env)
+    source = None if isinstance(env, str) else env
+    if resume is not None:
+        given = {"estimator": estimator, "reward_transform": reward_transform, "cast": cast}
+        names = [*settings, *(name for name, part in given.items() if part is not None)]
+        if names or isinstance(env, str):
+            raise ConfigError(
+                f"resume uses the run's own settings; leave out {(names or ['env'])[0]}"
+            )
+        run = Path(resume.folder if isinstance(resume, Summary) else resume)
+        return run_training(resume=run, env=source, callbacks=callbacks, display=display)
+    settings["env"] = name_of_env("coding" if env is None else env)
     parts = {Estimator: estimator, RewardTransform: reward_transform, Cast: cast}
     for kind, part in parts.items():
         if isinstance(part, type) and "<locals>" in part.__qualname__:
@@ -64,7 +77,6 @@ def train(
         if part is not None:
             settings[kind.setting] = path_of(kind, part)
     config = ATGRPOConfig(**settings)
-    source = None if isinstance(env, str) else env
     return run_training(config, env=source, callbacks=callbacks, display=display)
 
 

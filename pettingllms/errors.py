@@ -117,15 +117,21 @@ def naming_extras() -> Iterator[None]:
 
 
 LISTED = 30
+NEAR = 0.66
+"""The least share of letters that a name has in common with one that is suggested."""
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A sentence that names the closest known names, or lists them, at most `LISTED`."""
+    """A sentence that names the closest known name if it is near, or lists them, at most `LISTED`."""
     # Sorted, because messages must not depend on the order of a set.
     names = sorted(set(known))
-    close = difflib.get_close_matches(name, names, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(repr(match) for match in close)}?"
+    # Without the dashes of options, which would make every two of them alike.
+    bare = {each.lstrip("-"): each for each in names}
+    given = name.lstrip("-")
+    if close := difflib.get_close_matches(given, bare, n=3, cutoff=NEAR):
+        # Letters that changed places are the likeliest slip; else the closest name comes first.
+        best = max(close, key=lambda match: sorted(match) == sorted(given))
+        return f"did you mean {bare[best]!r}?"
     if not names:
         return "none are known"
     more = f", ... ({len(names)} in all)" if len(names) > LISTED else ""

@@ -14,8 +14,9 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,8 @@ from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import (
     ConfigError,
     NonFiniteError,
+    PettingLLMsError,
+    RunFolderError,
     SamplerUnavailable,
     SandboxUnavailable,
     WorkersLost,
@@ -48,7 +51,7 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
 from pettingllms.policies.sources import HUB, check_model
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.trajectory import outcome_is_late, success_rate
+from pettingllms.rollout.trajectory import mean_success, outcome_is_late, success_rate
 from pettingllms.runs import (
     METRICS,
     TRAJECTORIES,
@@ -62,7 +65,7 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.sharing import check_shareable, share
 from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.callbacks import Callback, Display, Silent, called
+from pettingllms.trainers.callbacks import Both, Callback, Display, Lines, Silent, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.metrics import gaps
@@ -73,6 +76,13 @@ LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
     "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
     "--estimator grpo, agent or gigpo compare whole episodes, look_ahead what candidates lead to"
+)
+
+SILENT_STEPS = 5
+SILENT = (
+    f"warning: {SILENT_STEPS} steps in a row had nothing to learn from, because in every group all "
+    "completions earned the same; choose tasks that succeed sometimes, reward parts of an answer, "
+    "or raise num_generations"
 )
 
 
@@ -88,6 +98,14 @@ class Summary:
     after: Sequence[Evaluation] = ()
     next: str = ""
     """What to type to evaluate the adapters on held-out tasks."""
+
+    def __repr__(self) -> str:
+        # One line in a notebook, where the evaluations would fill pages.
+        scores = [each.scores.get("success") for each in (*self.before[:1], *self.after[:1])]
+        shown = " -> ".join(f"{score.mean:.2f}" for score in scores if score)
+        state = "finished" if self.finished else "stopped"
+        success = f", success {shown}" if shown else ""
+        return f"Summary({str(self.folder)!r}, {state} after step {self.step}{success})"
 
 
 def train(
@@ -189,7 +207,7 @@ class TrainPlan:
         stop: Callable[[], bool] = lambda: False,
     ) -> Summary:
         """Trains to the end; the arguments and errors are those of `train`."""
-        config, display = self.config, display or Silent()
+        config, display = self.config, Both(display or Silent(), Lines(folder.note))
         folder.describe(config, isolation=self.isolation, bases=policies.described)
         if self.isolation is not None:
             display.say(announce(self.isolation))
@@ -197,7 +215,8 @@ class TrainPlan:
             point_latest(self.path)
         with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
-            summary = session.run(tracker_names(config.report_to))
+            with _kept(folder):
+                summary = session.run(tracker_names(config.report_to))
         if summary.finished and config.push_to_hub is not None:
             display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
         return summary
@@ -255,6 +274,8 @@ def plan_run(
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
     if settings.push_to_hub is not None:  # now, and not only when all is trained
+        if not settings.eval_tasks:
+            raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
         check_shareable(settings)
         check_target(settings.push_to_hub)
     isolation = isolation_of(template, settings.require_isolation)
@@ -262,6 +283,28 @@ def plan_run(
     return TrainPlan(
         settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
+
+
+@contextlib.contextmanager
+def _kept(folder: RunFolder) -> Iterator[None]:
+    """Adds warnings, and the error that ends a run, to what the display showed."""
+
+    class Notes(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            # A full disk is an error of the run's own files, which says how to continue.
+            with contextlib.suppress(RunFolderError):
+                folder.note(f"{record.levelname}: {record.getMessage()}")
+
+    notes = Notes(logging.WARNING)
+    logging.getLogger().addHandler(notes)
+    try:
+        yield
+    except PettingLLMsError as error:
+        with contextlib.suppress(RunFolderError):
+            folder.note(f"error: {error}")
+        raise
+    finally:
+        logging.getLogger().removeHandler(notes)
 
 
 class _StopAskedError(Exception):
@@ -285,6 +328,8 @@ class _Session:
         self._envs: dict[str, AnyEnv] = {"train": trainer.env}
         self._ended = False
         """Whether a callback ended training."""
+        self._silent = 0
+        """Steps in a row, up to the latest, in which no policy had anything to learn from."""
         self.trackers: list[Tracker] = []
 
     def run(self, trackers: Sequence[str]) -> Summary:
@@ -305,18 +350,18 @@ class _Session:
             over = self._ended or trainer.step >= self._last_step()
             after = self._evaluated("after") if over else []
         except _StopAskedError:
-            after = []
+            over, after = False, []
             if trainer.step:
                 self._save()
         finally:
             for tracker in self.trackers:
                 tracker.close()
-        if after:
+        if over:
             self._conclude(before, after)
         self._call("on_end")
         run = self.folder.path
         command = ["pettingllms-eval", "--env", config.env, "--adapters", str(run)]
-        return Summary(run, trainer.step, bool(after), before, after, shlex.join(command))
+        return Summary(run, trainer.step, over, before, after, shlex.join(command))
 
     # ----------------------------------------------------------------------------------- steps
 
@@ -365,11 +410,15 @@ class _Session:
             "kind": "train",
             "step": trainer.step,
             "success": success_rate(trajectories),
+            "success_mean": mean_success(trajectories),
             **metrics,
         }
         at_once = "early_rewards" in trainer.estimator.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
             self.display.say(LATE.format(estimator=self.config.estimator))
+        self._silent = self._silent + 1 if metrics["frac_reward_zero_std"] == 1 else 0
+        if self._silent == SILENT_STEPS and self.config.num_iterations:
+            self.display.say(SILENT)
         # Written before the weights are published: what was learned from is on disk whatever the
         # engine does.
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
@@ -420,7 +469,8 @@ class _Session:
     def _due(self) -> bool:
         """Returns whether a validation is due that metrics.jsonl does not have yet."""
         step, every = self.trainer.step, self.config.eval_steps
-        return bool(every) and step % every == 0 and not self._known("validation", step)
+        wanted = every and self.config.eval_tasks
+        return bool(wanted) and step % every == 0 and not self._known("validation", step)
 
     def _known(self, when: str, step: int) -> list[Evaluation]:
         rows = self.folder.rows(METRICS)
@@ -431,7 +481,7 @@ class _Session:
         """Test tasks, sampled and greedy; what metrics.jsonl has already is not sampled again."""
         known = self._known(when, 0 if when == "before" else self.trainer.step)
         # The weights are no longer those of before the first step.
-        if when == "before" and self.trainer.step:
+        if not self.config.eval_tasks or (when == "before" and self.trainer.step):
             return known
         return known + [
             self._evaluate(when, "test", greedy=greedy) for greedy in (False, True)[len(known) :]
@@ -476,15 +526,28 @@ class _Session:
 
     def _conclude(self, before: Sequence[Evaluation], after: Sequence[Evaluation]) -> None:
         columns = {"before": before, "after": after}
-        notes = f"{report.training_notes(after[0])}\n"
-        table = report.as_markdown(report.training_table(columns))
-        self.folder.write("summary.md", f"{table}\n\n{notes}")
+        notes = f"{report.training_notes(after[0])}\n{self._executed()}" if after else ""
+        if after:
+            table = report.as_markdown(report.training_table(columns))
+            self.folder.write("summary.md", f"{table}\n\n{notes}")
         values = {title: [each.row() for each in column] for title, column in columns.items()}
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
-        short = report.as_text(report.training_table(columns, short=True))
-        self.display.say(f"\n{short}\n{notes}")
+        if after:
+            short = report.as_text(report.training_table(columns, short=True))
+            self.display.say(f"\n{short}\n{notes}")
+
+    def _executed(self) -> str:
+        """States what training executed in its last step, beside what compares with the table."""
+        row = [row for row in self.folder.rows(METRICS) if row["kind"] == "train"][-1:]
+        if not row or row[0].get("success_mean") is None:
+            return ""
+        return (
+            f"last step of training, share of tasks: success {row[0]['success_mean']:.2f} as the mean "
+            f"of completions, which compares with `sampled`; {row[0]['success']:.2f} executed "
+            f"({self.config.branch} of {self.config.num_generations})\n"
+        )
 
 
 def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:

@@ -31,6 +31,7 @@ from pettingllms.trainers.plugins import path_of
 from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.settings import as_text
 from pettingllms.trainers.transformers_callbacks import as_callbacks
+from pettingllms.trainers.trl_names import advice
 
 
 class ATGRPOTrainer:
@@ -142,11 +143,12 @@ class ATGRPOTrainer:
             self._policies = build_policies(plan.config, plan.roles_to_policies, run, self._spec)
         return self._policies
 
-    def train(self, resume: str | Path | None = None) -> Summary:
+    def train(self, resume: str | Path | None = None, **unknown: Any) -> Summary:
         """Trains to the end and writes a run folder, as `pettingllms-train` does.
 
         Args:
             resume: the folder of a run with these settings, to be continued.
+            unknown: is refused, with what it is called here.
 
         Raises:
             RunFolderError: a folder that cannot be used; without `output_dir` every trainer has
@@ -154,6 +156,9 @@ class ATGRPOTrainer:
             NonFiniteError, SandboxUnavailable, SamplerUnavailable: the state after the last whole
                 step was saved.
         """
+        for name in unknown:
+            hint = advice(name, ["resume"]) or did_you_mean(name, ["resume"])
+            raise ConfigError(f"train has no argument {name!r}; {hint}")
         plan = self._plan
         if resume is not None:
             plan = self._plan = self._plan_for(plan.config, Path(resume))
@@ -169,7 +174,7 @@ class ATGRPOTrainer:
 
         Args:
             split: train, val or test.
-            limit: number of tasks; `eval_tasks` of the settings if None.
+            limit: number of tasks; `eval_tasks` of the settings if None, else 100.
             greedy: take the likeliest token instead of sampling.
 
         Raises:
@@ -181,7 +186,7 @@ class ATGRPOTrainer:
         return play_held_out(
             env,
             self.policies,
-            tasks=held_out(env, split, config.eval_tasks if limit is None else limit),
+            tasks=held_out(env, split, config.eval_tasks or 100 if limit is None else limit),
             max_new_tokens=config.max_completion_length,
             greedy=greedy,
             temperature=config.temperature,
@@ -230,7 +235,7 @@ def _refuse(unknown: Mapping[str, Any]) -> None:
         elif name in {field.name for field in dataclasses.fields(ATGRPOConfig)}:
             hint = f"it is a setting: args=ATGRPOConfig({name}=...)"
         else:
-            hint = did_you_mean(name, known)
+            hint = advice(name, known) or did_you_mean(name, known)
         raise ConfigError(f"ATGRPOTrainer has no argument {name!r}; {hint}")
 
 

@@ -113,7 +113,7 @@ def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
         callbacks=[stop],
         output_dir=run,
         env_args={"max_turns": 1},
-        **small(model, max_steps=9),
+        **small(model, max_steps=3),
     )
     assert [name for name, _ in stop.seen] == ["before"] * 2 + ["step"] * 2 + [
         "save",
@@ -128,6 +128,7 @@ def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     assert found.teams.keys() == {"adapters"}
     assert found.success is not None
     assert found.success.low <= found.success.mean <= found.success.high
+    assert pl.train(VowelEnv, resume=summary).step == 3
 
 
 def test_an_environment_a_class_and_a_function_play_alike(model: Path) -> None:
@@ -158,6 +159,8 @@ def test_held_out_tasks_of_an_environment_itself_are_not_those_of_training(model
 def test_a_misspelt_name_gets_a_suggestion() -> None:
     with pytest.raises(ConfigError, match="'max_step'; did you mean 'max_steps'"):
         pl.train(env="coding", max_step=3)
+    with pytest.raises(ConfigError, match="own settings; leave out seed"):
+        pl.train(resume="runs/x", seed=3)
     with pytest.raises(ConfigError, match="'limi'; did you mean 'limit'"):
         pl.evaluate(env="coding", limi=3)
     with pytest.raises(ConfigError, match="no hook 'on_steps'; did you mean 'on_step'"):

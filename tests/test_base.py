@@ -698,3 +698,42 @@ def test_branch_gives_what_clone_and_step_give_and_leaves_the_original_alone():
     assert [branch.snapshot() for branch in branches] == [single.snapshot() for single in singles]
     assert len({id(branch) for branch in branches}) == len(replies)
     assert env.snapshot() == before
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("_state", lambda self: 1), ("turn", 3), ("max_turns", 2), ("_record", None), ("rewards", {})],
+)
+def test_a_class_that_takes_a_name_of_the_kernel_is_refused_by_name(name, value):
+    with pytest.raises(ConfigError, match=rf"^Mine\.{name} is a name that TextEnv sets itself"):
+        type("Mine", (toy_env.raw_env,), {name: value})
+    with pytest.raises(ConfigError, match=rf"^Mine\.{name} "):
+        type("Mine", (type("Mixin", (), {name: value}), toy_env.raw_env), {})
+
+
+@pytest.mark.parametrize("name", ["turn", "transcript", "rewards", "_shown", "task_seed", "infos"])
+def test_an_attribute_that_reset_would_overwrite_is_refused_by_name(name):
+    env = toy_env.raw_env()
+    setattr(env, name, "mine")
+    with pytest.raises(ConfigError, match=rf"^raw_env\.{name} is a name that TextEnv sets itself"):
+        env.reset(seed=0)
+
+
+def test_an_attribute_that_the_constructor_would_overwrite_is_refused_and_others_stay():
+    class Before(toy_env.raw_env):
+        def __init__(self, **kwargs):
+            self.alpha = "mine"
+            super().__init__(**kwargs)
+
+    class Notes(toy_env.raw_env):
+        def __init__(self, **kwargs):
+            self.notes = {"mine": 1}
+            super().__init__(**kwargs)
+
+    with pytest.raises(ConfigError, match=r"^Before\.alpha is a name"):
+        Before()
+    env = Notes()
+    env.clone().reset(seed=1)
+    env.reset(seed=0)
+    env.step("reply")
+    assert env.clone().notes == env.notes == {"mine": 1}

@@ -12,7 +12,12 @@ from pettingllms.cli.display import PlainDisplay, TerminalDisplay, TimeLeft, dur
 
 
 def row(**more: float) -> dict[str, float]:
-    return {"reward/coder": 0.5, "tokens_per_second": 1234.5, "success": 0.25} | more
+    return {
+        "reward/coder": 0.5,
+        "tokens_per_second": 1234.5,
+        "success": 0.25,
+        "success_mean": 0.125,
+    } | more
 
 
 def test_plain_lines_show_step_success_rewards_speed_and_time_left(
@@ -26,7 +31,10 @@ def test_plain_lines_show_step_success_rewards_speed_and_time_left(
         display.evaluating("before", 2, 2)
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "hello"
-    assert lines[1].rstrip() == "step 1/3  executed: success 0.25  coder 0.50  1,234 tokens/s"
+    assert (
+        lines[1].rstrip()
+        == "step 1/3  success: mean 0.12, executed 0.25  coder 0.50  1,234 tokens/s"
+    )
     assert lines[2].endswith("left")
     assert lines[4] == "before: 2 episodes done"
 
@@ -41,7 +49,7 @@ def test_a_terminal_shows_bars_and_keeps_messages() -> None:
         display.step(1, 2, row())
     shown = stream.getvalue()
     assert "[not markup] kept" in shown
-    assert "success 0.25" in shown
+    assert "executed 0.25" in shown
     assert "1/2" in shown
 
 

@@ -45,6 +45,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
             max_steps=2,
             num_generations=4,
             tasks_per_step=2,
+            temperature=0.3,
             max_completion_length=6,
             learning_rate=0.05,
             warmup_steps=0,

@@ -244,15 +244,10 @@ def test_an_option_of_several_words_keeps_one_spelling_in_files(tmp_path: Path) 
 def test_a_misspelled_option_is_said_without_importing_what_takes_seconds() -> None:
     code = (
         "import sys\n"
-        "from pettingllms.cli.options import _trl_fields\n"
         "from pettingllms.cli import evaluate, serve, train\n"
         "codes = [command.main(['--hlep']) for command in (evaluate, serve, train)]\n"
         "assert codes == [2, 2, 2], codes\n"
         "assert not {'torch', 'transformers', 'trl'} & set(sys.modules)\n"
-        "known = _trl_fields()\n"
-        "from dataclasses import fields\n"
-        "from trl.trainer.grpo_config import GRPOConfig\n"
-        "assert {field.name for field in fields(GRPOConfig)} <= known\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_two_steps_from_the_command_line_give_adapters_for_plain_peft(
     assert main(words(model, run)) == 0
     out = capsys.readouterr().out
     assert "step 1/2" in out
-    assert re.search(r"step 2/2  executed: success \d\.\d\d  writer .*tokens/s", out)
+    assert re.search(r"step 2/2  success: mean \d\.\d\d, executed \d\.\d\d  writer .*tokens/s", out)
     assert re.search(r"team +success +sampled +0\.\d\d \[0\.\d\d, .* greedy", out, re.DOTALL)
     assert out.rstrip().endswith(f"pettingllms-eval --env tests.letters_env:env --adapters {run}")
     assert re.search(rf"see what they did: .*pettingllms\S*view {run}\n", out)
@@ -145,8 +145,10 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
     [
         (["--max-step", "3"], "'--max-step'; did you mean '--max-steps'"),
         (["--max_step=3"], "did you mean '--max-steps'"),
-        (["--lr", "3"], "unknown option '--lr'"),
-        (["--vllm-mode", "colocate"], "TRL's GRPOConfig that pettingllms does not support"),
+        (["--lr", "3"], "unknown option '--lr'; use --learning-rate"),
+        (["--vllm-mode", "colocate"], "use --sampler (vllm in this process"),
+        (["--optim", "sgd"], "TRL's optim is not here: the optimizer is AdamW"),
+        (["--estimator", "gspo"], "use --method gspo"),
         (["--gradient_accumulation_steps", "2"], "use --tokens-per-batch"),
         (["--max-steps", "many"], "--max-steps: invalid int value: 'many'"),
         (["--max-steps", "0"], "max_steps must be at least 1"),
@@ -176,7 +178,7 @@ def test_every_mistake_on_the_command_line_is_one_clear_line(
     [
         ("max_step: 3", "unknown key 'max_step'; did you mean 'max_steps'"),
         ("per_device_train_batch_size: 3", "use tasks_per_step"),
-        ("bf16: true", "TRL's GRPOConfig"),
+        ("bf16: true", "use dtype (bfloat16)"),
         ("max_steps: 2.5", "invalid int value: '2.5'"),
         ("max_steps: true", "invalid int value: 'True'"),
         ("seed:", "seed has no value"),
@@ -302,9 +304,11 @@ def test_a_second_interrupt_stops_at_once_unless_it_is_the_same(
 ) -> None:
     asked = StopAsked()
     assert not asked()
-    asked.ask(signal.SIGINT, None)
+    asked.ask(signal.SIGTERM, None)
     assert asked()
-    asked.ask(signal.SIGINT, None)
+    asked.ask(signal.SIGTERM, None)
+    with pytest.raises(KeyboardInterrupt):
+        asked.ask(signal.SIGINT, None)  # a key that was pressed twice, however fast
     monkeypatch.setattr(train, "SAME_SECONDS", 0.0)
     with pytest.raises(KeyboardInterrupt):
-        asked.ask(signal.SIGINT, None)
+        asked.ask(signal.SIGTERM, None)

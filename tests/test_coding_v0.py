@@ -520,9 +520,9 @@ def test_the_record_of_a_run_has_the_hidden_test_that_failed_and_what_the_progra
 def test_what_a_program_printed_is_clipped_in_the_record(play):
     env = play(a_row())
     env.step(code("print('x' * 100_000)"))
-    assert len(env.notes["failing"]["gave"]) < 1100
+    assert len(env._notes["failing"]["gave"]) < 1100
     env.step(checks(("1", "2")))
-    assert env.notes == {}
+    assert env._notes == {}
 
 
 # Text that a model can write

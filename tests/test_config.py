@@ -9,6 +9,7 @@ import pytest
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.presets import EMBEDDED, LARGE, LARGE_FULL
+from pettingllms.trainers.trl_names import HERE, MEANING, NOT_HERE
 
 FIELDS = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
 CHOICES = {
@@ -41,6 +42,34 @@ def test_a_misspelt_choice_is_refused_with_what_was_meant(name):
         assert f"did you mean '{value}'" in str(e.value) or f"or '{value}'" in str(e.value)
 
 
+def test_every_setting_of_trl_is_here_or_has_an_answer():
+    trl = pytest.importorskip("trl")
+    theirs = {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    assert theirs <= {*FIELDS, *HERE, *NOT_HERE}, "a setting of TRL's that no table has"
+    assert not {*FIELDS} & {*HERE, *NOT_HERE}
+    assert not {*HERE} & {*NOT_HERE}
+    assert {*MEANING} <= theirs & {*FIELDS}
+    assert {where.partition(": ")[0] for where in HERE.values()} <= {*FIELDS, "resume"}
+    for name in theirs - {*FIELDS}:
+        with pytest.raises(ConfigError, match=f"unknown setting '{name}'; (use|TRL's {name} is) "):
+            ATGRPOConfig(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"adam_beta1": 2}, {"adam_beta2": 1.0}, {"epsilon": 1.5}, {"adam_beta1": -0.1}]
+)
+def test_numbers_that_an_optimizer_or_a_loss_refuses_are_refused_at_once(wrong):
+    with pytest.raises(ConfigError, match=f"^{next(iter(wrong))} must be "):
+        ATGRPOConfig(**wrong)
+
+
+@pytest.mark.parametrize("name", ["gamma", "top_layer", "kl", "batching"])
+def test_nothing_far_away_is_suggested(name):
+    with pytest.raises(ConfigError) as e:
+        ATGRPOConfig(**{name: 1})
+    assert "did you mean" not in str(e.value)
+
+
 def test_every_schedule_that_may_be_chosen_can_be_made():
     torch = pytest.importorskip("torch")
     from transformers import get_scheduler
@@ -70,7 +99,7 @@ def test_an_unknown_estimator_is_refused_with_what_was_meant():
         ("warmup_steps", -1, "warmup_steps must be at least 0"),
         ("eval_steps", -1, "eval_steps must be at least 0"),
         ("beta", -0.1, "beta must be at least 0.0, got -0.1"),
-        ("epsilon", -0.1, "epsilon must be at least 0.0"),
+        ("epsilon", -0.1, "epsilon must be from 0.0 to 1.0"),
         ("epsilon_high", -0.1, "epsilon_high must be at least 0.0"),
         ("weight_decay", -0.1, "weight_decay must be at least 0.0"),
         ("learning_rate", -1e-3, "learning_rate must be at least 0.0"),

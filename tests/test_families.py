@@ -89,11 +89,7 @@ def folder(request, tmp_path_factory):
 
 
 def test_a_team_trains_and_sampler_trainer_and_plain_forward_agree(folder):
-    # The experts of a mixture are tensors, not linear layers.
-    targets = (
-        "all-linear" if folder.name != "qwen3-moe" else ["q_proj", "k_proj", "v_proj", "o_proj"]
-    )
-    policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8, lora_target_modules=targets)
+    policies = load_policies(folder, ROLES, lora_r=4, lora_alpha=8)
     config = ATGRPOConfig(
         env="graded",
         num_generations=4,
@@ -135,7 +131,7 @@ def test_a_mixture_of_experts_is_refused_with_the_targets_that_fit(tmp_path):
     AutoModelForCausalLM.from_config(kind(**{**SIZES, **changes})).save_pretrained(tmp_path)
     tiny_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match=r"--lora-target-modules q_proj,k_proj,v_proj,o_proj$"):
-        load_policies(tmp_path, ROLES)
+        load_policies(tmp_path, ROLES, lora_target_modules=["down_proj"])
 
 
 @pytest.mark.parametrize(
@@ -147,7 +143,9 @@ def test_a_mixture_of_experts_is_refused_with_the_targets_that_fit(tmp_path):
         ({"rope_type": "llama3", "factor": 16.0}, 1024),
     ],
 )
-def test_texts_end_where_a_model_would_begin_to_turn_all_positions_in_another_way(rope, longest):
+def test_texts_end_where_a_model_would_begin_to_turn_all_positions_in_another_way(
+    rope, longest, caplog
+):
     """Phi-3-128k's log-probabilities depend on the longest text of a batch beyond that."""
     more = (
         {"low_freq_factor": 1.0, "high_freq_factor": 4.0} if rope["rope_type"] == "llama3" else {}
@@ -155,3 +153,5 @@ def test_texts_end_where_a_model_would_begin_to_turn_all_positions_in_another_wa
     parameters = {"rope_theta": 10000.0, "original_max_position_embeddings": 64, **rope, **more}
     config = LlamaConfig(**SIZES, rope_parameters=parameters)
     assert context_of(AutoModelForCausalLM.from_config(config), 10) == longest
+    shorter = "texts end at 64 tokens, although the model's context has 1024" in caplog.text
+    assert shorter == (longest == 64)

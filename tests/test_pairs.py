@@ -223,6 +223,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eval_steps=0,
         output_dir=str(folder / "run"),
     )
+    [row] = [r for r in rows(summary.folder / "metrics.jsonl") if r["kind"] == "train"]
+    assert row["planner/groups"] > 2
+    assert "planner/loss" not in row, "what trains nothing computes no gradient"
     found = write_pairs(summary.folder, folder / "out")
     assert set(found) == {"tool", "planner"}
     assert found["planner"][0] > 2

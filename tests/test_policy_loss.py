@@ -81,6 +81,29 @@ def test_the_loss_is_what_pencil_and_paper_give(options, loss, gradient):
     assert metrics["loss"] == pytest.approx(loss, abs=1e-6)
 
 
+# Ratios of trainer to sampler by token: 1.5, 0.5; 4. By completion: 0.75; 4.
+@pytest.mark.parametrize(
+    ("mode", "low", "weights"),
+    [
+        ("token_truncate", None, [1.5, 0.5, 3]),
+        ("token_truncate", 0.7, [1.5, 0.7, 3]),
+        ("token_mask", None, [1.5, 0.5, 0]),
+        ("token_mask", 0.7, [1.5, 0, 0]),
+        ("sequence_truncate", None, [0.75, 0.75, 3]),
+        ("sequence_mask", None, [0.75, 0.75, 0]),
+        ("sequence_mask", 0.8, [0, 0, 0]),
+    ],
+)
+def test_a_sampler_that_drifts_is_corrected_within_bounds_as_in_trl(mode, low, weights):
+    names = {"correction": True, "mode": mode, "clip_min": low}
+    config = a_config(**{f"vllm_importance_sampling_{name}": v for name, v in names.items()})
+    found, gradient, _ = loss_of(config)
+    # The ratio to the trainer's own log-probabilities is 1: a token's part is -weight * advantage.
+    parts = [-w * a / 3 for w, a in zip(weights, (2, 2, -1), strict=True)]
+    assert found == pytest.approx(sum(parts), abs=1e-6)
+    assert gradient == pytest.approx(parts, abs=1e-6)
+
+
 def test_the_kl_term_is_weighed_by_the_ratio():
     plain, penalised = loss_of(a_config()), loss_of(a_config(beta=0.1))
     each = 2 - math.log(2) - 1  # k3 of a reference at twice the probability

@@ -86,8 +86,8 @@ def test_an_installed_package_adds_an_environment(installs: Callable[[str], None
         with pytest.raises(UnknownNameError, match="did you mean 'shouting'"):
             find("shoutin")
     load_env("tic_tac_toe")
-    with pytest.raises(ConfigError, match="no TextEnv; use load_env"):
-        make("tic_tac_toe")
+    for game in ("tic_tac_toe", "tests.tic_tac_toe_env:env"):
+        assert type(make(game)) is type(load_env(game))
 
 
 def test_an_installed_package_adds_a_sandbox(installs: Callable[[str], None]) -> None:

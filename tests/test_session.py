@@ -22,8 +22,9 @@ from transformers import AutoModelForCausalLM
 from pettingllms.errors import ConfigError, NonFiniteError, RunFolderError, SandboxUnavailable
 from pettingllms.evaluation.plots import curves, smooth
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import Summary, train
-from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.session import Summary, plan_run, train
+from pettingllms.trainers.batch import PolicyBatch
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests import rows_env
 from tests.tiny_lm import save_tiny
 
@@ -117,6 +118,45 @@ def test_a_run_leaves_everything_that_it_promises(whole: Summary) -> None:
     assert any((whole.folder / "tensorboard").iterdir())
     assert "| team | success | sampled |" in (whole.folder / "summary.md").read_text()
     assert whole.next.startswith("pettingllms-eval --env tests.letters_env:env --adapters ")
+
+
+def test_what_was_shown_is_kept_and_a_run_prints_one_line(whole: Summary) -> None:
+    shown = (whole.folder / "console.log").read_text()
+    assert f"starting; run folder {whole.folder}" in shown
+    assert f"step {STEPS}/{STEPS}  success: mean " in shown
+    assert "last step of training, share of tasks: success " in shown
+    assert "executed (best of 4)" in (whole.folder / "summary.md").read_text()
+    text = repr(whole)
+    assert text.startswith(f"Summary({str(whole.folder)!r}, finished after step {STEPS}, success ")
+    assert len(text.splitlines()) == len(repr(whole.after[0]).splitlines()) == 1
+    assert repr(whole.after[1]).startswith("Evaluation(3 tasks, greedy, success ")
+
+
+def test_a_run_without_evaluations_says_when_there_is_nothing_to_learn_from(
+    model: Path, tmp_path: Path
+) -> None:
+    assert resolve(ATGRPOConfig(eval_steps=0)).eval_tasks == 0
+    few = {"temperature": 1e-3, "tasks_per_step": 1, "max_steps": 6, "max_completion_length": 2}
+    folder = tmp_path / "run"
+    summary = train(settings(model, eval_tasks=0, output_dir=str(folder), **few))
+    assert summary.finished
+    assert not [*summary.before, *summary.after]
+    rows = timeless(folder)
+    assert [row["kind"] for row in rows] == ["train"] * 6
+    # So cold that all completions of a group are the same.
+    assert all(row["frac_reward_zero_std"] == 1 for row in rows)
+    assert all(row["success_mean"] == row["success"] for row in rows)
+    shown = (folder / "console.log").read_text()
+    assert "silent groups 100%" in shown
+    assert shown.count("warning: 5 steps in a row had nothing to learn from") == 1
+    assert (folder / "curves.png").is_file()
+    with pytest.raises(ConfigError, match="eval_tasks"):
+        plan_run(settings(model, eval_tasks=0, push_to_hub="me/mine"))
+
+
+def test_no_group_at_all_counts_as_nothing_to_learn_from() -> None:
+    assert PolicyBatch((), 0, 0).metrics["frac_reward_zero_std"] == 1
+    assert PolicyBatch((), 0, 0, groups=4, silent=1).metrics["frac_reward_zero_std"] == 0.25
 
 
 def test_a_validation_says_how_much_more_first_replies_earned_in_training(whole: Summary) -> None:

@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from trl.trainer.grpo_config import GRPOConfig
 
 import pettingllms as pl
-from pettingllms.errors import ConfigError, PettingLLMsError, UnknownNameError
+from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, UnknownNameError
 from pettingllms.policies.loading import load_policies
 from pettingllms.rollout.trajectory import Trajectory
 from tests import foreign_env, letters_env
@@ -45,6 +45,17 @@ def settings(run: Path, **changes: Any) -> pl.ATGRPOConfig:
         "learning_rate": 0.01,
     }
     return pl.ATGRPOConfig(**few | changes)
+
+
+TOLD: list[tuple[Any, ...]] = []
+
+
+PAID = "tests.test_trainer:brevity,tests.test_trainer:as_trl_calls_it"
+
+
+def as_trl_calls_it(prompts, completion_ids, trainer_state):
+    TOLD.append((len(prompts), completion_ids, trainer_state.global_step, trainer_state.max_steps))
+    return [None] * len(prompts)
 
 
 def brevity(completions: list[str], **kwargs: Any) -> list[float]:
@@ -235,7 +246,7 @@ def test_a_model_without_a_name_needs_its_tokenizer(folder: Path, tmp_path: Path
 def test_settings_by_another_name_are_named() -> None:
     with pytest.raises(ConfigError, match="unknown setting 'max_step'; did you mean 'max_steps'"):
         pl.ATGRPOConfig(max_step=3)  # type: ignore[call-arg]
-    with pytest.raises(ConfigError, match="'model_name_or_path'; use 'model'"):
+    with pytest.raises(ConfigError, match="'model_name_or_path'; use model"):
         pl.ATGRPOConfig(model_name_or_path="x")  # type: ignore[call-arg]
 
 
@@ -279,6 +290,13 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
         trainer.train()
         if callbacks:
             trainer = pl.ATGRPOTrainer(model_of(folder), LETTERS, config)
+            with pytest.raises(
+                RunFolderError, match=r"holds a run already; .* resume .* output_dir"
+            ) as e:
+                trainer.train()
+            assert "--" not in str(e.value), "advice for the command line"
+            with pytest.raises(ConfigError, match="'resume_from_checkpoint'; use resume"):
+                trainer.train(resume_from_checkpoint=True)
             assert trainer.train(resume=tmp_path / run).step == 2
         ends.append(trainer.policies.state("writer"))
     assert all(value.equal(ends[1][name]) for name, value in ends[0].items())
@@ -296,7 +314,8 @@ def last_rewards(run: Path) -> list[Any]:
 def test_reward_functions_add_to_the_local_reward_and_are_recorded(
     folder: Path, tmp_path: Path
 ) -> None:
-    for run, functions in (("plain", None), ("paid", "tests.test_trainer:brevity")):
+    TOLD.clear()
+    for run, functions in (("plain", None), ("paid", PAID)):
         config = settings(tmp_path / run, reward_funcs=functions, max_completion_length=8)
         pl.ATGRPOTrainer(folder, LETTERS, config).train()
     plain, paid = (last_rewards(tmp_path / run) for run in ("plain", "paid"))
@@ -311,6 +330,28 @@ def test_reward_functions_add_to_the_local_reward_and_are_recorded(
         assert right.local_reward == pytest.approx(left.local_reward - length)
         assert right.team_reward == left.team_reward
         assert right.info["rewards/brevity"] == -length
+    sampled = {each.completion.token_ids for each in paid}
+    told = {tuple(ids) for _, each, *_ in TOLD for ids in each}
+    assert told == sampled
+    steps = json.loads((tmp_path / "paid" / "metrics.jsonl").read_text().splitlines()[-1])["step"]
+    assert {(step, most) for *_, step, most in TOLD} == {(n, steps) for n in range(steps)}
+
+
+@pytest.mark.parametrize("name", ["math", "coding", "search"])
+def test_reward_functions_get_the_columns_of_the_task(name: str) -> None:
+    env = pl.make(name)
+    env.reset(seed=1)
+    given: dict[str, Any] = {}
+
+    def function(completions: list[str], **kwargs: Any) -> list[None]:
+        given.update(kwargs)
+        return [None] * len(completions)
+
+    env.reward_funcs = [function]
+    env.branch(["a", "b"])
+    assert given["question"][0] == given["question"][1] in given["prompts"][0]
+    assert given["completion_ids"] == [None, None]
+    assert {"id", "difficulty"} <= given.keys()
 
 
 @pytest.mark.parametrize("values", [[1.0], [1.0, "x"], 3, None], ids=str)

@@ -70,10 +70,10 @@ def test_environments_with_answers_note_the_teams_and_show_it_to_nobody() -> Non
     math = math_env(agents="single", max_turns=2)
     math.reset(seed=0)
     math.step(r"\boxed{ 12 }")
-    assert math.notes["answer"] == "12"
+    assert math._notes["answer"] == "12"
     assert "answer" not in math.infos["solver_0"]
     search = search_env(topology="single")
     search.reset(seed=0)
     search.step("<answer>The Crab.</answer>")
-    assert search.notes["answer"] == "crab"
+    assert search._notes["answer"] == "crab"
     assert "answer" not in search.infos.get("solver_0", {})

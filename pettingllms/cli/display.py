@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Mapping
 from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
+from pettingllms.trainers.callbacks import Lines, TimeLeft, step_text
+from pettingllms.trainers.callbacks import duration as duration
 
-class PlainDisplay:
+
+class PlainDisplay(Lines):
     """One line a step, for log files and pipes."""
 
     def __init__(self) -> None:
-        self._clock = TimeLeft()
+        super().__init__(lambda text: print(text, flush=True))
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         return None
-
-    def say(self, text: str) -> None:
-        """Prints the text."""
-        print(text, flush=True)
-
-    def evaluating(self, what: str, done: int, total: int) -> None:
-        """Prints one line, when all episodes are over."""
-        if done == total:
-            print(f"{what}: {total} episodes done", flush=True)
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Prints one line."""
-        left = self._clock.left(step, total)
-        print(f"step {step}/{total}  {step_text(row)}  {left}", flush=True)
 
 
 class TerminalDisplay:
@@ -83,40 +71,6 @@ class TerminalDisplay:
             self._run = self._progress.add_task("step", total=total, note="")
         # A budget of tokens makes the last step a guess that changes.
         self._progress.update(self._run, completed=step, total=total, note=note)
-
-
-class TimeLeft:
-    """The time that a run will still take, estimated from its pace since this process started."""
-
-    def __init__(self) -> None:
-        self._first: tuple[int, float] | None = None
-
-    def left(self, step: int, total: int) -> str:
-        """`12 s left`; nothing before two steps are over."""
-        now = time.monotonic()
-        if self._first is None:
-            self._first = (step, now)
-        # The first step is left out, because it has costs that come only once.
-        first, started = self._first
-        if step == first or step >= total:
-            return ""
-        return f"{duration((now - started) / (step - first) * (total - step))} left"
-
-
-def duration(seconds: float) -> str:
-    """`45 s`, `12 min`, `3.5 h`."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-
-
-def step_text(row: Mapping[str, Any]) -> str:
-    """Success, reward by role, returns of agents without a team, speed."""
-    parts = [] if row.get("success") is None else [f"executed: success {row['success']:.2f}"]
-    # Without the prefix, which has seven characters both here and in the next line.
-    parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
-    parts += [f"return of {key[7:]} {row[key]:.2f}" for key in row if key.startswith("return/")]
-    return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])
 
 
 def best_display() -> PlainDisplay | TerminalDisplay:

@@ -14,9 +14,7 @@ may have a main key, which its plain form sets: `--sandbox docker --sandbox.pack
 from __future__ import annotations
 
 import argparse
-import ast
 import dataclasses
-import importlib.util
 import json
 import re
 import shutil
@@ -29,7 +27,7 @@ from typing import Any, NoReturn
 
 from pettingllms import __version__
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.trainers.settings import INSTEAD
+from pettingllms.trainers.trl_names import advice
 
 MAIN_KEYS: Mapping[str, str] = {"--sandbox": "backend"}
 """Option -> the key that its plain form sets."""
@@ -243,13 +241,9 @@ class OptionParser(CommandParser):
         return {key: _as_typed(value) for key, value in values.items() if value is not None}
 
     def _unknown(self, what: str, name: str, known: Iterable[str]) -> str:
-        dashes, key = name.startswith("-"), name.lstrip("-").replace("-", "_")
-        instead = INSTEAD.get(key)
-        if instead in {action.dest for action in self._actions}:
-            shown = f"--{instead.replace('_', '-')}" if dashes else instead
-            return f"{name} is TRL's name and means something else here; use {shown}"
-        if key in _trl_fields():
-            return f"{name} is an option of TRL's GRPOConfig that pettingllms does not support"
+        dashes = name.startswith("-")
+        if hint := advice(name, {action.dest for action in self._actions}):
+            return f"unknown {what} {name!r}; {hint}"
         # An option is known under both spellings; one is enough to suggest.
         known = {each.replace("_", "-") for each in known} if dashes else known
         return super()._unknown(what, name.replace("_", "-") if dashes else name, known)
@@ -449,25 +443,3 @@ def _as_typed(value: Any) -> str:
     if isinstance(value, list):
         return ",".join(map(str, value))
     return str(value)
-
-
-_TRL_SOURCES = (
-    ("trl", "trainer/grpo_config.py"),
-    ("trl", "trainer/base_config.py"),
-    ("transformers", "training_args.py"),
-)
-
-
-def _trl_fields() -> frozenset[str]:
-    """The settings of TRL's GRPOConfig, read from their sources: to import them takes seconds."""
-    found: set[str] = set()
-    for package, file in _TRL_SOURCES:
-        spec = importlib.util.find_spec(package)
-        path = None if spec is None or spec.origin is None else Path(spec.origin).parent / file
-        if path is None or not path.is_file():
-            continue
-        for kind in ast.parse(path.read_text(encoding="utf-8")).body:
-            lines = kind.body if isinstance(kind, ast.ClassDef) else ()
-            targets = (line.target for line in lines if isinstance(line, ast.AnnAssign))
-            found |= {target.id for target in targets if isinstance(target, ast.Name)}
-    return frozenset(found)

@@ -161,7 +161,8 @@ class StopAsked:
         """A signal handler."""
         del frame
         if self.signal is not None:
-            if time.monotonic() - self._since > SAME_SECONDS:
+            # Ctrl-C comes once for each press, and not by way of another process.
+            if number == signal.SIGINT or time.monotonic() - self._since > SAME_SECONDS:
                 raise KeyboardInterrupt
             return
         self.signal, self._since = number, time.monotonic()

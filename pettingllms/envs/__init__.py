@@ -26,7 +26,6 @@ from pettingllms.envs.blind import Blind, blind_baseline
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
 from pettingllms.envs.spaces import FreeText
-from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.types import role_of
 
 __all__ = [
@@ -48,23 +47,12 @@ __all__ = [
 ]
 
 
-def make(name: str, /, **kwargs: Any) -> TextEnv:
-    """Makes an environment from its name in `ENVIRONMENTS`, e.g. `make("coding", max_turns=2)`.
+def make(name: str, /, **kwargs: Any) -> Any:
+    """Makes an environment from any name that `--env` takes, e.g. `make("coding", max_turns=2)`.
 
-    Raises:
-        UnknownNameError: `name` is not in `ENVIRONMENTS`.
-        ConfigError: an argument that the environment cannot use, or another package's environment
-            that is not a `TextEnv`, which `load_env` makes.
+    A `TextEnv` for the names of `ENVIRONMENTS`; else what `load_env` returns, with the same errors.
     """
-    if name not in ENVIRONMENTS:
-        raise UnknownNameError(
-            f"unknown environment {name!r}; {did_you_mean(name, ENVIRONMENTS.paths())} "
-            "`load_env` also takes versions and `module:attribute` paths"
-        )
-    env = load_env(name, **kwargs)
-    if not isinstance(env, TextEnv):
-        raise ConfigError(f"{name!r} is a {type(env).__name__} and no TextEnv; use load_env")
-    return env
+    return load_env(name, **kwargs)
 
 
 for _entry_point in ENVIRONMENTS.own.values():

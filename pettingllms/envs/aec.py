@@ -278,8 +278,11 @@ class ForeignEnv(BaseWrapper[Any, Any, Any]):
         """Returns a copy; see `clone_env`."""
         return ForeignEnv(clone_env(self.env))
 
-    def branch(self, replies: Sequence[str]) -> list[ForeignEnv]:
+    def branch(
+        self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
+    ) -> list[ForeignEnv]:
         """Returns a copy for each reply, which has been stepped with it."""
+        del completion_ids
         twins = [self.clone() for _ in replies]
         for twin, reply in zip(twins, replies, strict=True):
             twin.step(reply)

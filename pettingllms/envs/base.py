@@ -62,7 +62,17 @@ _VALUES = (
     "_stream",
 )
 _CONTAINERS = ("agents", "rewards", "terminations", "truncations", "_cumulative_rewards")
-_SET_BY_RESET = frozenset({*_VALUES, *_CONTAINERS, "infos", "num_agents"} - {"_stream"})
+_SET_BY_RESET = frozenset(
+    {*_VALUES, *_CONTAINERS, "infos", "num_agents", "_shown", "_notes"} - {"_stream"}
+)
+_SET_BY_INIT = frozenset(
+    {"render_mode", "split", "alpha", "show_thinking", "max_turns", "possible_agents", "_identity"}
+    | {"_has_extras", "_observation_spaces", "_action_spaces", "_stream"}
+)
+RESERVED = (_SET_BY_RESET | _SET_BY_INIT | {"_given", "_outcomes", "_record"}) | {
+    *("_known", "_shown_to", "_not_read", "reward_funcs", "trainer_state")
+}
+"""Names that a subclass must not give to attributes and methods of its own: `TextEnv` sets them."""
 
 
 class TextEnv(AECEnv[str, dict[str, Any], str | None]):
@@ -103,7 +113,9 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()
     """Functions that add to local rewards; set after the constructor, shared by copies."""
-    notes: Mapping[str, Any] = {}
+    trainer_state: Any = None
+    """What they are told of the training: `global_step` and `max_steps`; None outside of one."""
+    _notes: Mapping[str, Any] = {}
     """`Outcome.notes` of the latest step."""
     state_space: Space[Any] = FreeText(sys.maxsize)
     interchangeable: ClassVar[frozenset[str]] = frozenset({"render_mode", "max_cycles"})
@@ -111,6 +123,9 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        # Bases that come before ours, too: a mixin shadows as well.
+        for base in cls.__mro__[: cls.__mro__.index(TextEnv)]:
+            _refuse_taken(cls, RESERVED & vars(base).keys())
         cls.__signature__ = arguments.signature(cls)
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
@@ -133,6 +148,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         show_thinking: bool = False,
         extra_spaces: Mapping[str, Space[Any]] | None = None,
     ) -> None:
+        _refuse_taken(type(self), (RESERVED - {"_given"}) & self.__dict__.keys())
         if render_mode is not None:
             arguments.one_of("render_mode", render_mode, self.metadata["render_modes"])
         extra = arguments.free_keys("extra_spaces", extra_spaces or {}, RESERVED_KEYS)
@@ -150,7 +166,6 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         }
         self._action_spaces = {agent: FreeText() for agent in self.possible_agents}
         self._stream: tuple[int, int] | None = None
-        self._shown: dict[str, str] = {}
         given = {"environment": self.metadata["name"]}
         given |= arguments.values(type(self), *self.__dict__.pop("_given"))
         given["max_turns"] = self.max_turns
@@ -215,6 +230,11 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         """Returns the agents whose thoughts `agent` is shown where `show_thinking` is set."""
         return [other for other in self.possible_agents if other != agent]
 
+    def reward_columns(self, state: Any) -> Mapping[str, Any]:
+        """Returns the columns of the task's row, which reward functions are given; pure."""
+        del state
+        return {}
+
     def _random(self, seed: int) -> random.Random:
         """Returns a generator for task `seed`, independent of other environments and splits."""
         return random.Random(f"{self.metadata['name']}/{self.split}/{seed}")
@@ -257,8 +277,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         # Everything that may raise comes before the first assignment.
         state = self._start(task_seed, options)
         first = self._known(self._next_agent(state, None))
+        if self._stream is None:  # the first one: what has these names is the subclass's
+            _refuse_taken(type(self), _SET_BY_RESET & self.__dict__.keys())
         self._state, self._stream, self.task_seed = state, stream, task_seed
-        self._shown = {}
+        self._shown: dict[str, str] = {}
         self.turn = 0
         self.transcript: tuple[Record, ...] = ()
         self.agents = list(self.possible_agents)
@@ -323,7 +345,9 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         [outcome] = self._outcomes(agent, [action])
         self._record(agent, self._shown_to(agent), action, outcome)
 
-    def _outcomes(self, agent: str, replies: Sequence[str]) -> list[Outcome]:
+    def _outcomes(
+        self, agent: str, replies: Sequence[str], ids: Sequence[Sequence[int]] = ()
+    ) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
         said: Sequence[str | None] = replies
         for reply in replies:
@@ -340,7 +364,12 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
             ]
         if self.reward_funcs:
             shown = self._shown_to(agent)
-            found = paid(self.reward_funcs, found, agent=agent, prompt=shown, replies=replies)
+            more = {
+                **self.reward_columns(self._state),
+                "completion_ids": [list(each) for each in ids] or [None] * len(replies),
+                "trainer_state": self.trainer_state,
+            }
+            found = paid(self.reward_funcs, found, more, agent=agent, prompt=shown, replies=replies)
         return found
 
     def _not_read(self, agent: str, length: int, limit: int) -> Outcome:
@@ -355,7 +384,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         following = agents[0] if outcome.done else self._next_agent(outcome.state, agent)
         acts = {**self._acts, agent: turn + 1}
         self.turn, self.agent_selection = acts[self._known(following)], following
-        self._state, self._acts, self._shown, self.notes = outcome.state, acts, {}, outcome.notes
+        self._state, self._acts, self._shown, self._notes = outcome.state, acts, {}, outcome.notes
         self.transcript += (Record(turn, agent, shown, reply, team, local, error),)
         # Fresh dicts: callers may have kept or changed those of earlier steps.
         share = self.alpha * team if self.share_team_reward else 0.0
@@ -423,7 +452,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         else:
             attributes.update(snapshot.fields)
             _copy_containers(snapshot.fields, attributes)
-        self._shown = {}
+            self._shown = {}
 
     def clone(self) -> Self:
         """Returns an independent copy at the same point of the same episode.
@@ -441,14 +470,17 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         return self.clone()
 
-    def branch(self, replies: Sequence[str]) -> list[Self]:
+    def branch(
+        self, replies: Sequence[str], completion_ids: Sequence[Sequence[int]] = ()
+    ) -> list[Self]:
         """Returns a copy for each reply, in which the selected agent has given it.
 
         The same as `clone` and `step` for each, but computed together where that is cheaper.
+        `completion_ids` are the replies' tokens, for reward functions.
         """
         agent = self.agent_selection
         twins = [self.clone() for _ in replies]
-        outcomes = self._outcomes(agent, replies)
+        outcomes = self._outcomes(agent, replies, completion_ids)
         for twin, reply, outcome in zip(twins, replies, outcomes, strict=True):
             twin._record(agent, self._shown_to(agent), reply, outcome)
         return twins
@@ -466,6 +498,20 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
 
 TextEnv.__signature__ = arguments.signature(TextEnv)
+
+
+def _refuse_taken(kind: type, taken: Collection[str]) -> None:
+    """Refuses names of a subclass that `TextEnv` would overwrite, or that would shadow its own.
+
+    Raises:
+        ConfigError: names the first of them.
+    """
+    if taken:
+        name = min(taken)
+        hint = "; for the default number of turns set default_turns" * (name == "max_turns")
+        raise ConfigError(
+            f"{kind.__name__}.{name} is a name that TextEnv sets itself; give yours another{hint}"
+        )
 
 
 def next_agent(env: AECEnv[Any, Any, Any]) -> str | None:

@@ -4,15 +4,18 @@
         return [-0.001 * len(text) for text in completions]
 
 A function gets lists with an entry for each completion of one prompt: `prompts`, `completions` (as
-written, with a thought), `agent`, `role` and `info` (the environment's of this step). It returns a
+written, with a thought), `completion_ids` (their tokens; None outside of a rollout), `agent`, `role`,
+`info` (the environment's of this step), and the columns of the task's row (`TextEnv.reward_columns`);
+and `trainer_state`, with `global_step` and `max_steps`. It takes those that it names, or all by `**kwargs`, and returns a
 number for each, or None where it does not apply. The sum goes to the author's local reward; each
 value is kept in the info, as `rewards/<name>`. Functions are called on several threads.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from numbers import Real
 from typing import Any
 
@@ -56,9 +59,15 @@ def name_of(function: RewardFunction) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
+def columns_of(record: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass by name, not copied."""
+    return {field.name: getattr(record, field.name) for field in fields(record)}
+
+
 def paid(
     functions: Sequence[RewardFunction],
     outcomes: Sequence[Outcome],
+    more: Mapping[str, Any] | None = None,
     *,
     agent: str,
     prompt: str,
@@ -66,21 +75,37 @@ def paid(
 ) -> list[Outcome]:
     """Returns the outcomes of replies to one prompt, with what the functions pay for each.
 
+    Args:
+        functions: asked one after the other.
+        outcomes: of the replies.
+        more: further arguments: `completion_ids` and `trainer_state` as they are, other values for each
+            reply.
+        agent: that replied.
+        prompt: that it was shown.
+        replies: as written.
+
     Raises:
         ConfigError: a function returns something else than a number or None for each.
     """
     paid_for = list(outcomes)
     for function in functions:
         count, label = len(replies), name_of(function).rpartition(":")[2]
-        values = function(
-            prompts=[prompt] * count,
-            completions=list(replies),
-            agent=[agent] * count,
-            role=[agent.rpartition("_")[0]] * count,
+        given = {
+            name: value if name in ("completion_ids", "trainer_state") else [value] * count
+            for name, value in (more or {}).items()
+        } | {
+            "prompts": [prompt] * count,
+            "completions": list(replies),
+            "agent": [agent] * count,
+            "role": [agent.rpartition("_")[0]] * count,
             # The environment's infos, copied: no function sees what another one paid, or changes
             # them.
-            info=[dict(outcome.info) for outcome in outcomes],
-        )
+            "info": [dict(outcome.info) for outcome in outcomes],
+        }
+        takes = inspect.signature(function).parameters
+        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
+            given = {name: value for name, value in given.items() if name in takes}
+        values = function(**given)
         for place, value in enumerate(_checked(values, count, label)):
             one = paid_for[place]
             info: Mapping[str, Any] = {**one.info, f"rewards/{label}": value}

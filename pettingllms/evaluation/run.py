@@ -172,6 +172,9 @@ class EvalResult:
     teams: Mapping[str, Evaluation]
     """Team (base, adapters, swapped, ...) -> its scores."""
 
+    def __repr__(self) -> str:
+        return f"EvalResult({', '.join(f'{title}: {own}' for title, own in self.teams.items())})"
+
     @property
     def main(self) -> Evaluation:
         """The scores of the adapters; without any, of the base model or of what plays in its place."""

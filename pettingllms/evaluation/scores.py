@@ -80,6 +80,14 @@ class Evaluation:
     greedy: bool
     scores: Mapping[str, Estimate]
 
+    def __repr__(self) -> str:
+        # One line in a notebook.
+        scores = {
+            name: self.scores[name].mean for name in ("success", "return") if name in self.scores
+        }
+        shown = "".join(f", {name} {mean:.2f}" for name, mean in scores.items())
+        return f"Evaluation({self.tasks} tasks, {'greedy' if self.greedy else 'sampled'}{shown})"
+
     def row(self) -> dict[str, Any]:
         """One flat record: `eval/<score>`, `.../low`, `.../high`, and of what."""
         row: dict[str, Any] = {

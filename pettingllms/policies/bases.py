@@ -6,6 +6,8 @@ Nothing is shared between two of them: weights, tokenizer, template and engine a
 
 from __future__ import annotations
 
+import functools
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -25,6 +27,8 @@ from pettingllms.samplers.base import (
     Weights,
 )
 from pettingllms.types import Request, Sample
+
+logger = logging.getLogger(__name__)
 
 
 class Base:
@@ -206,8 +210,19 @@ def context_of(model: PreTrainedModel, default: int) -> int:
         first = rope.get("original_max_position_embeddings") or getattr(
             text, "original_max_position_embeddings", None
         )
+        if first and first < longest:
+            _say_shorter(str(rope["rope_type"]), int(first), longest)
         return min(longest, int(first or longest))
     return longest
+
+
+@functools.cache  # once, however many policies the model has
+def _say_shorter(kind: str, used: int, longest: int) -> None:
+    logger.warning(
+        "texts end at %d tokens, although the model's context has %d: beyond, its %s positions "
+        "depend on the longest text of a batch",
+        *(used, longest, kind),
+    )
 
 
 def _set_training(model: nn.Module, training: bool) -> None:

@@ -78,11 +78,15 @@ class LoraWeights:
         self.base, self.digest = base, base_digest(model)
         model.requires_grad_(False)
         plain = _share(model) if merge else None
+        experts = any(parameter.ndim == 3 for parameter in model.parameters())
         peft_model: PeftModel | None = None
         for name, shape in configs.items():
             # PEFT modifies the configuration it is given.
             config = copy.deepcopy(shape)
             config.base_model_name_or_path = None  # `read_tensors` checks the base
+            if config.target_modules == "all-linear" and experts:
+                # PEFT's own list names the experts, too, which are tensors and not layers.
+                config.target_modules = linear_names(model)
             # PEFT draws an adapter's first weights from the global generator, which has to be as
             # before afterwards.
             with torch.random.fork_rng(devices=[]):
@@ -177,16 +181,6 @@ class LoraWeights:
             pairs.append((layer, merged))
         return pairs
 
-    def _linear_names(self) -> list[str]:
-        """Last names of all linear layers but the output layer, as targets are given."""
-        head = self._model.get_output_embeddings()
-        names = [
-            path.removesuffix(".base_layer").rpartition(".")[2]
-            for path, layer in self._model.named_modules()
-            if isinstance(layer, nn.Linear) and layer is not head and ".lora_" not in path
-        ]
-        return list(dict.fromkeys(names))
-
     def _layers(self, policy: str) -> list[tuple[str, LoraLayer]]:
         """The layers that this policy adapts, with their paths.
 
@@ -203,10 +197,21 @@ class LoraWeights:
                     raise ConfigError(
                         f"target module {path} is of type {type(layer.get_base_layer()).__name__}; "
                         "adapters are for linear layers only, use --lora-target-modules "
-                        f"{','.join(self._linear_names())}"
+                        f"{','.join(linear_names(self._model))}"
                     )
                 found.append((path, layer))
         return found
+
+
+def linear_names(model: PreTrainedModel) -> list[str]:
+    """Last names of all linear layers but the output layer, as targets are given."""
+    head = model.get_output_embeddings()
+    names = [
+        path.removesuffix(".base_layer").rpartition(".")[2]
+        for path, layer in model.named_modules()
+        if isinstance(layer, nn.Linear) and layer is not head and ".lora_" not in path
+    ]
+    return list(dict.fromkeys(names))
 
 
 class FullWeights:

@@ -371,7 +371,8 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
     texts = list(dict.fromkeys(completion.text for completion in completions))
     played: dict[str, tuple[PlayedEnv, StepResult]] = {}
     # All texts in one call, so that an environment can run their programs together.
-    twins: Sequence[PlayedEnv] = episode.env.branch(texts)
+    ids = {completion.text: completion.token_ids for completion in reversed(completions)}
+    twins: Sequence[PlayedEnv] = episode.env.branch(texts, [ids[text] for text in texts])
     for text, env in zip(texts, twins, strict=True):
         result = step_result(env, agent)
         for paid, reward in ((agent, result.reward), *result.others.items()):
@@ -380,7 +381,7 @@ def score(episode: Episode, completions: Sequence[Completion]) -> list[Branch]:
                     f"{env} paid {paid!r} a reward of {reward} in task {episode.task.id}, for the "
                     f"reply {text[:80]!r}; rewards must be finite numbers"
                 )
-        notes = env.unwrapped.notes if isinstance(env.unwrapped, TextEnv) else {}
+        notes = env.unwrapped._notes if isinstance(env.unwrapped, TextEnv) else {}
         played[text] = (env, result._replace(info=plain_info({**result.info, **notes})))
     return [Branch(completion, *played[completion.text]) for completion in completions]
 

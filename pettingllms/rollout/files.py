@@ -61,6 +61,8 @@ FORMAT = 1
 CONFIG, STARTS, SUMMARY = "config.yaml", "run.json", "summary.json"
 """Of a run: its settings, its starts, and the scores of a finished one."""
 METRICS, TRAJECTORIES = "metrics.jsonl", "trajectories.jsonl"
+CONSOLE = "console.log"
+"""What a run showed, as plain lines, of all its starts."""
 SAMPLES = "samples.jsonl"
 """What models behind an API answered, in a run and in an evaluation: `pettingllms.samplers.replies`."""
 SETTINGS, RESULTS = "settings.json", "results.json"

@@ -211,10 +211,20 @@ def success_rate(trajectories: Sequence[Trajectory]) -> float | None:
     """Share of episodes at whose end the team has succeeded; None where none of them says.
 
     Where the best of K is executed at every step, this is above what single completions reach:
-    `success/<role>` and the validations say that.
+    `mean_success` and the validations say that.
     """
     known = [each.success for each in trajectories if each.success is not None]
     return sum(known) / len(known) if known else None
+
+
+def mean_success(trajectories: Sequence[Trajectory]) -> float | None:
+    """Share of the last decision's candidates that succeed, a mean over episodes; None as above."""
+    known = [
+        [bool(c.info.get("success")) for c in each.groups[-1].candidates]
+        for each in trajectories
+        if each.success is not None and each.groups
+    ]
+    return sum(sum(own) / len(own) for own in known) / len(known) if known else None
 
 
 def outcome_is_late(trajectories: Sequence[Trajectory]) -> bool:

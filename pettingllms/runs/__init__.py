@@ -6,6 +6,7 @@
     trajectories.jsonl  one line an episode: decisions, candidates, rewards by part, advantages
     adapters/       one folder a policy, as PEFT saves it: of the last checkpoint, finally the result
     checkpoints/    step-000010/ and so on, the last two: what --resume needs
+    console.log     what was shown while it ran
     summary.md      before -> after, with summary.json and curves.png, once the run is finished
 
 `pettingllms.rollout.files` documents the lines of trajectories.jsonl, `pettingllms.trainers.metrics`

@@ -30,6 +30,7 @@ from pettingllms.models import DEFAULT
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
     CONFIG,
+    CONSOLE,
     FORMAT,
     METRICS,
     RUN_LOCK,
@@ -115,6 +116,15 @@ class Folder:
         with self.writing(name), (self.path / name).open("ab") as file:
             file.write(lines.encode())
 
+    def note(self, line: str) -> None:
+        """Adds a line to `console.log`.
+
+        Raises:
+            RunFolderError: as `append`.
+        """
+        with self.writing(CONSOLE), (self.path / CONSOLE).open("a", encoding="utf-8") as file:
+            file.write(f"{line.rstrip()}\n")
+
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
         """Turns a failure to write `name` into an error that says how to continue."""
@@ -151,8 +161,8 @@ class RunFolder(Folder):
         if (path / CONFIG).exists():
             folder.close()
             raise RunFolderError(
-                f"{path} holds a run already; continue it with --resume {path}, or choose another "
-                "--output-dir"
+                f"{path} holds a run already; continue it with resume {path}, or choose another "
+                "output_dir"
             )
         return folder
 

@@ -75,6 +75,8 @@ def read_run(run: Path) -> SharedRun:
         )
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
+        if not summary["after"]:
+            raise ConfigError(f"the run {run} was not evaluated (eval_tasks 0): nothing to share")
         roles = list(summary["after"][0]["roles"])
         table = (run / "summary.md").read_text(encoding="utf-8")
     except (OSError, ValueError, LookupError, TypeError) as error:

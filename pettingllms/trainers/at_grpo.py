@@ -34,7 +34,7 @@ from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
-from pettingllms.trainers.batch import PolicyBatch, step_batches
+from pettingllms.trainers.batch import PolicyBatch, silent_share, step_batches
 from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -130,7 +130,9 @@ class ATGRPO:
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
                 groups = by_unit(self.config, self.unit, trajectories)
-                metrics |= self.update(step_batches(self.config, self.casting.learners, groups))
+                batches = step_batches(self.config, self.casting.learners, groups)
+                metrics |= self.update(batches)
+                metrics["frac_reward_zero_std"] = silent_share(batches.values())
         except BaseException:
             self.tokens = tokens
             for own in self.sums.values():
@@ -198,6 +200,7 @@ class ATGRPO:
             self.add(policy, batches[policy].units)
         added = {policy for policy, own in self.sums.items() if own.meters}
         moved = [policy for policy, own in batches.items() if own.samples or policy in added]
+        moved = moved if config.num_iterations else []
         meters = {policy: LossMeter(policy) for policy in moved}
         for _ in range(config.num_iterations):
             for policy in batches:

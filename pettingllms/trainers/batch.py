@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -59,9 +59,15 @@ class PolicyBatch:
         """The logged numbers of groups compared and completions left out."""
         return {
             "groups": float(self.groups),
-            "frac_reward_zero_std": self.silent / max(1, self.groups),
+            "frac_reward_zero_std": silent_share([self]),
             "dropped_truncated": float(self.truncated),
         }
+
+
+def silent_share(batches: Collection[PolicyBatch]) -> float:
+    """Share of groups without variance; 1 without any group, where there is nothing to learn from either."""
+    groups = sum(own.groups for own in batches)
+    return sum(own.silent for own in batches) / groups if groups else 1.0
 
 
 def policy_batches(

@@ -1,8 +1,9 @@
-"""`Callback`: what a training run calls of yours; `Display`: where it shows its progress."""
+"""`Callback`: what a training run calls of yours; `Display`, and lines of text: where it shows its progress."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -77,3 +78,88 @@ class Silent:
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Shows nothing."""
+
+
+class Lines:
+    """A display that writes one plain line a step.
+
+    Args:
+        write: takes a line.
+    """
+
+    def __init__(self, write: Callable[[str], object]) -> None:
+        self._write, self._clock = write, TimeLeft()
+
+    def say(self, text: str) -> None:
+        """Writes the text."""
+        self._write(text)
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Writes one line, when all episodes are over."""
+        if done == total:
+            self._write(f"{what}: {total} episodes done")
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        """Writes one line."""
+        self._write(f"step {step}/{total}  {step_text(row)}  {self._clock.left(step, total)}")
+
+
+class Both:
+    """Shows everything on several displays."""
+
+    def __init__(self, *displays: Display) -> None:
+        self._displays = displays
+
+    def say(self, text: str) -> None:
+        """Shows a message."""
+        for each in self._displays:
+            each.say(text)
+
+    def evaluating(self, what: str, done: int, total: int) -> None:
+        """Shows how many held-out episodes are finished."""
+        for each in self._displays:
+            each.evaluating(what, done, total)
+
+    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
+        """Shows a finished step."""
+        for each in self._displays:
+            each.step(step, total, row)
+
+
+class TimeLeft:
+    """The time that a run will still take, estimated from its pace since this process started."""
+
+    def __init__(self) -> None:
+        self._first: tuple[int, float] | None = None
+
+    def left(self, step: int, total: int) -> str:
+        """`12 s left`; nothing before two steps are over."""
+        now = time.monotonic()
+        if self._first is None:
+            self._first = (step, now)
+        # The first step is left out, because it has costs that come only once.
+        first, started = self._first
+        if step == first or step >= total:
+            return ""
+        return f"{duration((now - started) / (step - first) * (total - step))} left"
+
+
+def duration(seconds: float) -> str:
+    """`45 s`, `12 min`, `3.5 h`."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def step_text(row: Mapping[str, Any]) -> str:
+    """Success of the mean and of the executed completion, reward by role, returns of agents without a team, speed."""
+    parts = list[str]()
+    if row.get("success") is not None:
+        mean = row.get("success_mean", row["success"])
+        parts = [f"success: mean {mean:.2f}, executed {row['success']:.2f}"]
+    # Without the prefix, which has seven characters both here and in the next line.
+    parts += [f"{key[7:]} {row[key]:.2f}" for key in row if key.startswith("reward/")]
+    parts += [f"return of {key[7:]} {row[key]:.2f}" for key in row if key.startswith("return/")]
+    if row.get("frac_reward_zero_std"):
+        parts += [f"silent groups {row['frac_reward_zero_std']:.0%}"]
+    return "  ".join([*parts, f"{row['tokens_per_second']:,.0f} tokens/s"])

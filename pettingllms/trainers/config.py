@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
 from pettingllms.rollout.shapes import SHAPES
@@ -170,7 +170,7 @@ class ATGRPOConfig:
         1.0,
         "Sampling temperature; log-probabilities are of the same distribution",
         positive=True,
-        shared="default",
+        shared="run",
     )
     max_completion_length: int | None = sampling_setting(
         None, "Maximum number of tokens of a completion", at_least=1, shared="run"
@@ -294,7 +294,9 @@ class ATGRPOConfig:
         "Divide advantages by the standard deviation of the group, the batch, or none",
         choices=("group", "batch", "none"),
     )
-    epsilon: float = _algorithm(0.2, "Clip range of the token ratio, below 1", at_least=0.0)
+    epsilon: float = _algorithm(
+        0.2, "Clip range of the token ratio, below 1", at_least=0.0, at_most=1.0
+    )
     epsilon_high: float | None = _algorithm(
         None,
         "Clip range above 1; equal to epsilon unless given here or by the preset of the model and "
@@ -304,9 +306,26 @@ class ATGRPOConfig:
     delta: float | None = _algorithm(
         None, "Upper bound of the ratio where the advantage is negative (dual clip)", positive=True
     )
+    vllm_importance_sampling_correction: bool = _algorithm(
+        False,
+        "Weigh tokens by the ratio of the trainer's probability to the sampler's, within bounds",
+    )
+    vllm_importance_sampling_mode: str = _algorithm(
+        "sequence_mask",
+        "That ratio is of a token or a whole completion; beyond its bounds it is cut or counts 0",
+        choices=("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
+    )
+    vllm_importance_sampling_clip_max: float | None = _algorithm(
+        3.0, "Upper bound of that ratio", positive=True
+    )
+    vllm_importance_sampling_clip_min: float | None = _algorithm(
+        None, "Lower bound of that ratio", positive=True
+    )
     beta: float = _algorithm(0.0, "Weight of the KL divergence to the base model", at_least=0.0)
     entropy_coef: float = _algorithm(0.0, "Weight of an entropy bonus")
-    num_iterations: int | None = _algorithm(None, "Optimizer steps on each rollout", at_least=1)
+    num_iterations: int | None = _algorithm(
+        None, "Optimizer steps on each rollout; 0 records episodes and trains nothing", at_least=0
+    )
 
     learning_rate: float | None = _optimization(None, "Initial learning rate", at_least=0.0)
     lr_scheduler_type: str = _optimization(
@@ -327,8 +346,8 @@ class ATGRPOConfig:
         None, "Steps in which the rate rises from 0", at_least=0
     )
     weight_decay: float = _optimization(0.0, "AdamW", at_least=0.0)
-    adam_beta1: float = _optimization(0.9, "AdamW")
-    adam_beta2: float = _optimization(0.95, "AdamW")
+    adam_beta1: float = _optimization(0.9, "AdamW", at_least=0.0, below=1.0)
+    adam_beta2: float = _optimization(0.95, "AdamW", at_least=0.0, below=1.0)
     max_grad_norm: float = _optimization(
         1.0, "Gradient norm of a policy above which its gradient is rescaled", positive=True
     )
@@ -348,7 +367,12 @@ class ATGRPOConfig:
         0, "Seed of everything random: a run is reproducible", at_least=0, shared="default"
     )
     eval_steps: int | None = _run(None, "Steps between validations; 0: none", at_least=0)
-    eval_tasks: int | None = _run(None, "Held-out tasks of a validation", at_least=1)
+    eval_tasks: int | None = _run(
+        None,
+        "Held-out tasks of a validation, and of those before and after training; 0, also with "
+        "--eval-steps 0: no evaluation",
+        at_least=0,
+    )
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
     push_to_hub: str | None = _run(
@@ -394,11 +418,7 @@ class ATGRPOConfig:
         # Objects become text before anything is compared, so that checks and files see one form.
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
-        # Asked only for the suggestion that an unknown name gets; nothing is imported yet.
-        ESTIMATORS.path_of(self.estimator)
-        REWARD_TRANSFORMS.path_of(self.reward_transform)
-        CASTS.path_of(self.cast)
-        _ = self.shape is None or SHAPES.path_of(self.shape)
+        _check_parts(self)
         check_values(self)
         scale_settings.check_scale(self)
         check_loss(self)
@@ -447,6 +467,20 @@ class ATGRPOConfig:
             ConfigError: it is not a JSON object.
         """
         return json_object(name, getattr(self, name))
+
+
+def _check_parts(config: ATGRPOConfig) -> None:
+    """Refuses names that no part of a method has; nothing is imported yet.
+
+    Raises:
+        UnknownNameError: suggests the nearest name, or says that it is a method.
+    """
+    for registry in (ESTIMATORS, REWARD_TRANSFORMS, CASTS, SHAPES):
+        if (name := getattr(config, registry.kind)) in METHODS and name not in registry:
+            raise UnknownNameError(
+                f"{registry.kind} {name!r} is a method; use --method {name}, or method={name!r}"
+            )
+        _ = name is None or registry.path_of(name)
 
 
 if TYPE_CHECKING:

@@ -12,6 +12,10 @@
 `importance_sampling_level="sequence"` it is one for all tokens of a completion, the geometric mean
 of theirs: with `grpo`, that is GSPO (arXiv 2507.18071).
 
+Samplers that drift: with `vllm_importance_sampling_correction`, `r` compares with the
+trainer's own log-probabilities, and a token's part is weighed by the ratio of those to the sampler's, which is bounded
+(`..._truncate`) or replaced by 0 outside of the bounds (`..._mask`).
+
 Values and gradients are those of TRL's `GRPOTrainer`, also that the KL term is weighed by the ratio,
 which makes its gradient unbiased (arXiv 2512.02556).
 
@@ -21,6 +25,7 @@ Shape suffixes: _B completions, _T tokens of a completion (right-padded, mask 0)
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -48,8 +53,14 @@ def policy_loss(
 
     Which completions the means are over: `policy_batches`.
     """
-    ratio_BT = importance_ratio(config, batch, logp_BT)
+    own_batch = batch
+    if config.vllm_importance_sampling_correction:
+        # The weights are those that sampled: what is left of the ratio is 1, with a gradient.
+        own_batch = replace(batch, old_logprobs_BT=logp_BT.detach())
+    ratio_BT = importance_ratio(config, own_batch, logp_BT)
     loss_BT = token_loss(config, ratio_BT, batch.advantages_BT, logp_BT)
+    if own_batch is not batch:
+        loss_BT = loss_BT * sampling_correction(config, batch, logp_BT.detach())
     # `k3` of the log of reference over policy has KL(policy, base) as its mean under the policy,
     # and the ratio makes that the policy of now.
     kl_BT = None if reference_BT is None else ratio_BT * k3(reference_BT - logp_BT)
@@ -83,6 +94,20 @@ def importance_ratio(config: ResolvedConfig, batch: Batch, logp_BT: torch.Tensor
         mean_B1 = (log_ratio_BT * batch.mask_BT).sum(-1, keepdim=True) / lengths_B1
         log_ratio_BT = mean_B1.expand_as(log_ratio_BT)
     return torch.exp(log_ratio_BT)
+
+
+def sampling_correction(
+    config: ResolvedConfig, batch: Batch, logp_BT: torch.Tensor
+) -> torch.Tensor:
+    """Each token's, or completion's, ratio of trainer to sampler, bounded or masked as in TRL."""
+    level, _, how = config.vllm_importance_sampling_mode.partition("_")
+    log_ratio = (logp_BT - batch.old_logprobs_BT) * batch.mask_BT
+    ratio = torch.exp(log_ratio.sum(-1, keepdim=True) if level == "sequence" else log_ratio)
+    low = config.vllm_importance_sampling_clip_min or 0.0
+    high = config.vllm_importance_sampling_clip_max or math.inf
+    if how == "truncate":
+        return ratio.clamp(low, high)
+    return ratio.masked_fill((ratio < low) | (ratio > high), 0.0)
 
 
 def token_loss(

@@ -149,8 +149,7 @@ METHODS: Mapping[str, Method] = MappingProxyType(
             estimator="look_ahead",
             shape="full",
             num_generations=3,
-            # The update runs as in any other method, and moves nothing.
-            learning_rate=0.0,
+            num_iterations=0,
         ),
         "dr_grpo": _method(
             "GRPO without the deviation and with one divisor for all lengths",

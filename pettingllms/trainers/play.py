@@ -13,7 +13,10 @@ from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import groupby
+from types import SimpleNamespace
+from typing import Any
 
+from pettingllms.envs.aec import clone_env
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import Decided, RolloutEngine, returned
 from pettingllms.rollout.episode import AnyEnv
@@ -76,10 +79,15 @@ class Player:
         again, and not yielded again.
         """
         config, length = self.config, self.config.max_completion_length
+        env = self.env
+        if getattr(env.unwrapped, "reward_funcs", ()):
+            env = clone_env(env)
+            inner: Any = env.unwrapped
+            inner.trainer_state = SimpleNamespace(global_step=step, max_steps=config.max_steps)
         shard = config.tasks_per_shard
         with ThreadPoolExecutor(config.scoring_threads) as pool:
             engine = RolloutEngine(
-                self.env,
+                env,
                 self.sampler,
                 pool,
                 shape=self.shape,

@@ -70,6 +70,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         config = dataclasses.replace(config, **values)
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
+    if config.eval_steps == 0:
+        defaults["eval_tasks"] = 0  # of "no evaluation", unless tasks are asked for
     values |= {name: defaults[name] for name in missing}
     if values.get("epsilon_high", config.epsilon_high) is None:
         values["epsilon_high"] = config.clip_above

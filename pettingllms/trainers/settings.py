@@ -16,18 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
-
-INSTEAD = {
-    "model_name_or_path": "model",
-    "per_device_train_batch_size": "tasks_per_step",
-    "generation_batch_size": "tasks_per_step",
-    "gradient_accumulation_steps": "tokens_per_batch",
-    "num_train_epochs": "max_steps",
-    "resume_from_checkpoint": "resume",
-    "run_name": "output_dir",
-    "lora_modules": "lora_target_modules",
-}
-"""Options of TRL whose purpose has another name here."""
+from pettingllms.trainers.trl_names import advice
 
 
 def check_names(given: Iterable[str], known: Sequence[str]) -> None:
@@ -38,8 +27,7 @@ def check_names(given: Iterable[str], known: Sequence[str]) -> None:
     """
     for name in given:
         if name not in known:
-            other = INSTEAD.get(name)
-            hint = f"use {other!r}" if other in known else did_you_mean(name, known)
+            hint = advice(name, known) or did_you_mean(name, known)
             raise ConfigError(f"unknown setting {name!r}; {hint}")
 
 
@@ -50,7 +38,7 @@ def setting(group: str, default: Any, text: str, **more: Any) -> Any:
         group: its heading in the help.
         default: its value where none is given.
         text: its help.
-        more: `choices`; `at_least`, `at_most` and `positive` limit a number; `why` explains a limit;
+        more: `choices`; `at_least`, `at_most`, `below` and `positive` limit a number; `why` explains a limit;
             `aliases` are other spellings of the option; `shared` makes it an option of
             `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
     """
@@ -84,6 +72,8 @@ def check_values(settings: Any) -> None:
         # `not >=` instead of `<`, so that NaN is refused too.
         if high is not None and not low <= value <= high:
             raise ConfigError(f"{name} must be from {low} to {high}, got {value}{why}")
+        if (end := limits.get("below")) is not None and not low <= value < end:
+            raise ConfigError(f"{name} must be at least {low} and below {end}, got {value}{why}")
         if low is not None and not value >= low:
             raise ConfigError(f"{name} must be at least {low}, got {value}{why}")
         if limits.get("positive") and not value > 0:
@@ -195,4 +185,16 @@ def check_loss(settings: Any) -> None:
     if kind == "cispo" and high is not None and high < 1:
         raise ConfigError(
             f"epsilon_high is the largest ratio itself with loss_type cispo, at least 1, got {high}"
+        )
+    low, top = (getattr(settings, f"vllm_importance_sampling_clip_{end}") for end in ("min", "max"))
+    if low is not None and top is not None and low >= top:
+        raise ConfigError(
+            f"vllm_importance_sampling_clip_min must be below vllm_importance_sampling_clip_max, got "
+            f"{low} and {top}"
+        )
+    if settings.vllm_importance_sampling_correction and (settings.num_iterations or 1) > 1:
+        # A later step has other weights, whose ratio to the sampler's is no error of the sampler.
+        raise ConfigError(
+            "vllm_importance_sampling_correction goes with num_iterations 1, got "
+            f"{settings.num_iterations}"
         )

@@ -181,7 +181,7 @@ def unit_of(
 
     Logs the reason if streaming was asked for and cannot be done.
     """
-    if not config.stream_gradients:
+    if not config.stream_gradients or not config.num_iterations:
         return None
     reason = obstacle(config, settings, parts)
     if reason is not None:
