@@ -6,7 +6,7 @@
 | `apps` | question, input_output; solutions, starter_code, difficulty | either |
 | `code_contests` | description, public_tests, private_tests, generated_tests; solutions | standard input |
 | `livecodebench` | question_content, public_test_cases, private_test_cases, metadata | either |
-| `mbpp` | text or prompt, code, test_list; challenge_test_list | assertions |
+| `mbpp` | text or prompt, code, test_list; challenge_test_list, test (MBPP+) | assertions |
 | `humaneval` | prompt, canonical_solution, test, entry_point | assertions |
 
 Public tests come before private and generated ones, and all are kept. The CPU time that a set's own
@@ -100,6 +100,7 @@ def task_of(row: Row, name: str) -> CodingTask:
         difficulty=label(row, "difficulty"),
         limits=_limits(row),
         setup=optional_text(row, "setup"),
+        example=optional_text(row, "example"),
     )
     check_calls(task)
     return task
@@ -239,7 +240,10 @@ def livecodebench(row: Row, name: str) -> CodingTask:
         Pair(_arguments(t.get("input")) if function else t.get("input"), t.get("output"))
         for t in tests
     ]
-    made = [_test(pair, function, f"tests[{n}]", json_texts=True) for n, pair in enumerate(pairs)]
+    made = [
+        _test(pair, function, f"tests[{n}]", json_texts=True)._replace(contest=True)
+        for n, pair in enumerate(pairs)
+    ]
     return _task(
         label(row, "question_id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
@@ -252,7 +256,10 @@ def livecodebench(row: Row, name: str) -> CodingTask:
 
 
 def mbpp(row: Row, name: str) -> CodingTask:
-    """Reads a row of MBPP, full or sanitized; the signature of its code is part of the question."""
+    """Reads a row of MBPP, full or sanitized, or of MBPP+, whose `test` has many more inputs.
+
+    The signature of its code is part of the question, and the coder is shown the first assertion.
+    """
     asked = question(row, "text", "prompt")
     # MBPP was published with line ends of Windows.
     code = text(row, "code").replace("\r\n", "\n")
@@ -269,6 +276,8 @@ def mbpp(row: Row, name: str) -> CodingTask:
     # A call with objects of the program's own classes cannot be guessed.
     if asserts.needs(f"{setup}\n{texts[0]}", code):
         asked += f"\n\nIt is called like this:\n```python\n{setup}\n{tests[0].input}\n```"
+    if optional_text(row, "test"):  # of MBPP+
+        tests += asserts.of_list([text(row, "test")], function, "test")
     return _task(
         label(row, "task_id") or name,
         asked,
@@ -277,6 +286,8 @@ def mbpp(row: Row, name: str) -> CodingTask:
         function=function,
         setup=setup,
         limits=CATALOG["mbpp"].limits,
+        # As EvalPlus shows it: an assertion says what the sentence leaves open.
+        example=f"It has to pass tests such as `{texts[0].strip()}`.",
     )
 
 
@@ -436,6 +447,7 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
         "split": split,
         "limits": dict(task.limits),
         "setup": task.setup,
+        "example": task.example,
     }
     return row | {name: value for name, value in optional.items() if value}
 

@@ -248,9 +248,10 @@ class raw_env(TeamEnv):
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
+        task = state.task.shown_to(role)
         if self.prompt == "compact":
-            return compact_prompt(role, state.task.question, state.history)
-        return full_prompt(role, state.task, state.history, team=self._team)
+            return compact_prompt(role, task.question, state.history)
+        return full_prompt(role, task, state.history, team=self._team)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
         (outcome,) = self._act_all(state, agent, [text])
@@ -282,7 +283,7 @@ class raw_env(TeamEnv):
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
         programs = [parse_program(text) for text in texts]
-        if not task.asserts:
+        if not (task.asserts or task.contest):
             cases = coding.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
         return [self._code(state, program, runs) for program in programs]
@@ -320,9 +321,9 @@ class raw_env(TeamEnv):
         """
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
-        # Inputs of assertions become calls beside the program (`coding.run_inputs`): other runs
+        # Something else stands beside the programs of the others (`coding.run_inputs`): other runs
         # than these.
-        if not task.asserts:
+        if not (task.asserts or task.contest):
             wanted = [task.reference, *task.mutants, state.program]
             runs.share([p for p in wanted if p], coding.cases(task, inputs))
         return runs

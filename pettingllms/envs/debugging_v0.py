@@ -114,9 +114,10 @@ class raw_env(coding_v0.raw_env):
         return ()
 
     def _text(self, state: DebuggingState, agent: str) -> str:  # type: ignore[override]
+        role = agent.removesuffix("_0")
         return shown(
-            agent.removesuffix("_0"),
-            state.task.question,
+            role,
+            state.task.shown_to(role).question,
             state.calls,
             function=state.task.function,
             compact=self.prompt == "compact",
