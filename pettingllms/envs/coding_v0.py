@@ -95,13 +95,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import chains, coding
 from pettingllms.data.asserts import Run, Test
 from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
@@ -152,7 +152,7 @@ class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder, or its rows.
         agents: "team", or "single" for the coder alone.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         families: what generated problems are about: any of "numbers", "words", "arithmetic".
@@ -195,7 +195,7 @@ class raw_env(TeamEnv):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         agents: Agents = "team",
         steps: tuple[int, int] = (3, 3),
         families: Sequence[str] = tuple(chains.FAMILIES),

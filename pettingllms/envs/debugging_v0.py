@@ -49,12 +49,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test
 from pettingllms.data.coding import passes
+from pettingllms.data.objects import Source
 from pettingllms.envs import coding_v0
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_calls import Calls, Trial, parse_debugger, parse_question, shown
@@ -75,7 +75,7 @@ class raw_env(coding_v0.raw_env):
     """The environment of a coder and a debugger; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder, or its rows.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         kwargs: as in `TeamEnv`.
 
@@ -94,7 +94,7 @@ class raw_env(coding_v0.raw_env):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         steps: tuple[int, int] = (3, 3),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
