@@ -75,10 +75,36 @@ def test_a_fence_inside_a_line_of_code_is_code():
         ("```python\nprint(1)\n```\n```text\nan example\n```", "print(1)"),
         ("```python\nprint(1)\n```\n```python\nunfinished", "print(1)"),
         ("```python\n```", ""),
+        ("```python\nprint(1)\n```\nIt prints\n```\n1\n```", "print(1)"),
+        ("```\nO(1)\n```\n```py title=a.py\nprint(1)\n```\n```\n8\n```", "print(1)"),
+        ("1. So:\n   ```python\n   if x:\n       y\n   ```", "if x:\n    y"),
     ],
 )
 def test_the_last_closed_block_of_python_is_the_program(text, program):
     assert parse_program(text) == program
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("~~~python\nx\n~~~", [("python", "x")]),
+        ("~~~ a`b\nx\n~~~~", [("a", "x")]),
+        ("```a`b\nx\n```", []),
+        ("````markdown\n```python\nx\n```\n````", [("markdown", "```python\nx\n```")]),
+        ("```python\nx\n~~~\n``\n```", [("python", "x\n~~~\n``")]),
+        ("``` python3 {.a}\nx\n`````", [("python3", "x")]),
+        ("```{.python}\r\nx\r\n```\r\n", [("python", "x\r")]),
+        ("  ```\n   a\n b\n ```", [("", " a\nb")]),
+        ("```\n    ```\nx\n```", [("", "    ```\nx")]),
+        ("- ```py\n  x\n   y\n  ```", [("py", "x\n y")]),
+        ("10. a\n    ```py\n    x\n        ```\n    ```", [("py", "x\n    ```")]),
+        ("> ```py\n> x\n>  y\n> ```", [("py", "x\n y")]),
+        ("> > ```\n> > x\n>> ```", [("", "x")]),
+        ("> ```\n> x\nend\n```\ny\n```", [("", "y")]),
+    ],
+)
+def test_fences_are_read_as_markdown_reads_them(text, found):
+    assert blocks(text) == found
 
 
 def test_a_program_or_a_test_may_be_long_but_not_endless():
@@ -202,6 +228,14 @@ def test_a_megabyte_of_anything_is_read_in_linear_time(piece, ends):
     assert time.process_time() - started < 10
 
 
+def test_what_stands_before_a_fence_is_bounded():
+    for before in (">", " ", "- "):
+        for many in (80, 300_000):
+            started = time.process_time()
+            blocks(f"{before * many}~~~\n" + "\n~~" * 100_000 + f"{before * many}~~~")
+            assert time.process_time() - started < 5
+
+
 def test_mixed_runs_in_one_line_are_read_in_linear_time():
     for blanks, letters in ((200_000, 200_000), (1, 400_000), (400_000, 1)):
         line = "```" + " " * blanks + "a" * letters + "`"
@@ -216,14 +250,15 @@ def test_any_text_is_a_program_or_says_why_not(text):
     if isinstance(program, ParseError):
         assert program.why
     else:
-        assert program in text
+        assert all(line in text for line in program.split("\n"))
     for function in (None, "f"):
         tests = parse_tests(text, function)
         if isinstance(tests, ParseError):
             assert tests.why
         else:
             assert 1 <= len(tests) <= MAX_TESTS
-            assert all(test.input in text and test.output in text for test in tests)
+            lines = [line for t in tests for part in t[:2] for line in part.split("\n")]
+            assert all(line in text for line in lines)
 
 
 @given(st.text(alphabet="ab \t1[]"))

@@ -184,6 +184,39 @@ def test_loops_and_random_inputs_are_recorded_with_the_reference(judge):
     assert judge(LOOP, bad) == judge(LOOP, bad)
 
 
+PLUS = """import math
+
+def assertion(out, exp):
+    assert out == exp
+
+inputs = [[[2, 4]], [[1, 3]]]
+results = [[1.0, 2.0], [0.5, 1.5]]
+for inp, exp in zip(inputs, results):
+    assertion(f(*inp), exp)
+"""
+
+
+def test_rows_of_mbpp_plus_are_judged_by_their_own_tests(judge):
+    row = mbpp("assert f([2, 4]) == [1, 2]", code="def f(xs):\n    return [x / 2 for x in xs]")
+    del row["text"]
+    row |= {"prompt": "Halve.", "source_file": "x.ipynb", "test_imports": [], "test": PLUS}
+    small, right = "def f(xs):\n    return [x // 2 for x in xs]", row["code"]
+    assert judge(row, right, small) == [[True, True], [True, False]]
+    with pytest.raises(DatasetError, match=r"numpy'; give --sandbox\.packages numpy"):
+        judge(row | {"test": f"import numpy as np\n{PLUS}"}, right)
+
+
+def test_the_coder_of_mbpp_is_shown_an_assertion_and_the_tester_is_not(tmp_path):
+    row = mbpp("assert f('abcabc') == 'a'", "assert f('abc') == 'None'")
+    (task,) = load_tasks(write(tmp_path / "a.jsonl", row)).records
+    assert "assert f('abcabc') == 'a'" in task.shown_to("coder").question
+    assert "'None'" not in task.shown_to("coder").question
+    assert task.shown_to("tester") == task
+    assert "abcabc" not in task.question
+    (again,) = load_tasks(write(tmp_path / "b.jsonl", as_row(task, None))).records
+    assert again.shown_to("coder").question == task.shown_to("coder").question
+
+
 def test_helpers_of_a_prompt_need_not_be_repeated(judge):
     prompt = "import math\n\n\ndef twice(x):\n    return 2 * x\n\n\ndef f(x):\n    '''Do it.'''\n"
     row = humaneval("    assert candidate(2) == twice(2)\n", prompt, "    return twice(x)\n")

@@ -190,7 +190,10 @@ BAD = {
     "challenge_test_list": [{**MBPP, "challenge_test_list": "assert"}],
     "test": [{**EVAL, "test": "def test(): pass"}, {**EVAL, "test": "def check("}, {**EVAL, "test": 1}],
     "entry_point": [{**EVAL, "entry_point": None}],
-    "reference": [without(OWN, "reference")],
+    "reference": [
+        {**OWN, "reference": 1},
+        {"question": "?", "tests": ["for n in [1]: assert f(n) == n"], "function": "f"},
+    ],
     "tests": [{**OWN, "tests": []}],
 }  # fmt: skip
 

@@ -460,6 +460,21 @@ def test_what_a_single_agents_program_prints_counts_until_it_answers(play):
     assert all(env.truncations.values())
 
 
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        (r"So \boxed{1} and $\boxed{2}$", "1, 2"),
+        ("\\boxed{1},\n\\boxed{\\frac{1}{2}}.", r"1, \frac{1}{2}"),
+        (r"\boxed{1}, no: \boxed{2}", "2"),
+        (r"\boxed{\frac{1}{2}}, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
+        ("\\boxed{3}\n~~~python\nprint(r'\\boxed{9}')\n~~~", "3"),
+    ],
+)
+def test_boxes_in_one_list_are_answers_together_and_else_the_last_counts(text, answer):
+    for role in ("reasoner", "solver"):
+        assert parse_reply(role, text).answer == answer
+
+
 def test_a_box_within_a_program_is_no_answer():
     reply = parse_reply("solver", code(r"print(r'\boxed{9}')"))
     assert isinstance(reply, Reply)

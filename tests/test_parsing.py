@@ -29,6 +29,15 @@ NAMES = {"U": "up", "D": "Down", "L": "LEFT", "R": "right"}
         ("[R\n,\nU]", "RU"),
         ("[]", ""),
         ("['R', 'U']", "RU"),
+        ("#### [→, ↑]", "RU"),
+        ("[→→ ↓]", "RRD"),
+        ("[R×3, U]", "RRRU"),
+        ("[2*R, U x2, down x 1]", "RRUUD"),
+        ("[1. Up, 2. Right]", "UR"),
+        ("[1) R\n, 2) u]", "RU"),
+        ("[R -> right -> U]", "RRU"),
+        ("[R d3, D e3]", "RD"),
+        ("#### R, U.", "RU"),
     ],
 )
 def test_the_last_list_of_moves_is_found(text, moves):
@@ -87,6 +96,38 @@ def test_a_hostile_megabyte_is_read_in_milliseconds(text):
     begun = time.process_time()
     parse_moves(text)
     assert time.process_time() - begun < 0.2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[(0,1),(-1,0)]",
+        "[3R, U]",
+        "[R3, U]",
+        "[right 2, up]",
+        "[R 2 U]",
+        "[R, 2, U]",
+        "[R, ..., U]",
+        "[R, d3]",
+        "[r d3]",
+        "[d3, d4]",
+        "[R→U]",
+        "[->, R]",
+        "[R, -U]",
+        "[2. Up, 3. Right]",
+        "[1. Up, Right]",
+        "[RU x2]",
+        "[R*0]",
+        "[R, U] x2",
+        "3 × [R, U]",
+        "#### [R, R]\nLength: [2]",
+        "[not R]",
+    ],
+)
+def test_a_list_that_is_not_understood_is_never_read_as_other_moves(text):
+    found = parse_moves(text)
+    assert isinstance(found, ParseError)
+    assert found.why
 
 
 def test_a_list_beyond_the_limit_is_cut():

@@ -95,6 +95,28 @@ def test_the_functions_of_a_case_are_called_with_their_arguments(sandbox: Sandbo
     assert [json.loads(result.value or "") for result in row] == [[1, "ä\0"], {"x": None}]
 
 
+def test_a_function_finds_what_judges_import_for_every_solution(sandbox: Sandbox):
+    bodies = {
+        "sum(b - x for x, b in pairwise(a)) + comb(4, 2) + isqrt(a[-1]) + prod(a) + lcm(*a)": 21,
+        "[*chain(a, product(a, a))][-1]": [3, 3],
+        "insort(a, 2) or nlargest(1, deepcopy(a)) + [log2(8), mean(a), pow(2, 3, 5)]": [
+            3,
+            3.0,
+            2,
+            3,
+        ],
+        "[math.pi - pi, bisect.bisect(a, 2), copy.copy(a), sys.stdin.read(), StringIO('b').read()]": [
+            *(0.0, 2, [1, 2, 3]),
+            *("", "b"),
+        ],
+        "[abs.__module__, compile.__module__]": ["builtins", "builtins"],
+        "date(2024, 2, 29).day + datetime.timedelta(3).days": 32,
+    }
+    programs = [f"class Solution:\n def f(self, a: List[int]): return {text}" for text in bodies]
+    rows = sandbox.run(programs, [Case(function="f", args="[[1, 2, 3]]")])
+    assert [json.loads(row[0].value or row[0].stderr) for row in rows] == list(bodies.values())
+
+
 def test_a_program_without_a_function_call_has_no_value(sandbox: Sandbox):
     [[result]] = sandbox.run(["print(1)"], [Case()])
     assert result.value is None

@@ -97,14 +97,30 @@ def test_an_unclosed_thought_costs_what_any_unreadable_reply_costs(name):
 @example("", "a </think> b <think> c")
 def test_no_text_crashes_and_what_is_said_and_shown_holds_no_tag(before, drafts):
     for text in (before + drafts, f"<t<think>hink>{drafts}</t</think>hink>{before}"):
-        for part in (without_thought(text) or "", thought_in(text)):
-            assert "<think>" not in part
-            assert "</think>" not in part
+        said = without_thought(text) or ""
+        # A tag between quotation marks is text; to teammates no tag is shown in a thought.
+        assert without_thought(said) == said
+        assert "<think>" not in thought_in(text)
+        assert "</think>" not in thought_in(text)
         assert len(thought_in(text * 200)) <= 4 * SHOWN_CHARS
 
 
 def test_a_closing_tag_alone_ends_a_thought_that_the_template_opened():
     assert without_thought("I guess [U].</think>[R]") == "[R]"
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "```python\nprint('</think>')\n```",
+        '```python\nre.sub(r"<think>.*?</think>", "", s)\n```',
+        "The tag `<think>` opens a thought, and I don't count it: [R]",
+    ],
+)
+def test_a_tag_in_a_string_is_text(said):
+    for text in (said, f"<think>isn't it '?</think>{said}", f"a guess\n</think>\n{said}"):
+        assert without_thought(text).strip() == said
+    assert without_thought("It's <think> that's [R]") is None
 
 
 @ALL

@@ -19,6 +19,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -31,6 +32,7 @@ from pettingllms.sandbox.types import RUNAWAY
 Run = Callable[[list[str], list[Case]], list[list[RunResult]]]
 """Runs every program on every case, in the sandbox."""
 
+_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _MOST_VALUES = 4 << 20  # bytes of the values of all tests of a program; tests beyond them fail
 
 
@@ -44,6 +46,8 @@ class Test(NamedTuple):
     """The expected output or JSON value; of an assertion the Python that is run."""
     asserts: bool = False
     """Whether this is a published assertion in Python."""
+    contest: bool = False
+    """Whether it is judged by LiveCodeBench's rules (`pettingllms.data.contest`)."""
 
 
 def parse(program: str, field: str) -> ast.Module:
@@ -245,7 +249,9 @@ def recorded(
     [[result]] = run([_JUDGE], [Case(function="record", args=arguments)])
     if result.status != "ok" or result.value is None:
         last = result.stderr.strip().splitlines()[-1:] or [""]
-        return f"its tests do not run with the reference: {result.status} {last[0][:200]}".strip()
+        said = f"its tests do not run with the reference: {result.status} {last[0][:200]}".strip()
+        missing = _NO_MODULE.match(last[0])
+        return f"{said}; give --sandbox.packages {missing[1]}" if missing else said
     calls = iter(json.loads(result.value))
     return [test if test.input else test._replace(input="\n".join(next(calls))) for test in tests]
 

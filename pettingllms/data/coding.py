@@ -7,6 +7,7 @@ ones. Printed text: equal line by line after trailing blanks and trailing empty 
 token by token, where a token may differ by rounding only if the *expected* one is written as a
 float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
 nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
+Tests of LiveCodeBench are judged by its own rules (`pettingllms.data.contest`).
 
 A tester is worth what its tests catch, so each task needs programs that are wrong in small ways.
 `mutants` makes them with classic mutation operators (DeMillo, Lipton, Sayward 1978,
@@ -29,7 +30,7 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Any
 
-from pettingllms.data import asserts, chains, grammar
+from pettingllms.data import asserts, chains, contest, grammar
 from pettingllms.data.asserts import Run, Test
 from pettingllms.data.chains import Chain
 from pettingllms.data.grammar import Composition
@@ -66,11 +67,24 @@ class CodingTask:
     """Fields of `Limits`, with values, that a test of this task needs."""
     setup: str = ""
     """Python that runs after a program, before the calls of assertions."""
+    example: str = ""
+    """What only the coder is shown beside the question, so that a tester can earn by finding it."""
 
     @property
     def asserts(self) -> bool:
         """True if any of the task's tests is an assertion in Python."""
         return any(test.asserts for test in self.tests)
+
+    @property
+    def contest(self) -> bool:
+        """True if LiveCodeBench's rules decide."""
+        return any(test.contest for test in self.tests)
+
+    def shown_to(self, role: str) -> CodingTask:
+        """Returns the task with the question that a role is shown."""
+        if role != "coder" or not self.example:
+            return self
+        return replace(self, question=f"{self.question}\n\n{self.example}", example="")
 
 
 def generate(
@@ -128,7 +142,7 @@ def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[
             reference=task.reference,
             run=run,
         )
-    return run(list(programs), cases(task, [test.input for test in task.tests]))
+    return run_inputs(task, programs, [test.input for test in task.tests], run)
 
 
 def run_inputs(
@@ -136,7 +150,8 @@ def run_inputs(
 ) -> list[list[RunResult]]:
     """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
     if not task.asserts or task.function is None:
-        return run(list(programs), cases(task, inputs))
+        beside = contest.beside if task.contest else str
+        return run(list(map(beside, programs)), cases(task, inputs))
     # Agents write JSON; a published call shows which of its lists have to be tuples or sets.
     like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]
     calls = asserts.calls_of(inputs, task.function, task.setup, like)
@@ -173,6 +188,10 @@ def passes(test: Test, result: RunResult, function: str | None) -> bool:
         return False
     if test.asserts:
         return True
+    if test.contest and function is None:
+        return contest.same_output(test.output, result.stdout)
+    if test.contest:
+        return contest.same_value(test.output, result.value)
     if function is None:
         return same_output(test.output, result.stdout)
     return same_value(test.output, result.value)

@@ -6,7 +6,7 @@
 | `apps` | question, input_output; solutions, starter_code, difficulty | either |
 | `code_contests` | description, public_tests, private_tests, generated_tests; solutions | standard input |
 | `livecodebench` | question_content, public_test_cases, private_test_cases, metadata | either |
-| `mbpp` | text or prompt, code, test_list; challenge_test_list | assertions |
+| `mbpp` | text or prompt, code, test_list; challenge_test_list, test (MBPP+) | assertions |
 | `humaneval` | prompt, canonical_solution, test, entry_point | assertions |
 
 Public tests come before private and generated ones, and all are kept. The CPU time that a set's own
@@ -19,27 +19,13 @@ passes the tests is unknown until it runs. Publishers do not mark tasks with sev
 they are judged by the one output that is given. Assertions are judged by Python
 (`pettingllms.data.asserts`).
 
-A row of a file of one's own, `tasks`:
-
-| field | type | meaning |
-|---|---|---|
-| `question` | str | the problem, as shown to both roles |
-| `tests` | list of `{"input": str, "output": str}` | hidden tests; at least one. Or a list of Python statements such as `"assert f((1, 2)) == 3"`, judged as published ones are |
-| `reference` | str | a correct program: it decides whether a generated test is valid |
-| `function` | str, optional | name of the function to call; then `input` is a JSON list of arguments and `output` the JSON return value. Without it, programs read standard input and print |
-| `mutants` | list of str, optional | known-wrong programs; made from the reference where absent |
-| `setup` | str, optional | Python that runs after a program, before the calls of assertions |
-| `split` | `train`, `val` or `test`, optional | see `pettingllms.data.dataset` where absent |
-| `id` | str, optional | the task's id in logs; the line number where absent |
-| `difficulty` | str, optional | for reports by difficulty |
-| `limits` | object, optional | of every test, such as `{"cpu_s": 6}`: fields of `pettingllms.sandbox.Limits` in place of the environment's |
+`FIELDS` are those of a row of a file of one's own, `tasks`.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 from pettingllms.data import asserts
@@ -47,6 +33,7 @@ from pettingllms.data.asserts import Test, is_python
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.coding import MUTANTS, CodingTask
 from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
+from pettingllms.data.objects import Source
 from pettingllms.data.packed_tests import unpacked
 from pettingllms.data.rows import (
     TABLES,
@@ -68,6 +55,23 @@ from pettingllms.errors import ConfigError
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.types import MAX_INPUT_BYTES
 
+FIELDS = {
+    "question": "the problem",
+    "tests": 'hidden tests, at least one: a list of `{"input": text, "output": text}`, or of assertions in Python such '
+    'as `"assert f((1, 2)) == 3"` (for tuples, sets, tolerances), which need `function`',
+    "reference": "a correct program, which decides whether a tester's test is right. Without it the task can judge a coder, "
+    "but not a tester",
+    "function": "the name of the function to call: inputs are then JSON lists of arguments, outputs JSON values. Without it "
+    "programs read standard input and print",
+    "mutants": "list of programs that are known to be wrong; a tester earns by catching them. Made from `reference` where "
+    "there are none",
+    "setup": "Python that runs after a program and before the calls of assertions",
+    "example": "text that only the coder is shown after the question",
+    "limits": 'limits of every test of this task, such as `{"cpu_s": 6}`',
+    "split": "`train`, `val` or `test`",
+    "id": "its name in logs; the number of the row where there is none",
+    "difficulty": "evaluations report success by difficulty",
+}
 PYTHON_3 = 3
 """In CodeContests' column of languages; 1 is Python 2, which does not run here."""
 
@@ -86,27 +90,30 @@ def task_of(row: Row, name: str) -> CodingTask:
         RowError: the row does not fit.
     """
     asked = question(row, "question")
-    function = text(row, "function") if row.get("function") is not None else None
-    mutants = row.get("mutants", [])
+    function = optional_text(row, "function") or None
+    mutants = parsed(row, "mutants") or []
     if not isinstance(mutants, list) or not all(isinstance(mutant, str) for mutant in mutants):
         raise RowError("mutants", f"must be a list of strings, got {shown(mutants)}")
     task = CodingTask(
-        id=str(row.get("id", name)),
+        id=label(row, "id") or name,
         question=asked,
         tests=_own_tests(row, function),
-        reference=text(row, "reference"),
+        reference=optional_text(row, "reference"),
         mutants=tuple(mutants),
         function=function,
         difficulty=label(row, "difficulty"),
         limits=_limits(row),
         setup=optional_text(row, "setup"),
+        example=optional_text(row, "example"),
     )
     check_calls(task)
+    if not (task.reference.strip() or all(test.input or not test.asserts for test in task.tests)):
+        raise RowError("reference", "is absent, and the inputs of its assertions depend on it")
     return task
 
 
 def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
-    tests = row.get("tests")
+    tests = parsed(row, "tests")
     if not isinstance(tests, list) or not tests:
         raise RowError("tests", f"must be a list of at least one test, got {shown(tests)}")
     if all(isinstance(test, str) for test in tests):
@@ -123,13 +130,14 @@ def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
 
 
 def _limits(row: Row) -> tuple[tuple[str, float], ...]:
-    given = row.get("limits")
+    given = parsed(row, "limits")
     if not given:
         return ()
     if not isinstance(given, dict):
         raise RowError("limits", f"must be an object, got {shown(given)}")
     try:
-        return SandboxSettings.limits_of(given)
+        # In a column of a table every row has the fields of all.
+        return SandboxSettings.limits_of({k: v for k, v in given.items() if v is not None})
     except ConfigError as error:
         raise RowError("limits", str(error)) from error
 
@@ -239,7 +247,10 @@ def livecodebench(row: Row, name: str) -> CodingTask:
         Pair(_arguments(t.get("input")) if function else t.get("input"), t.get("output"))
         for t in tests
     ]
-    made = [_test(pair, function, f"tests[{n}]", json_texts=True) for n, pair in enumerate(pairs)]
+    made = [
+        _test(pair, function, f"tests[{n}]", json_texts=True)._replace(contest=True)
+        for n, pair in enumerate(pairs)
+    ]
     return _task(
         label(row, "question_id") or name,
         _with_starter(asked, optional_text(row, "starter_code")),
@@ -252,7 +263,10 @@ def livecodebench(row: Row, name: str) -> CodingTask:
 
 
 def mbpp(row: Row, name: str) -> CodingTask:
-    """Reads a row of MBPP, full or sanitized; the signature of its code is part of the question."""
+    """Reads a row of MBPP, full or sanitized, or of MBPP+, whose `test` has many more inputs.
+
+    The signature of its code is part of the question, and the coder is shown the first assertion.
+    """
     asked = question(row, "text", "prompt")
     # MBPP was published with line ends of Windows.
     code = text(row, "code").replace("\r\n", "\n")
@@ -269,6 +283,8 @@ def mbpp(row: Row, name: str) -> CodingTask:
     # A call with objects of the program's own classes cannot be guessed.
     if asserts.needs(f"{setup}\n{texts[0]}", code):
         asked += f"\n\nIt is called like this:\n```python\n{setup}\n{tests[0].input}\n```"
+    if optional_text(row, "test"):  # of MBPP+
+        tests += asserts.of_list([text(row, "test")], function, "test")
     return _task(
         label(row, "task_id") or name,
         asked,
@@ -277,6 +293,8 @@ def mbpp(row: Row, name: str) -> CodingTask:
         function=function,
         setup=setup,
         limits=CATALOG["mbpp"].limits,
+        # As EvalPlus shows it: an assertion says what the sentence leaves open.
+        example=f"It has to pass tests such as `{texts[0].strip()}`.",
     )
 
 
@@ -436,12 +454,13 @@ def as_row(task: CodingTask, split: Split | None) -> dict[str, Any]:
         "split": split,
         "limits": dict(task.limits),
         "setup": task.setup,
+        "example": task.example,
     }
     return row | {name: value for name, value in optional.items() if value}
 
 
 def load_tasks(
-    source: str | Path,
+    source: Source,
     split: str | None = None,
     *,
     schema: str | None = None,
@@ -458,7 +477,7 @@ def _tests(task: CodingTask) -> Hashable:
 TASKS: Kind[CodingTask] = Kind(
     name="coding",
     schemas={
-        "tasks": Schema("question, tests", {"question", "tests"}.issubset, task_of),
+        "tasks": Schema("question, tests", {"question", "tests"}.issubset, task_of, about=FIELDS),
         "apps": Schema("question, input_output", {"question", "input_output"}.issubset, apps),
         "code_contests": Schema(
             "description, public_tests",

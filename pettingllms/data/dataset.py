@@ -17,17 +17,18 @@ have one are divided in the same way.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
 from pettingllms.data.catalog import benchmark_of
 from pettingllms.data.hub import locate
+from pettingllms.data.objects import Source
 from pettingllms.data.rows import (
     DataFile,
     Header,
@@ -130,6 +131,8 @@ class Schema(Generic[Record]):
     """Makes a record of a row; the second argument is the default id. Raises `RowError`."""
     split_of: Callable[[Row], Split] | None = None
     """The split that the publisher gave to a row, where a file has all rows."""
+    about: Mapping[str, str] = field(default_factory=dict)
+    """All fields with their meaning, of files of a user's own: `docs/data.md` lists them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +210,7 @@ def load(
 
 def load_source(
     kind: Kind[Record],
-    source: str | Path,
+    source: Source,
     split: str | None = None,
     *,
     schema: str | None = None,
@@ -265,7 +268,7 @@ def said_split(row: Row) -> Split | None:
     Raises:
         RowError: it is no split.
     """
-    if "split" not in row:
+    if row.get("split") in (None, ""):  # an empty cell of a table
         return None
     for split in SPLITS:
         if row["split"] == split:
@@ -280,15 +283,24 @@ def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     if not splits and not report.refusals:
         if published and None not in published and report.split not in (None, *published):
             names = ", ".join(sorted(map(str, published)))
-            return f"{report.source} has no file for the split {report.split!r}, only for {names}"
+            return (
+                f"{report.source} has no file for the split {report.split!r}, only for {names}"
+                + _other(report.split, published)
+            )
         return f"{report.source} has no rows"
     if not splits:
         return f"no row of {report.source} can be used\n{report}"
     names = " and ".join(f"{count} of {name}" for name, count in splits.items())
     return (
         f"{report.source} has no task of the split {report.split!r}; add rows, a split field, or "
-        f"a file of that name: it has {names}"
+        f"a file of that name: it has {names}" + _other(report.split, splits)
     )
+
+
+def _other(split: str | None, known: Collection[str | None]) -> str:
+    """Says how to evaluate a split that is there."""
+    found = [name for name in SPLITS if name in known]
+    return f"; give --split {found[0]} (split={found[0]!r})" if found and split == "test" else ""
 
 
 @dataclass(slots=True)
@@ -314,6 +326,10 @@ class _Reader(Generic[Record]):
     alone: bool
     dates: tuple[str, str] | None
     name: str | None = None
+    published: bool = False
+    """Whether the file is a publisher's, which has what fields it has."""
+    ignored: set[str] = field(default_factory=set)
+    """Fields that the schema does not know."""
 
     def read(self, number: int, row: Row | RowError) -> _Item[Record] | None:
         """Reads a row; None where it is outside the dates."""
@@ -328,10 +344,19 @@ class _Reader(Generic[Record]):
         name = str(number) if self.alone else f"{stem}:{number}"
         schema = self.kind.schemas[self.name]
         record = schema.read(row, name)
+        if schema.about and not self.published:
+            self._check_fields(row, schema.about)
         said = said_split(row) if self.name == self.kind.own else None
         # Rows may be large, and are kept only where the publisher's split is read off them.
         fields = row if schema.split_of else None
         return _Item(record, said, self.file, number, fields, record.id != name)
+
+    def _check_fields(self, row: Row, known: Mapping[str, str]) -> None:
+        for name in sorted(row.keys() - known.keys() - self.ignored):
+            close = difflib.get_close_matches(name, known.keys() - row.keys(), n=1, cutoff=0.8)
+            if close and len(name) > 3:
+                raise RowError(name, f"is unknown; did you mean {close[0]!r}?")
+            self.ignored.add(name)
 
     def split_of(self, item: _Item[Record]) -> Split:
         """Divides a row that has no split."""
@@ -383,12 +408,14 @@ class _Reading(Generic[Record]):
 
     def note(self, kept: int) -> str:
         """Returns what a user should know who asked for this split."""
+        ignored = sorted({name for reader in self.readers.values() for name in reader.ignored})
+        notes = [f"unknown fields are ignored: {', '.join(ignored)}"] if ignored else []
         if self.split == "test":
-            return ""
+            return "; ".join(notes)
         if self.split is None:
-            whole = self.unsplit and not (self.has_splits or self.located.divide)
-            return "nothing in it has a split: evaluated whole, divided for training" * bool(whole)
-        notes = []
+            if self.unsplit and not (self.has_splits or self.located.divide):
+                notes.append("nothing in it has a split: evaluated whole, divided for training")
+            return "; ".join(notes)
         if name := benchmark_of(self.located, self.schemas):
             notes.append(
                 f"this is the benchmark {name} or looks like it: it cannot measure a model that "
@@ -446,7 +473,10 @@ class _Reading(Generic[Record]):
             if self.split is not None and file.split not in wanted:
                 continue
             lends = located.lends_val and file.split == "train"
-            reader = _Reader(self.kind, file, self.schema, located.alone, located.dates)
+            published = located.schema is not None
+            reader = _Reader(
+                self.kind, file, self.schema, located.alone, located.dates, published=published
+            )
             self.readers[file] = reader
             for number, row in rows(file, self.kind.header):
                 try:
@@ -477,8 +507,8 @@ _DATES = ("contest_date", "date")
 
 def _day(row: Row) -> str:
     """Returns the day of a row as `YYYY-MM-DD`."""
-    for field in _DATES:
-        day = str(row.get(field) or "")[:10]
+    for name in _DATES:
+        day = str(row.get(name) or "")[:10]
         if re.fullmatch(r"\d{4}-\d\d-\d\d", day):
             return day
     raise UnsupportedRow(_DATES[0], "is no date, and a time window was asked for")

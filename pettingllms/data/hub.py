@@ -23,6 +23,7 @@ from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
+from pettingllms.data.objects import Source, as_path
 from pettingllms.data.rows import TABLES, DataFile, Located, ending_of
 from pettingllms.data.splits import Split
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
@@ -63,9 +64,9 @@ _log = logging.getLogger(__name__)
 
 
 def locate(
-    source: str | Path, split: str | None, endings: tuple[str, ...], kind: str | None = None
+    given: Source, split: str | None, endings: tuple[str, ...], kind: str | None = None
 ) -> Located:
-    """Finds the files of a name of the catalog, of a hub id, or of a path, in this order.
+    """Finds the files of a name of the catalog, of a hub id, or of a path, in this order, or of rows.
 
     A hub id is `org/name`, with `@revision` and `:folder` or `:file` where needed. An
     existing path goes before a hub id. Only the files that `split` needs are downloaded for a
@@ -75,6 +76,7 @@ def locate(
         DatasetError: no such file, no such split, a bad option, or the files cannot be had.
         UnknownNameError: neither a name, nor an id, nor a path.
     """
+    source: str | Path = as_path(given)
     # A file may have a question mark in its own name.
     if isinstance(source, Path) or "?" not in source or _exists(Path(source)):
         return _located(source, split, endings, kind)
@@ -105,11 +107,12 @@ def _date(source: str, text: str) -> str:
         raise DatasetError(f"{source}: {text!r} is no date; write 2024-08-01") from None
 
 
-def divided(source: str | Path) -> str | Path:
+def divided(given: Source) -> str | Path:
     """Returns a source that is divided into three splits where it has none.
 
     Names of the catalog have splits, and a text with line breaks is no file: both stay as they are.
     """
+    source: str | Path = as_path(given)
     text = str(source)
     if text in CATALOG or "\n" in text or "divide" in text.partition("?")[2]:
         return source
@@ -177,7 +180,10 @@ def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     return sorted(
         path
         for path in folder.rglob("*")
-        if ending_of(path) in endings and path.name not in _NOT_ROWS and path.is_file()
+        if ending_of(path) in endings
+        and path.name not in _NOT_ROWS
+        and not path.match("cache-*.arrow")  # what `datasets` keeps beside saved rows
+        and path.is_file()
     )
 
 

@@ -2,7 +2,7 @@ r"""Mathematics problems with reference answers: published sets, files, and reas
 
 | schema | fields | data sets |
 |---|---|---|
-| `problems` | question, answer or answers (list); id, difficulty, split | files of your own |
+| `problems` | `FIELDS` | files of your own |
 | `gsm8k` | question, answer that ends `#### 72` | GSM8K |
 | `aime24` | Problem, Answer; ID | AIME 2024 |
 | `problem_answer` | problem, answer; unique_id or id, level or difficulty | AIME 2025, MATH-500, Polaris, DeepScaleR |
@@ -28,10 +28,10 @@ import math
 import re
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
+from pettingllms.data.objects import Source
 from pettingllms.data.rows import (
     TABLES,
     Row,
@@ -40,6 +40,7 @@ from pettingllms.data.rows import (
     checked_text,
     is_blank,
     label,
+    parsed,
     question,
     shown,
     text,
@@ -48,6 +49,14 @@ from pettingllms.data.splits import Split, split_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import boxed
 
+FIELDS = {
+    "question": "the problem",
+    "answer": "the answer, as text or a number",
+    "answers": "in place of `answer`: a list of answers that are needed together, such as the roots of an equation",
+    "id": "its name in logs; the number of the row where there is none",
+    "difficulty": "evaluations report success by difficulty",
+    "split": "`train`, `val` or `test`",
+}
 _DAPO_BEFORE = (
     "Solve the following math problem step by step. The last line of your response should be of "
     "the form Answer: $Answer (without quotes) where $Answer is the answer to the problem."
@@ -71,7 +80,7 @@ class MathProblem:
 
 
 def load_problems(
-    source: str | Path,
+    source: Source,
     split: str | None = None,
     *,
     schema: str | None = None,
@@ -116,8 +125,8 @@ def _answer(value: object, field: str) -> str:
 
 
 def _own(row: Row, name: str) -> MathProblem:
-    if "answers" in row:
-        given = row["answers"]
+    given = parsed(row, "answers")
+    if given is not None or "answer" not in row:
         if not isinstance(given, list) or not given:
             raise RowError("answers", f"must be a list of at least one answer, got {shown(given)}")
         answers = tuple(_answer(value, f"answers[{n}]") for n, value in enumerate(given))
@@ -236,6 +245,7 @@ PROBLEMS: Kind[MathProblem] = Kind(
             "question, answer or answers",
             lambda row: "question" in row and ("answer" in row or "answers" in row),
             _own,
+            about=FIELDS,
         ),
     },
     own="problems",

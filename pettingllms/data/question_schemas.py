@@ -2,7 +2,7 @@
 
 | schema | fields | data sets |
 |---|---|---|
-| `questions` | question, answer or answers; id, gold (titles or texts of passages), difficulty, split | files of your own |
+| `questions` | `FIELDS` | files of your own |
 | `hotpot_qa` | question, answer, supporting_facts, context; id or _id, type | HotpotQA, 2WikiMultihopQA |
 | `musique` | question, answer, paragraphs; id, answer_aliases, answerable | MuSiQue |
 | `golden_answers` | question, golden_answers; id, metadata | NQ, TriviaQA, PopQA, Bamboogle and others of FlashRAG and Search-R1 |
@@ -19,10 +19,10 @@ exact match over the list then overstates.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from pettingllms.data.dataset import Kind, Loaded, Schema, load_source, normal_text
+from pettingllms.data.objects import Source
 from pettingllms.data.questions import Passage, Question
 from pettingllms.data.rows import (
     TABLES,
@@ -39,9 +39,20 @@ from pettingllms.data.rows import (
 )
 from pettingllms.grading.short_answers import normal
 
+FIELDS = {
+    "question": "the question",
+    "answer": "the answer, in few words",
+    "accepted": "in place of `answer`: a list of answers, any of which is right",
+    "gold": "list of the titles of the passages that it takes, or of their texts where they have no title",
+    "id": "its name in logs; the number of the row where there is none",
+    "difficulty": "evaluations report success by difficulty",
+    "split": "`train`, `val` or `test`",
+}
+_ANSWERS = ("answer", "accepted", "answers")  # the last to be refused with a reason
+
 
 def load_questions(
-    source: str | Path,
+    source: Source,
     split: str | None = None,
     *,
     schema: str | None = None,
@@ -78,9 +89,14 @@ def _keys(values: object, field: str) -> tuple[str, ...]:
 
 
 def _own(row: Row, name: str) -> Question:
-    field = "answers" if "answers" in row else "answer"
-    answers = _accepted(_listed(row.get(field)), field)
-    gold = _keys(row.get("gold") or [], "gold")
+    if "answers" in row:
+        raise RowError(
+            "answers", "are needed together; name answers of which any is right 'accepted'"
+        )
+    given = parsed(row, "accepted")
+    field = "answer" if given is None else "accepted"
+    answers = _accepted(_listed(row.get("answer") if given is None else given), field)
+    gold = _keys(parsed(row, "gold") or [], "gold")
     named = label(row, "id") or name
     return Question(question(row, "question"), answers, gold, named, label(row, "difficulty"))
 
@@ -229,9 +245,10 @@ QUESTIONS: Kind[Question] = Kind(
         ),
         "bamboogle": Schema("Question, Answer", _has("Question", "Answer"), _bamboogle),
         "questions": Schema(
-            "question, answer or answers; gold",
-            lambda row: "question" in row and ("answer" in row or "answers" in row),
+            "question, answer or accepted; gold",
+            lambda row: "question" in row and not row.keys().isdisjoint(_ANSWERS),
             _own,
+            about=FIELDS,
         ),
     },
     own="questions",

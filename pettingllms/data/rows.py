@@ -1,6 +1,6 @@
 """Files of rows, their rows one at a time, and the fields of a row checked for their type.
 
-JSONL, JSON (a list of objects), parquet (pyarrow), CSV and TSV with a header, and text files of
+JSONL, JSON (a list of objects), parquet and Arrow (pyarrow), CSV and TSV with a header, and text files of
 boards; text formats also compressed with gzip, whatever their name. The `datasets` library is not
 used to read them: it casts all rows of a set to one type first, and fails on a row that does not
 fit without naming its file and number.
@@ -147,7 +147,7 @@ def label(row: Row, *fields: str) -> str | None:
 
 
 def parsed(row: Row, field: str) -> Any:
-    """Parses a field of JSON text; any other value is returned unchanged.
+    """Parses a field of JSON text, as tables hold it; None where it is empty, else unchanged.
 
     Raises:
         RowError: it is not JSON.
@@ -155,6 +155,8 @@ def parsed(row: Row, field: str) -> Any:
     value = row.get(field)
     if not isinstance(value, str):
         return value
+    if not value.strip():
+        return None
     try:
         return json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -211,7 +213,7 @@ _ROWS_AT_ONCE = 16
 _MOST_LINE = 1 << 30
 _MOST_WHOLE = 64 << 20
 """Bytes of a file without rows that are parsed to say what it is."""
-TABLES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+TABLES = (".jsonl", ".json", ".parquet", ".csv", ".tsv", ".arrow")
 LEVELS = (".txt",)
 Header = Callable[[list[str]], Sequence[str] | None]
 """Names the columns of a CSV file whose first line is a row already; None where it is a header."""
@@ -265,8 +267,8 @@ def rows(
     """
     ending = ending_of(file.path)
     try:
-        if ending == ".parquet":
-            yield from _parquet(file.path)
+        if ending in (".parquet", ".arrow"):
+            yield from _columns(file.path, ending)
             return
         with _opened(file.path) as stream:
             if ending in (".csv", ".tsv") or (ending == ".txt" and header is not None):
@@ -422,20 +424,24 @@ def _object(row: object) -> dict[str, Any] | RowError:
     return RowError("", f"is not a JSON object, but {type(row).__name__}")
 
 
-def _parquet(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _columns(path: Path, ending: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the rows of a parquet file, or of one that `save_to_disk` of `datasets` wrote."""
     with path.open("rb") as plain:
         start = plain.read(512)
-    if not start.startswith(b"PAR1") and (why := _strange(start)):
+    magic = b"PAR1" if ending == ".parquet" else b"\xff\xff\xff\xff"
+    if not start.startswith(magic) and (why := _strange(start)):
         raise ValueError(why)
     try:
         import pyarrow.parquet  # type: ignore[import-untyped]
     except ModuleNotFoundError as error:
         raise DatasetError(
-            f"{path} is parquet, and pyarrow is not installed: pip install 'pettingllms[train]'"
+            f"{path} is {ending[1:]}, and pyarrow is not installed: pip install 'pettingllms[train]'"
         ) from error
-    with pyarrow.parquet.ParquetFile(path) as file:
-        number = 0
-        for batch in file.iter_batches(batch_size=_ROWS_AT_ONCE):
+    number = 0
+    opener = pyarrow.parquet.ParquetFile if ending == ".parquet" else pyarrow.ipc.open_stream
+    with path.open("rb") as plain, opener(plain) as file:
+        batches = file.iter_batches(_ROWS_AT_ONCE) if ending == ".parquet" else file
+        for batch in batches:
             for row in batch.to_pylist():
                 number += 1
                 yield number, row

@@ -24,11 +24,14 @@ MAX_BLOCK_CHARS = 64_000
 SHOWN_CHARS = 400
 NOT_RUN = "nothing: the input is not valid, or too large"
 """What agents read instead of the output for an input that the reference cannot handle."""
-PYTHON_TAGS = ("", "python", "py", "python3")
+PYTHON_TAGS = ("", "python", "py", "python3", "py3")
 
 # Possessive: an ordinary `*` would try every way to share a long line, in quadratic time.
-_OPENING = re.compile(r"[ \t]*+```[ \t]*+([\w+-]*+)[^`]*+")
-_CLOSING = re.compile(r"[ \t]*+```[ \t]*+")
+_OPENING = re.compile(
+    r"((?:[ \t>]|(?:[-+*]|\d{1,9}+[.)])[ \t]){0,99}+)(`{3,}+|~{3,}+)([\s{.]*+([\w+-]*+).*+)"
+)
+_CLOSING = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)\s*+")
+_SIGN = re.compile(r"[ \t]*+> ?")
 
 
 class Block(NamedTuple):
@@ -40,27 +43,72 @@ class Block(NamedTuple):
 
 def blocks(text: str) -> list[Block]:
     """All closed fenced blocks of `text`, in order; linear in its length."""
+    return _fenced(text)[0]
+
+
+def prose(text: str) -> str:
+    """Returns what `text` says outside of its fenced blocks."""
+    return "\n".join(_fenced(text)[1])
+
+
+def _fenced(text: str) -> tuple[list[Block], list[str]]:
+    """Splits a text as CommonMark does into fenced blocks and the lines outside of them.
+
+    Fences are of backticks or tildes, and the closing one is at least as long; blocks may be in
+    lists and quotes. Unlike there, a block without an end is none, since the reply was cut, and any
+    opening fence may be indented.
+    """
     found: list[Block] = []
-    tag, body = None, list[str]()
+    outside: list[str] = []
+    lead, quotes, fence, tag, body = 0, 0, "", "", list[str]()
     # Not `splitlines`, which also breaks at form feeds and at other characters that a string in a
     # program may contain.
     for line in text.split("\n"):
-        if tag is None:
-            # The plain search first, since most lines have no fence.
-            opening = _OPENING.fullmatch(line) if "```" in line else None
-            if opening:
-                tag, body = opening[1].lower(), []
-        elif "```" in line and _CLOSING.fullmatch(line):
+        # The plain search first, since most lines have no fence.
+        fenced = "```" in line or "~~~" in line
+        if not fence:
+            opening = _OPENING.fullmatch(line) if fenced else None
+            if opening is None or ("`" in opening[2] and "`" in opening[3]):
+                outside.append(line)
+                continue
+            quotes, fence, tag, body = opening[1].count(">"), opening[2], opening[4].lower(), []
+            # A list's content begins where its marker ends, a quote's after its sign and a blank.
+            blanks = opening[1].rpartition(">")[2].removeprefix(" " * bool(quotes))
+            lead = len(blanks.expandtabs(4))
+            continue
+        inner = _quoted(line, quotes) if quotes else line
+        if inner is None:  # the quote has ended before its block
+            fence = ""
+            outside.append(line)
+            continue
+        if lead:
+            said = inner.lstrip(" \t")
+            inner = inner[: len(inner) - len(said)].expandtabs(4)[lead:] + said
+        closing = _CLOSING.fullmatch(inner) if fenced else None
+        if closing and closing[2].startswith(fence) and len(closing[1].expandtabs(4)) < 4:
             found.append(Block(tag, "\n".join(body)))
-            tag = None
+            fence = ""
         else:
-            body.append(line)
-    return found
+            body.append(inner)
+    return found, outside
+
+
+def _quoted(line: str, depth: int) -> str | None:
+    """Returns what a line of a quote says; None where it is not quoted `depth` times."""
+    start = 0
+    for _ in range(depth):
+        sign = _SIGN.match(line, start)
+        if sign is None:
+            return None
+        start = sign.end()
+    return line[start:]
 
 
 def parse_program(text: str) -> str | ParseError:
-    """The last closed block of a reply that is Python or names no language."""
-    programs = [block.body for block in blocks(text) if block.tag in PYTHON_TAGS]
+    """The last closed block of a reply that is Python or, where none is, that names no language."""
+    found = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
+    # What has no tag beside a program that has one is an example's output, or prose.
+    programs = [block.body for block in found if block.tag] or [block.body for block in found]
     if not programs:
         return ParseError("no closed ```python block with a program")
     if len(programs[-1]) > MAX_BLOCK_CHARS:

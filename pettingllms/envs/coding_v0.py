@@ -95,13 +95,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import chains, coding
 from pettingllms.data.asserts import Run, Test
 from pettingllms.data.coding import CodingTask, passes
 from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
@@ -153,7 +153,7 @@ class raw_env(TeamEnv):
     """The coder-tester environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder, or its rows.
         agents: "team", or "single" for the coder alone.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         families: what generated problems are about: any of "numbers", "words", "arithmetic".
@@ -196,7 +196,7 @@ class raw_env(TeamEnv):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         agents: Agents = "team",
         steps: tuple[int, int] = (3, 3),
         families: Sequence[str] = tuple(chains.FAMILIES),
@@ -249,9 +249,10 @@ class raw_env(TeamEnv):
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
+        task = state.task.shown_to(role)
         if self.prompt == "compact":
-            return compact_prompt(role, state.task.question, state.history)
-        return full_prompt(role, state.task, state.history, team=self._team)
+            return compact_prompt(role, task.question, state.history)
+        return full_prompt(role, task, state.history, team=self._team)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
         (outcome,) = self._act_all(state, agent, [text])
@@ -287,7 +288,7 @@ class raw_env(TeamEnv):
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
         programs = [parse_program(text) for text in texts]
-        if not task.asserts:
+        if not (task.asserts or task.contest):
             cases = coding.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
         return [self._code(state, program, runs) for program in programs]
@@ -325,9 +326,9 @@ class raw_env(TeamEnv):
         """
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
-        # Inputs of assertions become calls beside the program (`coding.run_inputs`): other runs
+        # Something else stands beside the programs of the others (`coding.run_inputs`): other runs
         # than these.
-        if not task.asserts:
+        if not (task.asserts or task.contest):
             wanted = [task.reference, *task.mutants, state.program]
             runs.share([p for p in wanted if p], coding.cases(task, inputs))
         return runs

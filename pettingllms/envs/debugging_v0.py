@@ -51,12 +51,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
-from pathlib import Path
 from typing import Any, ClassVar, Unpack
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test
 from pettingllms.data.coding import passes
+from pettingllms.data.objects import Source
 from pettingllms.envs import coding_v0
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_calls import (
@@ -84,7 +84,7 @@ class raw_env(coding_v0.raw_env):
     """The environment of a coder and a debugger; the module's docstring is its manual.
 
     Args:
-        dataset: None for generated tasks, or a data set's name, hub id, file or folder.
+        dataset: None for generated tasks, or a data set's name, hub id, file or folder, or its rows.
         steps: fewest and most steps of a generated problem, each equally likely; 2 to 6.
         kwargs: as in `TeamEnv`.
 
@@ -103,7 +103,7 @@ class raw_env(coding_v0.raw_env):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         steps: tuple[int, int] = (3, 3),
         **kwargs: Unpack[TeamArguments],
     ) -> None:
@@ -123,9 +123,10 @@ class raw_env(coding_v0.raw_env):
         return ()
 
     def _text(self, state: DebuggingState, agent: str) -> str:  # type: ignore[override]
+        role = agent.removesuffix("_0")
         return shown(
-            agent.removesuffix("_0"),
-            state.task.question,
+            role,
+            state.task.shown_to(role).question,
             state.calls,
             function=state.task.function,
             compact=self.prompt == "compact",

@@ -5,11 +5,12 @@ No text that a model can write raises here or takes longer than its length.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.math import MathProblem
-from pettingllms.envs.coding_text import parse_program
+from pettingllms.envs.coding_text import parse_program, prose
 from pettingllms.envs.parsing import ParseError
 from pettingllms.grading import boxed
 from pettingllms.sandbox import RunResult
@@ -19,6 +20,9 @@ SHOWN_CHARS = 2000
 """Of a longer text, half of this from its beginning and half from its end is shown."""
 # A program may print a whole line as its answer, which would fill a small model's context.
 COMPACT_CHARS = 24
+_BOX = re.compile(r"\\f?boxed\s*$")
+_JOINT = re.compile(r"\}[\s$,;]*(?:and|or)?[\s$]*\\f?boxed\s*$")
+"""From the end of a box to the beginning of the next in one list of answers."""
 SOLVER = "solver"
 """The role of an agent that works alone."""
 
@@ -53,13 +57,15 @@ def parse_reply(role: str, text: str) -> Reply | ParseError:
         program = parse_program(text)
         return program if isinstance(program, ParseError) else Reply(program, program)
     if role != SOLVER:
-        answer = parse_answer(text)
+        answer = parse_answer(prose(text))
+        if isinstance(answer, ParseError):
+            answer = parse_answer(text)
         return answer if isinstance(answer, ParseError) else Reply(text, None, answer)
     program = parse_program(text)
     # A `\boxed` inside of a program's own text is not an answer.
-    answer = parse_answer(text.rpartition("```")[2])
-    if isinstance(answer, ParseError):
-        answer = parse_answer(text.partition("```")[0])
+    answer = parse_answer(prose(text))
+    if isinstance(answer, ParseError):  # behind a fence that this stands in one line with
+        answer = parse_answer(text.rpartition("```")[2])
     if isinstance(program, ParseError) and isinstance(answer, ParseError):
         return ParseError(r"neither a closed ```python block with a program nor a \boxed{...}")
     return Reply(
@@ -70,13 +76,23 @@ def parse_reply(role: str, text: str) -> Reply | ParseError:
 
 
 def parse_answer(text: str) -> str | ParseError:
-    r"""The content of the last `\boxed{...}`."""
+    r"""The content of the last `\boxed{...}`, or of the last ones: `\boxed{1} and \boxed{2}` is `1, 2`."""
     answer = boxed(text)
     if answer is None or not answer.strip():
         return ParseError(r"no \boxed{...} with an answer")
+    stop = text.rindex(f"{{{answer}}}")
+    found, head = [answer.strip()], text[max(0, stop - 2 * MAX_ANSWER_CHARS) : stop]
+    while joint := _JOINT.search(head):
+        earlier = boxed(head[: joint.start() + 1])
+        head = head[: joint.start() + 1].removesuffix(f"{{{earlier}}}")
+        if earlier is None or not _BOX.search(head):
+            break
+        found.insert(0, earlier.strip())
+    # Boxes that repeat one another are one answer.
+    answer = ", ".join(dict.fromkeys(found))
     if len(answer) > MAX_ANSWER_CHARS:
         return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
-    return answer.strip()
+    return answer
 
 
 def printed_answer(result: RunResult) -> str | None:

@@ -73,6 +73,7 @@ from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import arithmetic
 from pettingllms.data.math import PREFIX, MathProblem, ReasoningGym, load_problems
+from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
@@ -123,7 +124,7 @@ class raw_env(TeamEnv):
 
     Args:
         dataset: None for generated word problems, "reasoning_gym:NAME", or a data set's name, hub
-            id or path.
+            id or path, or its rows.
         depth: fewest and most steps of a generated problem.
         largest: largest number of a generated problem.
         agents: "team", or "single" for one `solver_0`.
@@ -163,7 +164,7 @@ class raw_env(TeamEnv):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         depth: tuple[int, int] = arithmetic.DEPTH,
         largest: int = arithmetic.LARGEST,
         agents: Agents = "team",
@@ -372,7 +373,7 @@ def _same_answer(left: Message, right: Message) -> bool:
 
 
 def _problems(
-    dataset: str | Path | None, split: str, depth: tuple[int, ...], largest: int
+    dataset: Source | None, split: str, depth: tuple[int, ...], largest: int
 ) -> tuple[Callable[[int], MathProblem], int | None]:
     """Function from a task seed to its problem, and the number of problems; None for a generator."""
     part = cast(Split, split)

@@ -15,16 +15,20 @@ MAX_LIST_CHARS = 8_000
 MAX_MOVES = 200
 
 _MARK = "####"
-# A cell such as b3, a direction in letters, or a number: what a list of moves may hold.
-# The cell comes first: otherwise b3 would be read as the word b and the number 3.
-_WORD = re.compile(r"[A-Za-z]\d{1,3}(?![A-Za-z\d])|[^\W\d_]+|\d+")
-_CELL = re.compile(r"[A-Za-z]?\d+")
+_BETWEEN = re.compile(r"[,;|\[\]\"'`]+|(?<=\w)[ \t]*->[ \t]*(?=\w)")
+"""Between the items of a list of moves."""
+_NUMBERED = re.compile(r"(\d{1,3})[.):]\s*(.+)", re.DOTALL)
+_REPEATED = re.compile(r"([A-Za-z]+?)\s*[x×*]\s*(\d{1,4})|(\d{1,4})\s*[x×*]\s*([A-Za-z]+)")
+_BEFORE = re.compile(r"\d\s*[x×*]\s*$")
+_AFTER = re.compile(r"\s*([x×*]\s*\d|\d+ times)")
+_CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
     **dict.fromkeys(("D", "d", "down", "south"), "D"),
     **dict.fromkeys(("L", "l", "left", "west"), "L"),
     **dict.fromkeys(("R", "r", "right", "east"), "R"),
 }
+_ARROWS = dict(zip("↑↓←→", "UDLR", strict=True))
 
 
 class ParseError(NamedTuple):
@@ -66,23 +70,63 @@ def _after_mark(text: str) -> str | ParseError:
 def parse_moves(text: str) -> tuple[str, ...] | ParseError:
     """Returns the moves of the last list as letters U, D, L, R; the first `MAX_MOVES` of them.
 
-    Letters and words in any case, with or without commas and quotes, run together (`RRU`), and
-    each followed by the cell that it leads to (`R b3`), which is ignored.
+    Letters and words in any case, with or without commas and quotes, run together (`RRU`),
+    numbered from 1 (`1. Up`), repeated (`R x3`), each followed by the cell that it leads to
+    (`R b3`), which is ignored; or arrows alone. Anything else is an error: no other moves are played.
     """
     inside = last_list(text)
     if isinstance(inside, ParseError):
         return inside
+    start = text.rfind(f"[{inside}]")
+    if start >= 0:
+        stop = start + len(inside) + 2
+        if _BEFORE.search(text[max(0, start - 9) : start]) or _AFTER.match(text[stop : stop + 9]):
+            return ParseError("a list cannot be repeated; write out every move")
+    items = [item.strip() for item in _BETWEEN.split(inside.strip().removesuffix("."))]
+    items = [item for item in items if item]
+    numbered = bool(items) and items[0][0].isdigit() and _NUMBERED.match(items[0]) is not None
+    arrows = bool(items) and items[0][0] in _ARROWS
     moves: list[str] = []
-    for word in _WORD.findall(inside):
+    for number, item in enumerate(items, start=1):
+        found = _NUMBERED.fullmatch(item) if numbered else None
+        counted = found is not None and int(found[1]) == number
+        read = _moves_of(found[2] if found else item, arrows)
+        if read is None or counted != numbered:
+            return ParseError(
+                f"{item[:40]!r} is not a move; moves are U, D, L and R, each written out: [R, R, U]"
+            )
+        moves += read
+    return tuple(moves[:MAX_MOVES])
+
+
+def _moves_of(item: str, arrows: bool) -> list[str] | None:
+    """Returns the moves of an item of a list; None where it is anything else than moves."""
+    if arrows:
+        found = [_ARROWS.get(mark) for mark in item if not mark.isspace() and mark != "\ufe0f"]
+        return None if None in found else [move for move in found if move]
+    if repeated := _REPEATED.fullmatch(item):
+        move = _NAMES.get((repeated[1] or repeated[4]).lower())
+        count = min(int(repeated[2] or repeated[3]), MAX_MOVES)
+        return [move] * count if move and count else None
+    moves: list[str] = []
+    before = ""
+    for word in item.split():
         # Single letters, as most moves are written, are found without a copy in lower case.
         move = _NAMES.get(word) or _NAMES.get(word.lower())
         if move:
             moves.append(move)
-        elif not _CELL.fullmatch(word):
-            if not set(word.upper()) <= set("UDLR"):
-                return ParseError(f"{word[:40]!r} is not a move; moves are U, D, L and R")
-            moves.extend(word.upper())
-    return tuple(moves[:MAX_MOVES])
+        elif before and _CELL.fullmatch(word):
+            # After `u`, `r2` may be a cell or a move made twice; after `U` it is a cell.
+            if word[0] in "UDLR" or (word[0] in "udlr" and not before[0].isupper()):
+                return None
+            before = ""
+            continue
+        elif set(word.upper()) <= set("UDLR"):
+            moves += word.upper()
+        else:
+            return None
+        before = word
+    return moves
 
 
 def cell_name(row: int, column: int) -> str:

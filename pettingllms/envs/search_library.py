@@ -14,6 +14,7 @@ from typing import Any, cast
 
 from pettingllms.data import facts
 from pettingllms.data.corpora import open_corpus, open_passages
+from pettingllms.data.objects import Source, as_path
 from pettingllms.data.question_schemas import load_questions
 from pettingllms.data.questions import Passage, Question
 from pettingllms.data.retrieval import Index
@@ -41,7 +42,7 @@ class PassageLibrary:
 
 
 def library(
-    dataset: str | Path | None,
+    dataset: Source | None,
     corpus: str | Path | None,
     split: str,
     hops: tuple[int, int],
@@ -64,6 +65,7 @@ def library(
         made = partial(facts.question, split=part, hops=hops)
         # A question of a user's own is searched in the same facts.
         return PassageLibrary(made, lambda _: _generated(part), None, opened)
+    dataset = as_path(dataset)
     records = load_questions(dataset, split).records
     size = len(records)
     if corpus is not None and corpus not in (OWN, POOLED):

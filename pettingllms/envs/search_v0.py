@@ -76,6 +76,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Unpack, get_args
 
 from pettingllms.data import facts
+from pettingllms.data.objects import Source
 from pettingllms.data.questions import Passage, Question
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
@@ -148,7 +149,7 @@ class raw_env(TeamEnv):
     """The search environment; the module's docstring is its manual.
 
     Args:
-        dataset: None for questions about generated facts, or a data set's name, hub id, file or folder.
+        dataset: None for questions about generated facts, or a data set's name, hub id, file or folder, or its rows.
         corpus: what is searched: "pooled" (the passages of all rows), "own" (those of the question
             alone), or a corpus's hub id, file or folder; None for "pooled", or the generated facts.
         cache: folder of indexes; None for ~/.cache/pettingllms/search.
@@ -188,7 +189,7 @@ class raw_env(TeamEnv):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         corpus: str | Path | None = None,
         cache: str | Path | None = None,
         hops: tuple[int, int] = facts.HOPS,

@@ -58,10 +58,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
 from pettingllms.data import sudoku
+from pettingllms.data.objects import Source, as_path
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle, PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
@@ -276,7 +276,7 @@ class raw_env(BoardEnv):
     def __init__(
         self,
         *,
-        dataset: str | Path | None = None,
+        dataset: Source | None = None,
         size: int | None = None,
         clues: Sequence[int] | None = None,
         difficulty: str | None = None,
@@ -389,7 +389,8 @@ class raw_env(BoardEnv):
         return rendering.draw(rows, blocks=BOXES[size])
 
 
-def _given(dataset: str | Path, split: Split) -> Sequence[PuzzleRow | Puzzle]:
+def _given(source: Source, split: Split) -> Sequence[PuzzleRow | Puzzle]:
+    dataset = as_path(source)
     text = str(dataset)
     if sudoku.is_puzzle(text):
         return (sudoku.parse(text),)

@@ -1,7 +1,8 @@
 """Thoughts: what a reasoning model writes between `<think>` and `</think>` before its reply.
 
 A reply begins after the last `</think>`, so that no draft counts as an answer. Where a `<think>`
-has no end, there is no reply: the model was cut while it was thinking. `TextEnv` takes thoughts
+has no end, there is no reply: the model was cut while it was thinking. A tag between quotation
+marks on its line, as in a program's string, is text. `TextEnv` takes thoughts
 away before `_act` sees a reply, in environments of one's own as well; nothing of a thought reaches
 teammates unless the argument `show_thinking` is set. The transcript keeps all that was written.
 
@@ -11,6 +12,7 @@ A chat template may have opened the thought already; `pettingllms.policies.chat`
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable
 
 from pettingllms.envs.records import Record
@@ -23,10 +25,32 @@ SHOWN_CHARS = 2000
 """Of a longer thought, half of this from its beginning and half from its end is shown."""
 
 
+_TAG = re.compile(f"{OPEN}|{CLOSE}")
+_QUOTES = re.compile(r"\""), re.compile(r"(?<!\w)'|'(?!\w)"), re.compile(r"(?<!`)`(?!`)")
+_NEAR = 200
+"""Characters of a line around a tag in which quotation marks are looked for."""
+
+
 def without_thought(text: str) -> str | None:
     """Returns what `text` says after its thought; None where the thought is not closed."""
-    said = text.rpartition(CLOSE)[2]
-    return None if OPEN in said else said
+    begin, unclosed = _begin(text)
+    return None if unclosed else text[begin:]
+
+
+def _begin(text: str) -> tuple[int, bool]:
+    """Returns where `text` goes on after its last thought, and whether another one has begun there."""
+    begin, unclosed = 0, False
+    for tag in _TAG.finditer(text):
+        if not _is_quoted(text, tag):
+            unclosed = tag[0] == OPEN
+            begin = begin if unclosed else tag.end()
+    return begin, unclosed
+
+
+def _is_quoted(text: str, tag: re.Match[str]) -> bool:
+    before = text[max(0, tag.start() - _NEAR) : tag.start()].rpartition("\n")[2]
+    after = text[tag.end() : tag.end() + _NEAR].partition("\n")[0]
+    return any(len(mark.findall(before)) % 2 and mark.search(after) for mark in _QUOTES)
 
 
 def thought_in(text: str) -> str:
@@ -34,10 +58,9 @@ def thought_in(text: str) -> str:
 
     It holds neither of the two tags, which would begin a thought in the prompt of its reader.
     """
-    thought, closed, said = text.rpartition(CLOSE)
-    if not closed:
-        thought = said if OPEN in said else ""
-    thought = thought.strip().removeprefix(OPEN).strip()
+    begin, unclosed = _begin(text)
+    thought = text[:begin] or (text if unclosed else "")
+    thought = thought.removesuffix(CLOSE).strip().removeprefix(OPEN).strip()
     if len(thought) > SHOWN_CHARS:
         half = SHOWN_CHARS // 2
         thought = f"{thought[:half]}\n[...]\n{thought[-half:]}"

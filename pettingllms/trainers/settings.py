@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pettingllms.data.objects import as_path
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.trl_names import advice
 
@@ -102,9 +103,15 @@ _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true o
 def as_text(name: str, value: Any) -> Any:
     """The value of a setting as a configuration file holds it: paths, mappings and lists as text.
 
+    Rows of a data set become a file, and its path is the setting.
+
     Raises:
         ConfigError: a mapping that JSON cannot hold.
     """
+    if name == "dataset":
+        value = as_path(value)
+    elif name == "env_args" and isinstance(value, Mapping) and "dataset" in value:
+        value = {**value, "dataset": str(as_path(value["dataset"]))}
     if isinstance(value, Path):
         return str(value)
     # These have a shorter form than JSON, the one that is typed: coder=a,tester=b.

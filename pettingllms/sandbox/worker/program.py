@@ -8,6 +8,8 @@ import bisect
 import builtins
 import collections
 import contextlib
+import copy
+import datetime
 import errno
 import functools
 import heapq
@@ -20,6 +22,7 @@ import operator
 import os
 import random
 import re
+import statistics
 import string
 import sys
 import threading
@@ -48,22 +51,16 @@ _PROCESS_CALLS = ("execv", "execve", "fork", "forkpty", "posix_spawn", "posix_sp
 _PROCESS_MODULES = ("subprocess", "multiprocessing", "concurrent.futures.process")
 _NO_PROCESSES = "new processes are not allowed in this sandbox"
 _REASONS = {errno.EPERM: FORBIDDEN, errno.EAGAIN: PROCESSES, errno.EFBIG: OUTPUT}
-# What LeetCode's own judge imports for every solution; models leave these imports out.
+# What LeetCode's own judge and LiveCodeBench's harness import for every solution, in their order;
+# models leave these imports out. Builtins stay, and streams are those of the program.
+_STARRED = [string, re, datetime, collections, heapq, bisect, copy, math, random, statistics]
+_STARRED += [itertools, functools, operator, io, json, typing]
 _CALL_NAMES: dict[str, Any] = {
-    **{name: getattr(typing, name) for name in ("Any", "Dict", "List", "Optional", "Set", "Tuple")},
-    **{
-        module.__name__: module
-        for module in (bisect, collections, functools, heapq, itertools, math, operator)
-    },
-    **{module.__name__: module for module in (random, re, string, sys)},
-    **{name: getattr(collections, name) for name in ("Counter", "OrderedDict")},
-    **{name: getattr(collections, name) for name in ("defaultdict", "deque")},
-    **{name: getattr(functools, name) for name in ("cache", "lru_cache", "reduce", "cmp_to_key")},
-    **{name: getattr(heapq, name) for name in ("heapify", "heappush", "heappop")},
-    **{name: getattr(itertools, name) for name in ("accumulate", "combinations", "permutations")},
-    **{name: getattr(bisect, name) for name in ("bisect_left", "bisect_right")},
-    **{name: getattr(math, name) for name in ("ceil", "floor", "gcd", "inf", "sqrt")},
-}
+    name: getattr(module, name)
+    for module in _STARRED
+    for name in getattr(module, "__all__", vars(module))
+    if name[0] != "_" and not hasattr(builtins, name)
+} | {module.__name__: module for module in (*_STARRED, sys)}
 
 
 Streams = tuple[IO[Any], ...]

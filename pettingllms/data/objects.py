@@ -1,0 +1,62 @@
+"""Rows that are given as objects, as files: a run names its data, and may be resumed or shared out.
+
+A list of dicts, a `datasets.Dataset`, or a mapping of split -> rows such as a `DatasetDict`. Equal rows
+are one file below `CACHE`, so that the same objects give the same run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pettingllms.errors import DatasetError
+
+CACHE = Path("~/.cache/pettingllms/rows")
+Source = str | Path | Iterable[Mapping[str, Any]]
+"""A name, hub id or path, or the rows themselves."""
+
+
+def as_path(source: Any) -> Any:
+    """Returns a file or folder of rows that are given as objects; names and paths as they are.
+
+    Raises:
+        DatasetError: it is neither, or the rows cannot be written.
+    """
+    if source is None or isinstance(source, str | os.PathLike):
+        return source
+    if isinstance(source, Mapping):
+        texts = {f"{split}.jsonl": _text(part) for split, part in source.items()}
+    else:
+        texts = {"rows.jsonl": _text(source)}
+    digest = hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=12).hexdigest()
+    folder = CACHE.expanduser() / digest
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            if not (folder / name).exists():
+                # Under another name first, so that no other process reads half of it.
+                part = folder / f"{name}.{os.getpid()}"
+                part.write_text(text, encoding="utf-8")
+                part.replace(folder / name)
+    except OSError as error:
+        raise DatasetError(f"cannot write the rows of the dataset to {folder}: {error}") from error
+    return folder if isinstance(source, Mapping) else folder / "rows.jsonl"
+
+
+def _text(rows: Any) -> str:
+    lines = []
+    if not isinstance(rows, Iterable):
+        raise DatasetError(
+            f"a dataset must be a name, a path or rows (a list of dicts, a datasets.Dataset), "
+            f"got {type(rows).__name__}"
+        )
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, Mapping):
+            raise DatasetError(f"row {number} of a dataset must be a dict, got {row!r:.80}")
+        # Dates and other values of a table are text, as in a file.
+        lines.append(json.dumps(dict(row), default=str) + "\n")
+    return "".join(lines)

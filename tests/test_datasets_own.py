@@ -1,0 +1,190 @@
+"""Rows of one's own: the documented ones, in every format and as objects, and what is wrong with others."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import gzip
+import json
+import re
+from pathlib import Path
+
+import datasets
+import pytest
+
+from pettingllms.assembly import make_env
+from pettingllms.data import coding_schemas, math, objects, question_schemas
+from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.data.math import load_problems
+from pettingllms.data.question_schemas import load_questions
+from pettingllms.envs import math_v0
+from pettingllms.errors import DatasetError
+from pettingllms.trainers.config import ATGRPOConfig
+from tests.datasets_fixtures import write, write_parquet
+
+PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
+MINIMAL = dict(
+    zip(
+        ("coding", "math", "search"),
+        map(json.loads, re.findall(r"```json\n(.*)\n```", PAGE)),
+        strict=True,
+    )
+)
+FULL = {
+    "coding": {
+        "question": "Double.",
+        "tests": ["assert f((1, 2)) == (2, 4)"],
+        "reference": "def f(t): return tuple(2 * n for n in t)",
+        "function": "f",
+        "mutants": ["def f(t): return t"],
+        "limits": {"cpu_s": 6},
+        "setup": "import math",
+        "example": "f(()) is ()",
+        "id": "d",
+        "difficulty": "easy",
+        "split": "test",
+    },
+    "math": {"question": "x^2 = 4?", "answers": ["2", "-2"], "id": "m", "split": "test"},
+    "search": {"question": "who?", "accepted": ["Ann", "Eva"], "gold": ["Ann"], "split": "test"},
+}
+LOADERS = {"coding": load_tasks, "math": load_problems, "search": load_questions}
+FIELDS = {"coding": coding_schemas, "math": math, "search": question_schemas}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setattr(objects, "CACHE", tmp_path / "cache")
+
+
+def sources(folder, row):
+    """The row in every format that is read."""
+    flat = {k: v if isinstance(v, str) else json.dumps(v) for k, v in row.items()}
+    yield write(folder / "a.jsonl", row)
+    (folder / "b.json").write_text(json.dumps([row], indent=1))
+    (folder / "c.jsonl.gz").write_bytes(gzip.compress(json.dumps(row).encode()))
+    yield from (folder / "b.json", folder / "c.jsonl.gz")
+    for name, delimiter in (("d.csv", ","), ("e.tsv", "\t")):
+        with (folder / name).open("w", newline="") as file:
+            # An empty cell is an absent field.
+            writer = csv.writer(file, delimiter=delimiter)
+            many = ("id", "split", "mutants", "limits") if "tests" in row else ("id", "split")
+            absent = [name for name in many if name not in row]
+            writer.writerows([[*flat, *absent], [*flat.values(), *["" for _ in absent]]])
+        yield folder / name
+    yield write_parquet(folder / "f.parquet", [row])
+    yield write_parquet(folder / "g.parquet", [flat])
+    table = datasets.Dataset.from_list([row])
+    table.save_to_disk(folder / "saved")
+    (folder / "saved" / "cache-1.arrow").write_bytes(b"what datasets keeps of a map")
+    datasets.DatasetDict({"test": table}).save_to_disk(folder / "splits")
+    yield from (folder / "saved", folder / "splits", [row], (row,), table)
+    yield from (datasets.DatasetDict({"test": table}), {"test": [row]})
+
+
+@pytest.mark.parametrize("rows", [MINIMAL, FULL], ids=["minimal", "full"])
+@pytest.mark.parametrize("kind", LOADERS)
+def test_a_row_reads_alike_in_every_format_and_as_an_object(tmp_path, kind, rows):
+    found = []
+    for source in sources(tmp_path, rows[kind]):
+        (record,) = LOADERS[kind](source, "test").records
+        found.append(dataclasses.replace(record, id="") if "id" not in rows[kind] else record)
+    assert len(found) == 14
+    assert set(found) == {found[0]}
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_the_documented_fields_are_those_that_are_read(kind):
+    read: set[str] = set()
+
+    class Spied(dict):
+        def get(self, key, default=None):
+            read.add(key)
+            return super().get(key, default)
+
+        def __contains__(self, key):
+            read.add(key)
+            return super().__contains__(key)
+
+    schemas = {"coding": coding_schemas.TASKS, "math": math.PROBLEMS}
+    schemas["search"] = question_schemas.QUESTIONS
+    schema = schemas[kind].schemas[schemas[kind].own]
+    schema.read(Spied(FULL[kind]), "1")
+    schema.read(Spied(MINIMAL[kind]), "1")
+    assert schema.about is FIELDS[kind].FIELDS
+    assert read - {"answers"} | {"split"} == schema.about.keys() - {"answers"}
+    assert f"{{{{ fields {kind} }}}}" in PAGE
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("funtion", "function"),
+        ("limit", "limits"),
+        ("mutant", "mutants"),
+        ("splits", "split"),
+        ("refrence", "reference"),
+    ],
+)
+def test_a_misspelt_field_says_what_was_meant(tmp_path, name, meant):
+    file = write(tmp_path / "a.jsonl", MINIMAL["coding"] | {name: "x"})
+    with pytest.raises(DatasetError, match=f":1: field '{name}' is unknown; .* '{meant}'"):
+        load_tasks(file)
+    assert load_tasks(write(file, MINIMAL["coding"], {"question": 1}), skip_bad=True).records
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_an_unknown_field_is_named_in_a_warning(tmp_path, kind, caplog):
+    row = MINIMAL[kind] | {"checker": "def check(): pass", "question_id": 7}
+    report = LOADERS[kind](write(tmp_path / "a.jsonl", row), "test").report
+    assert "unknown fields are ignored: checker, question_id" in caplog.text
+    assert "checker" in str(report)
+
+
+def test_answers_are_needed_together_and_of_those_that_are_accepted_one_is_right(tmp_path):
+    row = {"question": "?", "answers": ["2", "-2"]}
+    file = write(tmp_path / "a.jsonl", row)
+    assert load_problems(file).records[0].answers == ("2", "-2")
+    with pytest.raises(DatasetError, match="'answers' are needed together; name .* 'accepted'"):
+        load_questions(file)
+
+
+def test_a_split_that_is_there_is_named_where_test_is_not(tmp_path):
+    write(tmp_path / "validation.jsonl", MINIMAL["math"])
+    with pytest.raises(DatasetError, match=r"only for val; give --split val \(split='val'\)"):
+        load_problems(tmp_path, "test")
+    row = MINIMAL["math"] | {"split": "val"}
+    with pytest.raises(DatasetError, match=r"it has 1 of val; give --split val"):
+        load_problems(write(tmp_path / "b.jsonl", row), "test")
+    with pytest.raises(DatasetError, match=r"only for val$"):
+        load_problems(tmp_path / "validation.jsonl", "train")
+
+
+def test_settings_name_a_file_of_rows_that_are_given_as_objects():
+    rows = [MINIMAL["math"], {"question": "What is 2 + 2?", "answer": "4"}]
+    config = ATGRPOConfig(env="math", dataset=rows)
+    assert (
+        config.dataset == ATGRPOConfig(env="math", dataset=datasets.Dataset.from_list(rows)).dataset
+    )
+    assert config.dataset != ATGRPOConfig(env="math", dataset=rows[:1]).dataset
+    given = ATGRPOConfig(env="math", env_args={"dataset": rows})
+    assert given.mapping("env_args") == {"dataset": config.dataset}
+    for each in (config, given):
+        env = make_env(each, "test")
+        assert env.unwrapped.num_tasks == 2
+        env.close()
+    env = math_v0.env(dataset=rows)
+    env.reset(seed=0)
+    assert env.unwrapped.num_tasks == 2
+
+
+@pytest.mark.parametrize(
+    ("given", "why"),
+    [
+        (7, "must be a name, a path or rows"),
+        (["a row"], "row 1 of a dataset must be a dict, got 'a row'"),
+        ([{"question": "?", "tests": "[{"}], "field 'tests' is not JSON"),
+    ],
+)
+def test_an_object_that_holds_no_rows_says_what_is_needed(given, why):
+    with pytest.raises(DatasetError, match=why):
+        load_tasks(given)
