@@ -291,7 +291,19 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
         ("reader", "writer"): found["reader by writer"]["eval/success"],
         ("reader", "reader"): found["adapters"]["eval/success"],
     }
-    assert re.search(r"role \\ policy of +writer +reader", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"role \\ policy of +writer +reader", out)
+    # Each exchange against the plain team, as `--compare` has it; corrected for both of them.
+    swaps = json.loads((tmp_path / "all" / "results.json").read_text())["swaps"]
+    both = [str(tmp_path / "all") + end for end in (":adapters", ":writer by reader")]
+    assert main(["--compare", *both, "--out", str(tmp_path / "c")]) == 0
+    [pair] = json.loads((tmp_path / "c" / "comparison.json").read_text())["comparisons"]
+    cell, alone = swaps["writer"]["reader"], pair["scores"]["success"]["difference"]
+    assert {k: v for k, v in cell.items() if k[:2] not in ("p_", "cl")} == {
+        k: v for k, v in alone.items() if k[:2] not in ("p_", "cl")
+    }
+    assert cell["p_holm"] >= cell["p"] == alone["p"] == alone["p_holm"]
+    assert re.search(r"writer +\d.*\], [+-]?\d\.\d\d \[", out)
     by_reader = [row for row in games(tmp_path / "all") if row["team"] == "writer by reader"]
     assert {move["policy"] for row in by_reader for move in row["decisions"]} == {"reader"}
 
@@ -331,7 +343,7 @@ def test_two_evaluations_are_compared_task_by_task(
     capsys.readouterr()
     assert main(["--compare", str(one), str(two), "--out", str(tmp_path / "c")]) == 0
     out = capsys.readouterr().out
-    assert "5 tasks, paired; 1 tasks of only one side are left out" in out
+    assert "5 tasks; 1 tasks of only one side are left out" in out
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out

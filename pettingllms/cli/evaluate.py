@@ -179,7 +179,7 @@ def _evaluate(options: EvalConfig) -> int:
     gains = result.gains()
     print(f"\n{report.as_text(report.scores_table(result.shown(), short=True))}")
     if cells := result.matrix():
-        print(f"\n{report.as_text(report.matrix_table(cells))}")
+        print(f"\n{report.as_text(report.matrix_table(cells, result.swaps()))}")
     print(f"\n{result.sizes()}")
     for gain in gains if len(gains) == 1 else ():
         print(f"\n{report.as_text(report.comparison_table(gain, short=True))}")

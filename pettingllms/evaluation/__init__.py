@@ -37,7 +37,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of, seats_of
-    from pettingllms.evaluation.scores import Estimate, Evaluation
+    from pettingllms.evaluation.scores import Evaluation
+    from pettingllms.statistics import Estimate
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of", "seats_of"]
 

@@ -26,7 +26,7 @@ from pettingllms.assembly import (
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
-from pettingllms.evaluation.compare import Comparison, paired
+from pettingllms.evaluation.compare import Comparison, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE
 from pettingllms.evaluation.folder import EvalFolder, digest
@@ -44,8 +44,9 @@ from pettingllms.evaluation.rollouts import (
     lineups_of,
     roles_of,
     seats_of,
+    title_of_swap,
 )
-from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
+from pettingllms.evaluation.scores import Evaluation, scores_by_task, summarise
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -62,6 +63,7 @@ from pettingllms.runs import CONFIG, read_config
 from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
+from pettingllms.statistics import Difference, Estimate, corrected, differences
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
@@ -202,10 +204,26 @@ class EvalResult:
         """The other teams that are shown against the first, paired by task."""
         first, *others = self.shown()
         seed = self.plan.sampling.seed
-        return [
-            paired(self.episodes[first], self.episodes[other], (first, other), seed)
-            for other in others
-        ]
+        return together(
+            [
+                paired(self.episodes[first], self.episodes[other], (first, other), seed)
+                for other in others
+            ]
+        )
+
+    def swaps(self) -> dict[str, dict[str, Difference]]:
+        """Role -> other role -> the gain in the matrix's score with the other's policy in the role."""
+        rows = {}
+        for role, row in self.matrix().items():
+            name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
+            own = _of_score(self.episodes[ADAPTERS], name)
+            for other in row.keys() - {role}:
+                theirs = _of_score(self.episodes[title_of_swap(role, other)], name)
+                [rows[role, other]] = differences(own, theirs, self.plan.sampling.seed).values()
+        found: dict[str, dict[str, Difference]] = {}
+        for (role, other), gain in corrected(rows).items():
+            found.setdefault(role, {})[other] = gain
+        return found
 
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
@@ -235,8 +253,17 @@ class EvalResult:
                 role: {other: list(estimate) for other, estimate in row.items()}
                 for role, row in self.matrix().items()
             },
+            "swaps": {
+                role: {other: gain._asdict() | {"clear": gain.clear} for other, gain in row.items()}
+                for role, row in self.swaps().items()
+            },
             "warnings": self.warnings(),
         }
+
+
+def _of_score(episodes: Sequence[Trajectory], name: str) -> dict[str, dict[str, float]]:
+    """Task -> the score of this name alone, where it has one."""
+    return {t: {name: own[name]} for t, own in scores_by_task(episodes).items() if name in own}
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -445,7 +472,7 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
     parts.append(report.as_markdown(report.scores_table(result.teams)))
     if cells:
         parts += ["## Roles with the policies of other roles"]
-        parts += [report.as_markdown(report.matrix_table(cells))]
+        parts += [report.as_markdown(report.matrix_table(cells, result.swaps())), report.TESTED]
     parts += [section(gain) for gain in result.gains()]
     title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
     folder.write("results.md", "\n\n".join(parts) + "\n")
