@@ -23,6 +23,7 @@ from pettingllms.assembly import (
     name_of_env,
     partners_of,
 )
+from pettingllms.data.catalog import CATALOG
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
@@ -104,7 +105,7 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
-        data = None if config.dataset is None else Path(config.dataset)
+        data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         return {
             "env": config.env,
             "env_args": config.mapping("env_args"),
