@@ -47,7 +47,7 @@ class ServeOptions:
     max_waiting: int = setting(
         "How",
         256,
-        "Requests that may wait for their turn; one more is refused with 429",
+        "Completions that may wait for their turn; more are refused with 429",
         at_least=1,
     )
     backend: str = setting(
