@@ -41,6 +41,7 @@ ROLE = FIRST | {
     "local_reward": "local reward of a completion",
     "parse_error": "unparsable completions",
     "truncated": "truncated completions",
+    "refused": "refused or empty answers",
     "tokens": "tokens of a completion",
     "turns": "completions in an episode",
     "status/": "program runs ended: {}",
@@ -59,7 +60,7 @@ _RESULT = ("success", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
     ("success", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
-    (*FIRST, "first_", "parse_error", "tokens"),
+    (*FIRST, "first_", "parse_error", "refused", "tokens"),
 )
 """What a terminal has room for."""
 TRAINING = Keys(_RESULT, (*FIRST, "reward", "parse_error", "truncated", "tokens"))

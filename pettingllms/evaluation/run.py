@@ -47,7 +47,7 @@ from pettingllms.evaluation.rollouts import (
     seats_of,
     title_of_swap,
 )
-from pettingllms.evaluation.scores import Evaluation, scores_by_task, summarise
+from pettingllms.evaluation.scores import Evaluation, refusals, scores_by_task, summarise
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -236,10 +236,17 @@ class EvalResult:
         )
 
     def warnings(self) -> list[str]:
-        """Lists the teams with episodes that a prompt without room in the context ended."""
-        limit = self.plan.sampling.max_new_tokens
-        found = {title: overlong_note(own, limit) for title, own in self.episodes.items()}
-        return [f"{title}: {note}" for title, note in found.items() if note]
+        """Lists the teams with prompts without room in the context, and with refused answers."""
+        limit, found = self.plan.sampling.max_new_tokens, []
+        for title, own in self.episodes.items():
+            if note := overlong_note(own, limit):
+                found.append(f"{title}: {note}")
+            for role, count in refusals(own).items():
+                found.append(
+                    f"{title}: the model of {role} refused {count} times or answered without a text; "
+                    f"these answers are scored as they are ({role}/refused)"
+                )
+        return found
 
     def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The content of results.json; `head` is that of settings.json."""

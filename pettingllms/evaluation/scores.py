@@ -143,12 +143,19 @@ def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]
         cooperative=any(episode.cooperative for episode in episodes),
         success=any(episode.success is not None for episode in episodes),
         overlong=any(episode.overlong is not None for episode in episodes),
+        refused=bool(refusals(episodes)),
         answers=any(votes.answer_of(episode) is not None for episode in episodes),
     )
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.task.id].append(episode)
     return {task: _task_scores(its, facts) for task, its in by_task.items()}
+
+
+def refusals(episodes: Iterable[Trajectory]) -> Counter[str]:
+    """Role -> answers that a model behind an API refused, or that had no text."""
+    groups = (group for episode in episodes for group in episode.groups)
+    return Counter(group.key.role for group in groups if group.chosen.completion.refused)
 
 
 class _Facts(NamedTuple):
@@ -164,6 +171,8 @@ class _Facts(NamedTuple):
     """Whether the environment reports success."""
     overlong: bool
     """Whether a prompt without room ended any episode."""
+    refused: bool
+    """Whether a model behind an API refused any answer, or answered without a text."""
     answers: bool
     """Whether any episode ended with an answer that can be voted on."""
 
@@ -206,7 +215,7 @@ def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, flo
         _add_returns(values, episode, facts)
         for group in episode.groups:
             role = group.key.role
-            _add_completion_scores(values, group, facts.reported[role], facts.statuses[role])
+            _add_completion_scores(values, group, facts)
         for role, number in Counter(group.key.role for group in episode.groups).items():
             values[f"{role}/turns"].append(number)
     verdicts = values.get("success", [])
@@ -264,8 +273,7 @@ def _add_returns(values: Mapping[str, list[float]], episode: Trajectory, facts: 
 def _add_completion_scores(
     values: Mapping[str, list[float]],
     group: Group,
-    reported: Sequence[str],
-    statuses: Sequence[str],
+    facts: _Facts,
 ) -> None:
     role, chosen = group.key.role, group.chosen
     info, completion = chosen.info, chosen.completion
@@ -276,12 +284,14 @@ def _add_completion_scores(
     if completion.token_ids:  # what a model behind an API wrote has none
         values[f"{role}/tokens"].append(len(completion.token_ids))
     values[f"{role}/truncated"].append(completion.truncated)
+    if facts.refused:
+        values[f"{role}/refused"].append(completion.refused)
     if ended := _ended(info):
-        for status in statuses:
+        for status in facts.statuses[role]:
             values[f"{role}/status/{status}"].append(ended.count(status) / len(ended))
     if group.key.turn == 0:
         values[f"{role}/first_local_reward"].append(chosen.local_reward)
-        for name in reported:
+        for name in facts.reported[role]:
             # A completion that cannot be parsed reports nothing, and must not raise the mean by its
             # absence.
             values[f"{role}/first_{name}"].append(_number(info, name) or 0.0)
