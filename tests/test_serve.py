@@ -525,7 +525,7 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
     assert serve.main([str(run), "--key-file", str(tmp_path / "no")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(RunFolderError):
-        serve._run(tmp_path, serve.ServeOptions())
+        serve._run(str(tmp_path), serve.ServeOptions())
 
 
 def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(run, capsys):

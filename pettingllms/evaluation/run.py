@@ -61,6 +61,7 @@ from pettingllms.rollout.files import RESULTS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
+from pettingllms.runs.team import team_of
 from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
@@ -354,8 +355,8 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     config, changes = ATGRPOConfig(), dict(options.over)
     if options.adapters is not None:
         adapters = changes["adapters"] = located_adapters(options.adapters)
-        run = run_of(adapters)
-        config = config if run is None else read_config(run)
+        run, team = run_of(adapters), team_of(Path(adapters), changes.get("env"))
+        config = team or config if run is None else read_config(run)
         # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
