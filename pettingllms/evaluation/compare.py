@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.coverage import Coverage, coverage
 from pettingllms.evaluation.folder import read_settings, read_trajectories
@@ -22,6 +24,7 @@ from pettingllms.statistics import (
     corrected,
     differences,
     is_share,
+    over_seeds,
     paired_difference,
     primary,
 )
@@ -155,12 +158,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
     Raises:
         ConfigError: they have different tasks, or have no line-up in common.
     """
-    for name in SAME:
-        one, two = first.settings.get(name), second.settings.get(name)
-        if one != two:
-            raise ConfigError(
-                f"{first.name} and {second.name} cannot be paired: {name} is {one!r} and {two!r}"
-            )
+    _check_same(first, second)
     pairs = [(team, team) for team in first.episodes if team in second.episodes]
     if len(first.episodes) == len(second.episodes) == 1:
         # Where each has one line-up, their titles need not agree: base against adapters, for
@@ -181,6 +179,53 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
         for one, two in pairs
     ]
     return together(found)
+
+
+def _check_same(first: Side, second: Side) -> None:
+    for name in SAME:
+        one, two = first.settings.get(name), second.settings.get(name)
+        if one != two:
+            raise ConfigError(
+                f"{first.name} and {second.name} have other tasks: {name} is {one!r} and {two!r}"
+            )
+
+
+def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
+    """Line-ups that all sides have -> scores on the tasks of all, with intervals over seeds and tasks.
+
+    Args:
+        sides: a method's runs of several seeds; one line-up each, or line-ups of equal titles.
+
+    Raises:
+        ConfigError: they have different tasks, or have no line-up in common.
+    """
+    first, *others = sides
+    for other in others:
+        _check_same(first, other)
+    alone = all(len(side.episodes) == 1 for side in sides)
+    titles = [t for t in first.episodes if alone or all(t in side.episodes for side in sides)]
+    found = {}
+    for title in titles:
+        played = [next(iter(s.episodes.values())) if alone else s.episodes[title] for s in sides]
+        scores = [scores_by_task(episodes) for episodes in played]
+        both = [task for task in scores[0] if all(task in own for own in scores)]
+        names = (
+            [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
+            if both
+            else []
+        )
+        tables = {n: np.array([[own[task][n] for task in both] for own in scores]) for n in names}
+        estimates = {n: over_seeds(values, share=is_share(n)) for n, values in tables.items()}
+        roles = tuple(dict.fromkeys(g.key.role for each in played[0] for g in each.groups))
+        settings = first.settings
+        sizes = (len(both), settings.get("samples", 1), settings.get("greedy", False))
+        found[title] = Evaluation(roles, *sizes, estimates)
+    if not any(each.tasks for each in found.values()):
+        raise ConfigError(
+            f"{', '.join(side.name for side in sides)} have no team with the same tasks in common; "
+            "choose with FOLDER:TEAM"
+        )
+    return found
 
 
 def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:
