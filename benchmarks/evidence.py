@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -12,15 +11,13 @@ from typing import Any
 import matplotlib as mpl
 import numpy as np
 
-from pettingllms.evaluation.scores import Estimate, pass_at_k, scores_by_task, wilson, wilson_of
+from pettingllms.evaluation.scores import pass_at_k, scores_by_task
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.statistics import Estimate, gain_over_seeds, over_seeds
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt
 
-_FREEDOM = (1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 60, 120, math.inf)
-_QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.306, 2.228, 2.131, 2.086, 2.042, 2.0, 1.98, 1.96)  # fmt: skip
-"""The 97.5th percentiles of Student's distribution, by degrees of freedom."""
 CEILING = 0.97
 """Success above which a team solves nearly everything, and no other can be better."""
 PASSES = (1, 4, 16, 64)
@@ -28,6 +25,8 @@ PASSES = (1, 4, 16, 64)
 PASS_TASKS = 32
 """Test tasks of which so many episodes are played."""
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#999999", "#f0e442")
+
+estimate, difference = over_seeds, gain_over_seeds
 
 Table = tuple[list[str], list[list[str]]]
 """Header and rows."""
@@ -67,70 +66,6 @@ def solved_counts(episodes: Sequence[Trajectory]) -> list[int]:
     """How many episodes of each task succeed; tasks in order."""
     counts = Counter(episode.task.id for episode in episodes if episode.success)
     return [counts[task] for task in dict.fromkeys(episode.task.id for episode in episodes)]
-
-
-def estimate(solved: np.ndarray) -> Estimate:
-    """The share of solved tasks with its 95 % interval over seeds and tasks.
-
-    Wilson's interval, for the number of independent trials whose mean would vary as this one does
-    over new seeds and new tasks. Resampling seeds and tasks instead covers 0.66 to 0.90 where two or
-    three seeds disagree, and has no width where all tasks are solved.
-
-    Args:
-        solved: zeros and ones, of shape (seeds, tasks).
-    """
-    seeds, tasks = solved.shape
-    share = float(solved.mean())
-    variance, quantile = _spread(solved)
-    if seeds == 1 or not variance:
-        return Estimate(share, *wilson(solved.mean(axis=0)))
-    trials = min(share * (1 - share) / variance, float(seeds * tasks))
-    return Estimate(share, *wilson_of(share, trials, quantile))
-
-
-def difference(gains: np.ndarray) -> Estimate:
-    """The mean of paired differences with its 95 % interval over seeds and tasks.
-
-    Args:
-        gains: -1, 0 or 1 for each seed and task, of shape (seeds, tasks).
-    """
-    mean = float(gains.mean())
-    variance, quantile = _spread(gains)
-    if not variance:  # all pairs agree: as many tasks could still hide a rare difference
-        reach = wilson_of(0.0, gains.shape[1])[1]
-    else:
-        reach = quantile * variance**0.5
-    return Estimate(mean, max(-1.0, mean - reach), min(1.0, mean + reach))
-
-
-def _spread(values: np.ndarray) -> tuple[float, float]:
-    """The variance of the mean over new seeds and tasks, and Student's quantile that goes with it.
-
-    The variance is that of a crossed design with both effects random; its degrees of freedom are
-    Satterthwaite's. One seed says nothing about seeds: then it is over tasks alone.
-
-    Args:
-        values: of shape (seeds, tasks).
-    """
-    seeds, tasks = values.shape
-    mean, of_seeds, of_tasks = values.mean(), values.mean(axis=1), values.mean(axis=0)
-    between_tasks = seeds * ((of_tasks - mean) ** 2).sum() / max(1, tasks - 1)
-    if seeds == 1:
-        return float(between_tasks / tasks), _student(max(1, tasks - 1))
-    between_seeds = tasks * ((of_seeds - mean) ** 2).sum() / (seeds - 1)
-    rest = ((values - of_seeds[:, None] - of_tasks + mean) ** 2).sum()
-    rest /= max(1, (seeds - 1) * (tasks - 1))
-    # Not below what either effect alone explains, which an estimate of the sum can be.
-    total = max(between_seeds + between_tasks - rest, between_seeds, between_tasks)
-    parts = between_seeds**2 / (seeds - 1) + between_tasks**2 / max(1, tasks - 1)
-    parts += rest**2 / max(1, (seeds - 1) * (tasks - 1))
-    freedom = total**2 / parts if parts else 1.0
-    return float(total / (seeds * tasks)), _student(max(1.0, float(freedom)))
-
-
-def _student(freedom: float) -> float:
-    inverse = [-1 / each for each in _FREEDOM]
-    return float(np.interp(-1 / freedom, inverse, _QUANTILES))
 
 
 def gain(records: Sequence[Record], env: str, arm: str, over: str) -> Estimate:

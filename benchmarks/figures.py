@@ -25,7 +25,7 @@ from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
 from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate
 
 mpl.use("Agg")
 import matplotlib.pyplot as plt

@@ -12,16 +12,18 @@ from typing import Any
 
 from pettingzoo import AECEnv
 
+from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
 from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.models import SHIPPED
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.bases import Base
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import own_names
+from pettingllms.policies.roles import POLICY_FILES, own_names
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
@@ -56,7 +58,8 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     changes: dict[str, Any] = {}
     for name in ("model", "dataset", "policies", "server_key", "api_key_file"):
         value = getattr(config, name)
-        if value is not None and Path(value).exists():
+        # A word means the same whatever folders are here.
+        if value is not None and not _is_word(name, value) and Path(value).exists():
             changes[name] = str(Path(value).resolve())
     if own := config.mapping("policy_settings"):
         changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
@@ -69,10 +72,17 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
     return dataclasses.replace(config, **changes)
 
 
+def _is_word(setting: str, value: str) -> bool:
+    """Returns whether a value is one of a setting's names, which go before files and folders."""
+    if setting == "policies":
+        return Path(value).suffix not in POLICY_FILES
+    return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
+
+
 def _located(own: Any) -> Any:
     """Settings of a policy, with the path of its model made absolute."""
     model = own.get("model") if isinstance(own, Mapping) else None
-    if isinstance(model, str) and Path(model).exists():
+    if isinstance(model, str) and not _is_word("model", model) and Path(model).exists():
         return {**own, "model": str(Path(model).resolve())}
     return own
 

@@ -112,6 +112,8 @@ class Completion:
     """Whether it was cut at the token limit."""
     version: int
     """Version of the policy's weights that sampled it."""
+    refused: bool = False
+    """Whether a model behind an API refused, or answered without a text."""
 
 
 class Later(NamedTuple):

@@ -47,9 +47,11 @@ def running(server, key):
     import uvicorn
 
     from pettingllms.serving.app import application
+    from pettingllms.serving.run import Protocol
 
     port = free_port("127.0.0.1")
-    settings = uvicorn.Config(application(server, key), port=port, log_level="warning")
+    app = application(server, key)
+    settings = uvicorn.Config(app, http=Protocol, port=port, log_level="warning")
     running = uvicorn.Server(settings)
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()

@@ -13,7 +13,7 @@ from pettingzoo import AECEnv
 from pettingllms.assembly import adapters_in, default_folder, located, make_env
 from pettingllms.envs import sokoban_v0
 from pettingllms.errors import ConfigError
-from pettingllms.models import EMBEDDED
+from pettingllms.models import EMBEDDED, SHIPPED
 from pettingllms.runs.trackers import numbers_only, tracker_names
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests import rows_env
@@ -84,6 +84,28 @@ def test_local_paths_become_absolute_and_names_stay(
     assert found.dataset == str(tmp_path / "tasks.jsonl")
     assert found.adapters == str(tmp_path / "run" / "adapters")
     assert adapters_in(Path("run/adapters")) == Path("run/adapters")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[
+            ("policies", word)
+            for word in ("per-role", "per-agent", "shared", "base", "api:m", "a=b")
+        ],
+        *[("model", word) for word in SHIPPED],
+        ("dataset", "gsm8k"),
+    ],
+)
+def test_a_word_means_the_same_where_a_folder_has_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path(value).mkdir()
+    config = located(ATGRPOConfig(**{name: value}))
+    assert getattr(config, name) == value
+    own = located(ATGRPOConfig(policy_settings=json.dumps({"a": {name: value}})))
+    assert own.mapping("policy_settings") == {"a": {name: value}}
 
 
 def test_folders_of_runs_started_in_the_same_second_differ(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from benchmarks.claims import __main__ as command
 from benchmarks.claims import cells, difference, experiments, groupings, report, statistics
 from benchmarks.claims.experiments import ARMS, EXPERIMENTS, MORE, SEEDS, SHORT, TUNING
 from pettingllms.evaluation.folder import digest
+from pettingllms.statistics import holm
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import GroupKey
 
@@ -65,7 +66,7 @@ def test_intervals_without_variation_have_a_width():
 
 
 def test_holm_multiplies_the_smallest_by_their_number_and_keeps_the_order():
-    found = statistics.holm({"a": 0.01, "b": 0.04, "c": 0.03})
+    found = holm({"a": 0.01, "b": 0.04, "c": 0.03})
     assert found == pytest.approx({"a": 0.03, "b": 0.06, "c": 0.06})
 
 

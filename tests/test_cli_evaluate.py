@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from pettingllms.cli.evaluate import BELOW, main, parse
@@ -22,6 +23,7 @@ from pettingllms.evaluation.rollouts import lineups_of
 from pettingllms.evaluation.run import plan_of, settings_of
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import Summary, train
+from pettingllms.statistics import over_seeds
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.tiny_lm import save_tiny
 
@@ -292,7 +294,19 @@ def test_swapped_policies_score_otherwise_and_all_is_the_matrix(
         ("reader", "writer"): found["reader by writer"]["eval/success"],
         ("reader", "reader"): found["adapters"]["eval/success"],
     }
-    assert re.search(r"role \\ policy of +writer +reader", capsys.readouterr().out)
+    out = capsys.readouterr().out
+    assert re.search(r"role \\ policy of +writer +reader", out)
+    # Each exchange against the plain team, as `--compare` has it; corrected for both of them.
+    swaps = json.loads((tmp_path / "all" / "results.json").read_text())["swaps"]
+    both = [str(tmp_path / "all") + end for end in (":adapters", ":writer by reader")]
+    assert main(["--compare", *both, "--out", str(tmp_path / "c")]) == 0
+    [pair] = json.loads((tmp_path / "c" / "comparison.json").read_text())["comparisons"]
+    cell, alone = swaps["writer"]["reader"], pair["scores"]["success"]["difference"]
+    assert {k: v for k, v in cell.items() if k[:2] not in ("p_", "cl")} == {
+        k: v for k, v in alone.items() if k[:2] not in ("p_", "cl")
+    }
+    assert cell["p_holm"] >= cell["p"] == alone["p"] == alone["p_holm"]
+    assert re.search(r"writer +\d.*\], [+-]?\d\.\d\d \[", out)
     by_reader = [row for row in games(tmp_path / "all") if row["team"] == "writer by reader"]
     assert {move["policy"] for row in by_reader for move in row["decisions"]} == {"reader"}
 
@@ -332,7 +346,7 @@ def test_two_evaluations_are_compared_task_by_task(
     capsys.readouterr()
     assert main(["--compare", str(one), str(two), "--out", str(tmp_path / "c")]) == 0
     out = capsys.readouterr().out
-    assert "5 tasks, paired; 1 tasks of only one side are left out" in out
+    assert "5 tasks; 1 tasks of only one side are left out" in out
     written = json.loads((tmp_path / "c" / "comparison.json").read_text())
     assert written["settings_apart"] == {"samples": [1, 2]}
     assert "settings that differ: samples: 1, 2" in out
@@ -347,6 +361,30 @@ def test_two_evaluations_are_compared_task_by_task(
     (found,) = json.loads((tmp_path / "d" / "comparison.json").read_text())["comparisons"]
     (within,) = json.loads((one / "results.json").read_text())["differences"]
     assert found["scores"] == within["scores"]
+
+
+def test_runs_of_one_method_have_one_interval_over_seeds_and_tasks(
+    trained: Summary, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    argv = ["--adapters", str(trained.folder), "--no-base", "--limit", "4"]
+    folders = [str(tmp_path / seed) for seed in "12"]
+    for seed, folder in enumerate(folders):
+        assert main([*argv, "--seed", str(seed), "--out", folder]) == 0
+    capsys.readouterr()
+    assert main(["--combine", *folders, "--out", str(tmp_path / "both")]) == 0
+    assert "2 runs, 4 tasks of all; in brackets 95 % intervals over runs" in capsys.readouterr().out
+    [row] = json.loads((tmp_path / "both" / "combined.json").read_text())["results"]["adapters"]
+    alone = [results(Path(folder))["adapters"] for folder in folders]
+    for name in ("success", "reader/reward"):
+        mean = sum(each[f"eval/{name}"] for each in alone) / 2
+        assert row[f"eval/{name}"] == pytest.approx(mean)
+        assert row[f"eval/{name}/low"] <= mean <= row[f"eval/{name}/high"]
+    rng = np.random.default_rng(0)  # and two runs that disagree are less certain than their tasks
+    apart = over_seeds(np.array([[1.0] * 50, [0.0] * 50]))
+    assert apart.high - apart.low > 0.9
+    agreed = over_seeds((rng.random((2, 50)) < 0.5).astype(float))
+    assert agreed.high - agreed.low < 0.45
+    assert main(["--combine", *folders, "--compare", *folders]) == FAILED
 
 
 def test_runs_are_played_and_then_compared(trained: Summary, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_tasks_are_counted_as_in_the_table() -> None:
         side(*([n in given[f"solved by {who}"], False] for n in range(given["contexts"])))
         for who in ("base", "trained")
     )
-    one, two = coverage(base, trained, 0)
+    one, two = coverage(base, trained)
     for found in (one, two):
         assert found.preserved == expected["preserved"]
         assert found.expansion == expected["expansion"]
@@ -85,7 +85,7 @@ def test_sharpening_gains_the_first_sample_and_loses_tasks() -> None:
         side(*([False] * (8 - n) + [True] * n for n in given[name]))
         for name in ("correct of 8, base", "after")
     )
-    found = coverage(base, after, 0)
+    found = coverage(base, after)
     assert [each.k for each in found] == [1, 2, 4, 8]
     last = found[-1]
     for name in ("preserved", "expansion", "shrinkage"):
@@ -94,9 +94,9 @@ def test_sharpening_gains_the_first_sample_and_loses_tasks() -> None:
 
 
 def test_one_sample_of_a_task_or_no_verdict_has_no_coverage() -> None:
-    assert coverage(side([True]), side([False]), 0) == ()
-    assert coverage(side([None, None]), side([None, None]), 0) == ()
-    assert coverage(side([True, False]), side([True]), 0) == ()
+    assert coverage(side([True]), side([False])) == ()
+    assert coverage(side([None, None]), side([None, None])) == ()
+    assert coverage(side([True, False]), side([True])) == ()
 
 
 def test_a_comparison_shows_coverage() -> None:

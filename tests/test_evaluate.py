@@ -326,9 +326,27 @@ def test_a_table_shows_every_column_with_intervals() -> None:
     assert "hidden tests passed, first completion  sampled                     0.70" in text
     assert "0.10 [0.05, 0.20]" in text
     assert "0.90 [0.80, 1.00]" in text
-    assert "after" in text.splitlines()[0]
+    assert text.splitlines()[0].split() == ["before", "after"]  # nothing kept to be paired
     markdown = as_markdown(training_table({"after": [after], "before": [before]}))
     assert (
         "| coder | hidden tests passed, first completion | sampled | 0.70 [0.60, 0.80] |  |"
         in markdown
     )
+
+
+def test_the_gain_of_a_training_is_paired_by_task_and_corrected_for_both_ways_of_decoding() -> None:
+    def found(solved: int, greedy: bool) -> Evaluation:
+        share = Estimate(solved / 9, 0.0, 1.0)
+        values = {str(task): float(task < solved) for task in range(9)}
+        return Evaluation(("coder",), 9, 1, greedy, {"success": share}, values)
+
+    before, after = (
+        [found(n, greedy) for n, greedy in zip(own, (False, True), strict=True)]
+        for own in ((0, 4), (9, 8))
+    )
+    after = [Evaluation.from_row(each.row()) for each in after]  # as a resumed run reads them
+    head, sampled, greedy = training_table({"before": before, "after": after})
+    assert head[-1] == "difference"
+    assert sampled[-1] == "+1.00 [+0.40, +1.00] *"
+    assert greedy[-1].startswith("+0.44 [")
+    assert not greedy[-1].endswith("*")  # McNemar: 2 / 2^4 of four tasks

@@ -12,15 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.errors import ConfigError
-from pettingllms.evaluation.scores import (
-    Difference,
-    Estimate,
-    differences,
-    intervals,
-    pass_at,
-    pass_at_k,
-    wilson,
-)
+from pettingllms.evaluation.scores import intervals, pass_at, pass_at_k
+from pettingllms.statistics import Difference, Estimate, differences, p_value, tango, wilson
 
 
 @pytest.mark.parametrize(
@@ -185,4 +178,57 @@ def test_the_same_gain_on_every_task_is_certain_however_much_tasks_differ() -> N
 def test_a_score_that_one_side_lacks_has_no_difference() -> None:
     assert differences({"a": {"x": 1.0}}, {"a": {"y": 1.0}}, seed=0) == {}
     both = differences({"a": {"x": 1.0}, "b": {}}, {"a": {"x": 0.0}, "b": {"x": 5.0}}, seed=0)
-    assert both == {"x": Difference(-1.0, -1.0, -1.0, 1, 0, 1)}
+    assert both == {"x": Difference(-1.0, -1.0, -1.0, 1, 0, 1, 1.0, 1.0)}
+
+
+def test_the_interval_of_a_paired_difference_of_shares_covers_the_truth_also_at_the_ceiling() -> (
+    None
+):
+    """Exact: every count of tasks that one side alone solves, with its probability."""
+    for tasks, more, less in (
+        (100, 0.01, 0.0),
+        (100, 0.02, 0.01),
+        (50, 0.1, 0.05),
+        (50, 0.02, 0.02),
+    ):
+        covered = 0.0
+        for rose in range(tasks + 1):
+            for fell in range(tasks + 1 - rose):
+                ways = math.comb(tasks, rose) * math.comb(tasks - rose, fell)
+                same = tasks - rose - fell
+                chance = ways * more**rose * less**fell * (1 - more - less) ** same
+                if chance > 1e-7:
+                    low, high = tango(np.array([1.0] * rose + [-1.0] * fell + [0.0] * same))
+                    covered += chance * (low - 1e-9 <= more - less <= high + 1e-9)
+        # Percentiles of the bootstrap reach 0.64 for the first of these.
+        assert covered >= 0.95
+
+
+def test_agreement_on_every_task_is_not_certainty() -> None:
+    # By hand, where no task tells the sides apart: z^2 / (n + z^2).
+    assert tango(np.zeros(100)) == pytest.approx((-0.0369935, 0.0369935), abs=1e-7)
+    assert p_value(np.zeros(100)) == 1.0
+
+
+def test_the_star_follows_the_exact_test_and_not_the_interval() -> None:
+    first = {str(n): {"success": 0.0} for n in range(100)}
+    second = {task: {"success": float(int(task) < 4)} for task in first}
+    gain = differences(first, second, seed=0)["success"]
+    assert gain.low > 0
+    assert (gain.p, gain.clear) == (0.125, False)  # McNemar: 2 / 2^4
+
+
+@given(st.lists(st.sampled_from([-1.0, 0.0, 1.0]), min_size=1, max_size=10))
+def test_the_test_is_the_share_of_all_changes_of_signs(gains: list[float]) -> None:
+    sizes = np.abs(gains)
+    sums = [abs(np.dot(signs, sizes)) for signs in itertools.product((-1, 1), repeat=len(gains))]
+    share = np.mean([total >= abs(sum(gains)) for total in sums])
+    assert p_value(np.array(gains)) == pytest.approx(share)
+
+
+def test_other_scores_are_corrected_for_each_other_and_success_is_not() -> None:
+    first = {str(n): {"success": 0.0, "a/parse_error": 0.0, "b/parse_error": 0.0} for n in range(9)}
+    second = {task: dict.fromkeys(scores, 1.0) for task, scores in first.items()}
+    found = differences(first, second, seed=0)
+    ps = {name: gain.p_holm / gain.p for name, gain in found.items()}
+    assert ps == {"success": 1.0, "a/parse_error": 2.0, "b/parse_error": 2.0}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from benchmarks import figures, tables
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate
 
 PAGE = Path(__file__).parents[1] / "docs" / "results.md"
 

@@ -13,7 +13,7 @@ from hypothesis.extra import numpy as arrays
 
 from benchmarks import evidence, experiments, paper, tables
 from benchmarks.method_table import EXPERIMENTS
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate
 
 # --------------------------------------------------------------------- what has been published
 

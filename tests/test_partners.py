@@ -36,7 +36,7 @@ from pettingllms.session import plan_run, train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Task
 from tests import asked_env, letters_env
-from tests.api_stub import KEY, Stub, everything_in, stubbed
+from tests.api_stub import KEY, Stub, everything_in, said, stubbed
 from tests.served import running, serving, trained
 from tests.tiny_lm import SHORT_RUN, save_tiny
 
@@ -154,6 +154,19 @@ def test_a_baseline_behind_an_api_loads_no_model(stub, tmp_path, monkeypatch):
     again = evaluated(stub, "api:big/model:8b", tmp_path / "out")
     assert len(stub.bodies) == paid
     assert again.teams == result.teams
+
+
+def test_answers_without_a_text_are_counted_and_shown_and_end_nothing(stub, tmp_path):
+    stub.text = lambda body: None
+    result = evaluated(stub, "api:shy", tmp_path)
+    assert result.main.scores["writer/refused"].mean == 1.0
+    [writer, reader] = result.warnings()
+    assert writer.startswith("api: the model of writer refused ")
+    assert json.loads((tmp_path / "results.json").read_text())["warnings"] == [writer, reader]
+    record = rows(tmp_path / "trajectories.jsonl")[0]
+    assert all(each["refused"] for each in record["decisions"][0]["candidates"])
+    stub.text = said
+    assert "writer/refused" not in evaluated(stub, "api:willing").main.scores
 
 
 def test_a_baseline_has_the_prompts_and_lengths_of_a_large_model():

@@ -86,7 +86,6 @@ PASSING: dict[str, Any] = {
     "a list": lambda handler: handler.answer(b"[1]"),
     "no choices": lambda handler: handler.answer(b'{"choices": []}'),
     "null choices": lambda handler: handler.answer(b'{"choices": null}'),
-    "null content": lambda handler: handler.answer(said(None)),
     "content of a wrong type": lambda handler: handler.answer(said({"text": "a"})),
     "null message": lambda handler: handler.answer(b'{"choices": [{"message": null}]}'),
     "too large": lambda handler: handler.answer(b" " * (1 << 24) + b"{}"),
@@ -101,7 +100,7 @@ def test_a_failure_that_may_pass_is_tried_again_and_is_no_completion(stub, how):
     assert len(stub.bodies) == 2
 
 
-@pytest.mark.parametrize("how", ["unwell", "no choices", "null content", "a page", "cut off"])
+@pytest.mark.parametrize("how", ["unwell", "no choices", "a page", "cut off"])
 def test_a_server_that_goes_on_failing_is_one_line_with_address_and_status(stub, tmp_path, how):
     stub.misbehave = lambda handler, number: PASSING[how](handler)
     path = tmp_path / "samples.jsonl"
@@ -181,13 +180,22 @@ def test_an_error_that_unfolds_or_has_no_end_is_not_read_whole(stub):
     assert most < 1 << 26
 
 
-def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub):
+def test_thoughts_that_use_up_a_reply_and_refusals_are_the_models_own(stub, tmp_path):
     answers = {1: said(None, finish_reason="length")}
     refused = {"message": {"content": None, "refusal": "I will not."}}
     answers[2] = json.dumps({"choices": [refused]}).encode()
+    answers[3] = said(None)
+    answers[4] = said("Half of", finish_reason="content_filter")
     stub.misbehave = lambda handler, number: handler.answer(answers[number])
-    found = sample(partners(stub, concurrency=1), asked(2))
-    assert [(one.text, one.truncated) for one in found] == [("", True), ("I will not.", False)]
+    path = tmp_path / "samples.jsonl"
+    found = sample(partners(stub, path, concurrency=1), asked(4))
+    assert [(one.text, one.truncated, one.refused) for one in found] == [
+        ("", True, False),
+        ("I will not.", False, True),
+        ("", False, True),
+        ("Half of", False, True),
+    ]
+    assert sample(partners(stub, path), asked(4)) == found  # from the file, not asked again
 
 
 def test_no_more_requests_run_at_once_than_allowed(stub):

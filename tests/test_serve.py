@@ -24,6 +24,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.samplers import vllm_args
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving import http
+from pettingllms.serving import run as serving_run
 from pettingllms.serving.role_server import RoleServer
 from pettingllms.types import Request
 from tests.served import running, serving, trained
@@ -134,7 +135,7 @@ def test_plain_completions_take_text_or_token_ids(client):
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "'tools' is supported"),
         ({"presence_penalty": 0.5}, 400, "'presence_penalty' is supported as 0 only, got '0.5'"),
         ({"response_format": {"type": "json_object"}}, 400, "'response_format' is supported as"),
-        ({"extra_body": {"min_tokens": 4}}, 400, "parameter 'min_tokens' is not supported"),
+        ({"extra_body": {"min_tokens": 4}}, 400, "parameter 'min_tokens' is supported as 0 only"),
         ({"stop": [""]}, 400, "stop must be a text or a list of at most 16, none empty"),
         ({"top_logprobs": 2}, 400, "top_logprobs needs logprobs: true"),
         ({"extra_body": {"stream": "yes"}}, 400, "stream must be true or false, got 'yes'"),
@@ -195,7 +196,16 @@ def test_what_clients_send_by_default_changes_nothing(client):
         "stream": False,
     }
     decorated = client.chat.completions.create(
-        **settings, **defaults, extra_body={"top_k": -1, "repetition_penalty": 1.0}
+        **settings,
+        **defaults,
+        extra_body={
+            "top_k": -1,
+            "repetition_penalty": 1.0,
+            "min_tokens": 0,
+            "use_beam_search": False,
+        }
+        | {"stop_token_ids": [], "length_penalty": 1.0, "chat_template_kwargs": {}, "echo": False}
+        | {"stream_options": {"include_usage": True, "continuous_usage_stats": False}},
     )
     assert decorated.choices[0].message.content == plain.choices[0].message.content
 
@@ -249,16 +259,41 @@ def test_log_probabilities_are_those_of_sampling(client, policies):
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs.token_logprobs == pytest.approx(list(expected.logprobs), abs=1e-4)
-    # Tokens that look alike share an entry.
-    assert all(1 <= len(table) <= 5 for table in logprobs.top_logprobs)
-    for value, table in zip(logprobs.token_logprobs, logprobs.top_logprobs, strict=True):
-        assert value <= max(table.values())
+    # Also of tokens that look alike each has its own entry, and the chosen one under its name.
+    assert all(4 <= len(table) <= 5 for table in logprobs.top_logprobs)
+    for name, value, table in zip(
+        logprobs.tokens, logprobs.token_logprobs, logprobs.top_logprobs, strict=True
+    ):
+        assert table[name] == value <= max(table.values())
     chat = client.chat.completions.create(
         model="writer", messages=said("x"), logprobs=True, top_logprobs=3, max_tokens=2
     )
     for token in chat.choices[0].logprobs.content:
         assert len(token.top_logprobs) == 3
         assert token.logprob <= token.top_logprobs[0].logprob <= 0
+
+
+def test_parts_of_a_character_have_their_bytes_and_stand_where_it_does(client):
+    text = "né日😀"
+    found = client.completions.create(
+        model="writer", prompt=text, max_tokens=0, echo=True, logprobs=1
+    )
+    logprobs = found.choices[0].logprobs
+    named = [name.removeprefix("bytes:").replace("\\x", "") for name in logprobs.tokens]
+    data = [
+        bytes.fromhex(name) if known.startswith("bytes:") else name.encode()
+        for name, known in zip(named, logprobs.tokens, strict=True)
+    ]
+    assert b"".join(data) == text.encode()
+    assert len(data) > len(text)
+    starts = [len(b"".join(data[:place]).decode(errors="ignore")) for place in range(len(data))]
+    assert logprobs.text_offset == starts
+    for seed in range(3):
+        [choice] = client.chat.completions.create(
+            model="writer", messages=said("x"), seed=seed, temperature=2.0, logprobs=True
+        ).choices
+        joined = b"".join(bytes(each.bytes) for each in choice.logprobs.content)
+        assert joined.decode(errors="replace").startswith(choice.message.content)
 
 
 def test_a_prompt_is_scored_token_by_token_for_evaluation_harnesses(client, policies):
@@ -337,6 +372,37 @@ def test_a_body_is_not_read_before_the_key_is_checked(url):
         assert connection.recv(200).startswith(b"HTTP/1.1 401")
 
 
+def test_headers_that_never_come_end_the_connection_and_others_go_on(url, client, monkeypatch):
+    monkeypatch.setattr(serving_run, "HEADER_SECONDS", 0.2)
+    begun = b"GET /health HTTP/1.1\r\nHost: x\r\n"
+    with connected(url) as silent, connected(url) as slow, connected(url) as kept:
+        slow.sendall(begun)
+        kept.sendall(begun + b"\r\n")
+        assert kept.recv(200).startswith(b"HTTP/1.1 200")
+        assert (silent.recv(1), slow.recv(1)) == (b"", b"")
+        kept.sendall(begun + b"\r\n")  # between two requests a client may take longer
+        assert kept.recv(200).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [("/v1/embeddings", "POST", 404), ("/", "GET", 404), ("/v1/completions", "GET", 405)],
+)
+def test_an_unknown_path_is_an_error_that_clients_can_read(url, path, method, status):
+    with connected(url) as connection:
+        line = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n"
+        connection.sendall(line.encode())
+        answer = connection.recv(4000).decode()
+    assert answer.startswith(f"HTTP/1.1 {status}")
+    message = json.loads(answer.partition("\r\n\r\n")[2])["error"]["message"]
+    assert f"no {method} {path} here; there are GET /v1/models" in message
+
+
+def test_the_name_of_the_scheme_may_be_written_in_any_case():
+    assert all(http.authorized(f"{name} key", "key") for name in ("Bearer", "bearer", "BEARER"))
+    assert not any(http.authorized(given, "key") for given in ("Basic key", "key", "", None))
+
+
 def test_a_body_of_ten_megabytes_is_refused_before_it_is_sent(url):
     with connected(url) as connection:
         connection.sendall(head(10 << 20))
@@ -387,12 +453,12 @@ def test_the_rows_of_a_client_that_leaves_leave_the_batch(url, server, stream):
 def test_a_full_queue_is_said_at_once_and_when_to_come_back(url, server):
     body = endless(False, n=128)
     with contextlib.ExitStack() as stack:
-        # The first takes all room, the second begins to wait for it, and three more may wait.
-        for number in range(5):
-            connection = stack.enter_context(connected(url))
-            connection.sendall(head(len(body), path="/v1/completions") + body)
-            until(lambda count=number: server.worker.waiting + bool(server.worker.rows) > count - 1)
-        until(lambda: server.worker.waiting == 3)
+        # It takes all room that it may, and more than the three completions that may wait do.
+        connection = stack.enter_context(connected(url))
+        connection.sendall(head(len(body), path="/v1/completions") + body)
+        until(lambda: server.worker.rows > 10)
+        assert server.worker.waiting > 3
+        body = endless(False)
         last = stack.enter_context(connected(url))
         last.sendall(head(len(body), path="/v1/completions") + body)
         answer = last.recv(1000)
@@ -459,7 +525,7 @@ def test_a_folder_without_a_run_and_a_wrong_key_file_are_named(run, tmp_path, ca
     assert serve.main([str(run), "--key-file", str(tmp_path / "no")]) == 2
     assert "cannot be read" in capsys.readouterr().err
     with pytest.raises(RunFolderError):
-        serve._run(tmp_path, serve.ServeOptions())
+        serve._run(str(tmp_path), serve.ServeOptions())
 
 
 def test_a_host_that_is_not_ours_and_a_port_that_is_taken_have_different_cures(run, capsys):

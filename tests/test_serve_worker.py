@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
+from pettingllms.serving import completing
 from pettingllms.serving.completing import Completing, News
 from pettingllms.serving.worker import Ends, QueueFull, Stopped, Worker
 from tests.tiny_lm import tiny_model, tiny_tokenizer
@@ -90,6 +92,37 @@ def test_what_does_not_fit_waits_and_is_sampled_like_the_rest(worker, engine):
     assert len(set(texts)) == 30
 
 
+def test_a_request_with_many_completions_holds_up_nobody(worker, engine):
+    wide, heard_wide = a_job(n=19, tokens=48)
+    worker.submit(wide)
+    while not worker.rows:
+        pass
+    jobs = [a_job(seed, tokens=5) for seed in range(2)]
+    for job, _ in jobs:
+        worker.submit(job)
+    engine.go.put(None)
+    assert [ended(heard) for _, heard in jobs] == [None, None]
+    assert not any(choice.finish for choice in wide.choices[10:])  # whose turn came later
+    assert ended(heard_wide) is None
+
+
+def test_what_nobody_reads_is_not_kept_without_bound(worker, engine, monkeypatch):
+    monkeypatch.setattr(completing, "MOST_UNREAD", 4)
+
+    async def unread():
+        inbox = completing.Inbox(pieces=True, leave=lambda: worker.leave(job))
+        job = Completing("a", [(5, 6)], 1, SamplingParams(200), 0, CHAT, inbox)
+        worker.submit(job)
+        engine.go.put(None)
+        while worker.waiting or worker.rows:  # the event loop is held up, as by a client
+            pass
+        with pytest.raises(Stopped, match="4 events were not read"):
+            [news async for news in inbox.pieces()]
+        return len(job.choices[0].tokens)
+
+    assert asyncio.run(unread()) < 10
+
+
 def test_a_queue_that_is_full_refuses_and_one_that_was_left_has_room(worker, engine):
     worker.submit(a_job()[0])
     while worker.waiting:
@@ -97,7 +130,7 @@ def test_a_queue_that_is_full_refuses_and_one_that_was_left_has_room(worker, eng
     jobs = [a_job(seed) for seed in range(20)]
     for job, _ in jobs:
         worker.submit(job)
-    with pytest.raises(QueueFull, match="20 requests are waiting already"):
+    with pytest.raises(QueueFull, match="20 completions are waiting already"):
         worker.submit(a_job()[0])
     worker.leave(jobs[3][0])
     worker.submit(a_job()[0])

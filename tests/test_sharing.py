@@ -19,10 +19,12 @@ from peft import PeftModel
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from pettingllms.cli import serve as serve_command
 from pettingllms.cli import share as share_command
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
+from pettingllms.runs.team import team_of
 from pettingllms.session import plan_run, train
 from pettingllms.sharing import share
 from pettingllms.sharing.card import license_of, training_command
@@ -98,7 +100,7 @@ def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path
     assert where == str(tmp_path / "mine")
     found = {p.relative_to(where).as_posix() for p in Path(where).rglob("*") if p.is_file()}
     adapters = {f"{r}/adapter_{f}" for r in ROLES for f in ("config.json", "model.safetensors")}
-    assert found == {"README.md", "curves.png", *adapters}
+    assert found == {"README.md", "curves.png", "team.json", *adapters}
     for role in ROLES:
         same = [
             folder / role / "adapter_model.safetensors"
@@ -137,6 +139,75 @@ def test_what_was_shared_evaluates_as_the_run_itself(run, model, tmp_path):
         EvalConfig.of(adapters=str(tmp_path / "mine"), policies=policies, **common)
     )
     assert theirs.teams == ours.teams
+
+
+def test_a_shared_team_is_evaluated_and_served_as_it_is(run, model, tmp_path, monkeypatch):
+    share(run, str(tmp_path / "mine"))
+    team = json.loads((tmp_path / "mine" / "team.json").read_text())
+    assert team["policies"] == {"writer": "writer", "reader": "reader"}
+    assert "example" in team["prompts"]["reader"]
+    named = {"adapters": str(tmp_path / "mine"), "model": str(model), "base": False, "limit": 3}
+    with pytest.raises(ConfigError, match="if you trust it, name it: --env tests"):
+        run_evaluation(EvalConfig.of(**named))
+    theirs = run_evaluation(EvalConfig.of(env="tests.letters_env:env", **named))
+    assert (
+        theirs.teams == run_evaluation(EvalConfig.of(adapters=str(run), base=False, limit=3)).teams
+    )
+    served: list[Any] = []
+    monkeypatch.setattr(serve_command, "_front", lambda options, listening: served.append)
+    words = [
+        str(tmp_path / "mine"),
+        "--env",
+        "tests.letters_env:env",
+        "--model",
+        str(model),
+        "--port",
+        "8951",
+    ]
+    assert serve_command.main([*words, "--backend", "transformers"]) == 0
+    assert served[0].reader.roles == ROLES
+    served[0].close()
+
+
+def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
+    arguments = {
+        "max_turns": 2,
+        "topology": "star",
+        "corpus": "/etc",
+        "judge": "os:system",
+        "sandbox": "docker",
+    }
+    settings = {
+        "env": "search",
+        "env_args": json.dumps(arguments),
+        "sandbox": "my:own",
+        "output_dir": "/",
+    }
+    team = {"format": 1, "settings": settings, "policies": {"answerer": "a"}, "prompts": {}}
+    (tmp_path / "team.json").write_text(json.dumps(team))
+    found = team_of(tmp_path, None)
+    assert found is not None
+    assert found.mapping("env_args") == {"max_turns": 2, "topology": "star"}
+    assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
+    (tmp_path / "team.json").write_text("[" * 100_000)
+    with pytest.raises(RunFolderError, match="is damaged"):
+        team_of(tmp_path, None)
+
+
+def test_the_program_of_each_role_on_a_card_works(run, model, tmp_path, monkeypatch, capsys):
+    share(run, str(tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tiny-base").symlink_to(model)
+    programs = (tmp_path / "mine" / "README.md").read_text().split("```python\n")[1:]
+    assert len(programs) == len(ROLES)
+    for role, program in zip(ROLES, programs, strict=True):
+        capsys.readouterr()
+        code = program.split("```")[0]
+        assert f"subfolder={role!r}" in code
+        prompt = json.loads(Path("mine/team.json").read_text())["prompts"][role]["example"]
+        assert repr(prompt) in code
+        exec(compile(code, role, "exec"), {})
+        assert capsys.readouterr().out.strip()
 
 
 def test_peft_alone_loads_what_was_shared(run, model, tmp_path):

@@ -14,6 +14,7 @@ import pytest
 from pettingllms.cli import view
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.rollout.files import METRICS, TRAJECTORIES, CandidateRow, DecisionRow, EpisodeRow
+from pettingllms.statistics import paired_difference
 from pettingllms.viewer import index as index_module
 from pettingllms.viewer.episodes import encoded, facts, parsed, shown
 from pettingllms.viewer.folders import checked, sources_in
@@ -51,7 +52,16 @@ def about(index: EpisodeIndex) -> list[tuple[Any, ...]]:
 
 def test_the_records_have_the_keys_that_are_written() -> None:
     row = json.loads(lines([episode("t", [["a", "b"]])], step=1))
-    optional = {"team", "early", "overlong", "came_from", "later", "credited", "unplayed"}
+    optional = {
+        "team",
+        "early",
+        "overlong",
+        "came_from",
+        "later",
+        "credited",
+        "unplayed",
+        "refused",
+    }
     assert set(row) == set(EpisodeRow.__annotations__) - optional
     assert list(row)[-1] == "decisions"  # readers rely on it
     decision = row["decisions"][0]
@@ -450,3 +460,46 @@ def test_a_taken_port_is_an_error_only_where_it_was_asked_for() -> None:
             patch.setattr(view, "PORT", port)
             with view._listening(None) as other:
                 assert other.getsockname()[1] != port
+
+
+# Evaluations by task
+
+
+def test_tasks_are_grouped_with_their_own_text_and_the_hardest_stand_first(tmp_path: Path) -> None:
+    path = eval_folder(tmp_path / "evals" / "mine", teams=())
+    text = "Read this.\\nTask {}\\nWrite a program.".replace("\\n", "\n")
+    with (path / TRAJECTORIES).open("ab") as file:
+        for team, solved in (("base", (4, 2, 0)), ("adapters", (4, 4, 1))):
+            for task, most in enumerate(solved):
+                for n in range(4):
+                    # Of several replies the best succeeds, of one in vain there is none.
+                    made = episode(f"t:{task}", [["x"]], index=n, prompt=text.format(task))
+                    row = json.loads(lines([made], team=team)) | {"success": n < most}
+                    file.write(json.dumps(row).encode() + b"\n")
+    library = Library([tmp_path / "evals"])
+    [source] = library.sources()
+    found = library.tasks(source)["tasks"]
+    assert [(row["task"], row["text"]) for row in found] == [
+        ("t:2", "Task 2"), ("t:1", "Task 1"), ("t:0", "Task 0"),
+    ]  # fmt: skip
+    assert found[0]["teams"]["adapters"] | {"lines": 0} == {
+        "episodes": 4, "said": 4, "solved": 1, "share": 0.25, "lines": 0,
+    }  # fmt: skip
+    pair = library.compare((source, "base"), (source, "adapters"))
+    # 4 of 4, not the share of one.
+    assert [(row["a"]["solved"], row["b"]["solved"], row["b"]["said"]) for row in pair["rows"]] == [
+        (4, 4, 4), (2, 4, 4), (0, 1, 4),
+    ]  # fmt: skip
+    assert pair["counts"] == {"right": 2, "wrong": 0, "same": 1}
+    expected = paired_difference([1.0, 0.5, 0.0], [1.0, 1.0, 0.25], share=True, seed=0)
+    assert pair["difference"] == expected._asdict() | {"clear": False}
+
+
+def test_a_link_is_followed_once_and_not_when_the_next_run_begins(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "one")
+    latest = tmp_path / "runs" / "latest"
+    latest.symlink_to("one")
+    library = Library([latest])
+    latest.unlink()
+    latest.symlink_to("two")  # which has nothing to show yet
+    assert [source.name for source in library.sources()] == ["runs/one"]

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from benchmarks.claims.cells import READINGS
 from benchmarks.claims.experiments import AT_GRPO
 from benchmarks.evidence import Table
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate
 
 OTHERS = {"tree, by task": "one baseline for a task", "GRPO, by episode": "whole episodes"}
 """Arms that AT-GRPO is compared with, and what they are called here."""

@@ -11,9 +11,9 @@ import numpy as np
 from benchmarks.claims.cells import READINGS
 from benchmarks.claims.difference import correlated
 from benchmarks.claims.experiments import EXPERIMENTS, RATES, SEEDS, Claim
-from benchmarks.claims.statistics import LEVEL, digits, holm, interval, p_value
+from benchmarks.claims.statistics import LEVEL, digits, interval, p_value
 from benchmarks.evidence import CEILING, Table
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate, holm
 
 Runs = Mapping[tuple[str, str], Sequence[Mapping[str, Any]]]
 """Ground and arm -> the cells of the seeds that count, in order, where all are there."""

@@ -6,14 +6,14 @@ differences of two arms, paired by seed and task, -1, 0 or 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cache
 from itertools import permutations
 from statistics import NormalDist
 
 import numpy as np
 
-from pettingllms.evaluation.scores import Estimate, wilson_of
+from pettingllms.statistics import Estimate, wilson_of
 
 RESAMPLES = 10_000
 LEVEL = 0.05
@@ -92,15 +92,6 @@ def _quantile(share: float, freedom: int) -> float:
         middle = (low + high) / 2
         low, high = (low, middle) if _tail(middle, freedom) < 1 - share else (middle, high)
     return low
-
-
-def holm(values: Mapping[str, float]) -> dict[str, float]:
-    """The p-values, corrected for how many there are: the chance of any false verdict stays below the level."""
-    found, largest = {}, 0.0
-    for rank, name in enumerate(sorted(values, key=values.__getitem__)):
-        largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
-        found[name] = largest
-    return found
 
 
 def rank_correlation(one: Sequence[float], two: Sequence[float], level: float = LEVEL) -> Estimate:

@@ -29,6 +29,7 @@ EXAMPLES = (
     "pettingllms-eval --env coding --policies api:MODEL --api-base http://127.0.0.1:8000/v1",
     "pettingllms-eval --compare evals/mine evals/other",
     "pettingllms-eval --compare evals/mine:base evals/mine:adapters",
+    "pettingllms-eval --combine evals/seed1 evals/seed2 evals/seed3",
 )
 
 
@@ -40,6 +41,8 @@ class EvalCommand(NamedTuple):
     """The environments, where there are several; else none."""
     compare: tuple[str, str] | None
     """The two sides: folders of evaluations, or runs, which are evaluated first."""
+    combine: Sequence[str]
+    """Evaluations or runs of one method."""
     dry_run: bool
 
 
@@ -80,25 +83,37 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         "for one of their teams; a run folder is evaluated first, under the other options",
     )
     parser.add_argument(
+        "--combine",
+        nargs="+",
+        metavar="FOLDERS",
+        help="Evaluations or runs of one method, such as several seeds, with the same tasks: one "
+        "interval over seeds and tasks",
+    )
+    parser.add_argument(
         "--dry-run",
         action="store_true",
         help="Print the resolved settings and the amount of work; load no model",
     )
     found = parser.read(argv)
     compare = None if found.compare is None else (found.compare[0], found.compare[1])
-    for name in ("adapters", "fail_under", "dry_run") if compare else ():
-        if name in found.given:
+    sides = "--compare" if compare else "--combine" if found.combine else None
+    for name in ("adapters", "fail_under", "dry_run", *["combine"] * bool(compare)):
+        if sides and name in found.given:
             option = name.replace("_", "-")
-            raise ConfigError(f"--compare names both sides itself; leave out --{option}")
+            raise ConfigError(f"{sides} names its folders itself; leave out --{option}")
     values = parser.values(found, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:
         # `env` is one environment for an evaluation; `run_each` sets each of them in turn.
         del values["env"]
-        if compare:
-            raise ConfigError("--compare is for one environment; name one with --env")
+        if sides:
+            raise ConfigError(f"{sides} is for one environment; name one with --env")
     return EvalCommand(
-        EvalConfig.of(**values), envs if len(envs) > 1 else (), compare, found.dry_run
+        EvalConfig.of(**values),
+        envs if len(envs) > 1 else (),
+        compare,
+        tuple(found.combine or ()),
+        found.dry_run,
     )
 
 
@@ -133,6 +148,8 @@ def _act(command: EvalCommand) -> int:
     without_bars()
     if command.compare is not None:
         return _compare(command.options, command.compare)
+    if command.combine:
+        return _combine(command.options, command.combine)
     if command.dry_run:
         options, over = command.options, command.options.over
         each = [dataclasses.replace(options, over={**over, "env": env}) for env in command.envs]
@@ -179,7 +196,7 @@ def _evaluate(options: EvalConfig) -> int:
     gains = result.gains()
     print(f"\n{report.as_text(report.scores_table(result.shown(), short=True))}")
     if cells := result.matrix():
-        print(f"\n{report.as_text(report.matrix_table(cells))}")
+        print(f"\n{report.as_text(report.matrix_table(cells, result.swaps()))}")
     print(f"\n{result.sizes()}")
     for gain in gains if len(gains) == 1 else ():
         print(f"\n{report.as_text(report.comparison_table(gain, short=True))}")
@@ -229,6 +246,27 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
         write_file(out / "comparison.json", json.dumps(rows, indent=2) + "\n")
         write_file(out / "comparison.md", "\n\n".join(parts) + "\n")
         print(f"results: {out / 'comparison.json'}")
+    return 0
+
+
+def _combine(options: EvalConfig, specs: Sequence[str]) -> int:
+    """Prints and writes the scores of one method, with intervals over seeds and tasks."""
+    from pettingllms.evaluation import report
+    from pettingllms.evaluation.compare import combined
+    from pettingllms.evaluation.folder import write_file
+
+    found = combined([_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)])
+    tasks = next(iter(found.values())).tasks
+    note = (
+        f"{len(specs)} runs, {tasks} tasks of all; in brackets 95 % intervals over runs and tasks"
+    )
+    print(f"\n{report.as_text(report.scores_table(found, short=True))}\n\n{note}")
+    if options.out is not None:
+        rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in found.items()}}
+        table = report.as_markdown(report.scores_table(found))
+        write_file(Path(options.out) / "combined.json", json.dumps(rows, indent=2) + "\n")
+        write_file(Path(options.out) / "combined.md", f"{table}\n\n{note}\n")
+        print(f"results: {Path(options.out) / 'combined.json'}")
     return 0
 
 

@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pettingllms.cli.guard import guarded, listening_on
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.settings import check_values, json_object, setting
 
@@ -47,7 +47,7 @@ class ServeOptions:
     max_waiting: int = setting(
         "How",
         256,
-        "Requests that may wait for their turn; one more is refused with 429",
+        "Completions that may wait for their turn; more are refused with 429",
         at_least=1,
     )
     backend: str = setting(
@@ -63,10 +63,12 @@ class ServeOptions:
         check_values(self)
 
 
-SHARED = ("device", "dtype", "vllm")
+SHARED = ("env", "env_args", "model", "policies", "device", "dtype", "vllm")
 KEY_OPTIONS = ("--api-key", "--api_key", "--key")
 EXAMPLES = (
     "pettingllms-serve runs/latest",
+    "pettingllms-serve hub:me/my-team",
+    "pettingllms-serve my/peft-folder --env coding --model Qwen/Qwen3-1.7B --policies shared",
     "pettingllms-serve runs/latest --port 9000 --vllm.gpu_memory_utilization 0.9",
 )
 
@@ -77,8 +79,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _run(*parse(words)))
 
 
-def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
-    """Reads a command line: the run first, then options.
+def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
+    """Reads a command line: the run or team first, then options.
 
     Raises:
         ConfigError: no run, or an option or value that cannot be used.
@@ -107,32 +109,38 @@ def parse(argv: Sequence[str]) -> tuple[Path, ServeOptions]:
     options = ServeOptions(**parser.values(found, [each.name for each in own]), over=over)
     if run is None:
         raise ConfigError("name the run first: pettingllms-serve runs/latest")
-    return Path(run), options
+    return run, options
 
 
-def _run(run: Path, options: ServeOptions) -> int:
+def _run(run: str, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
     import torch
 
-    from pettingllms.assembly import adapters_in, located, make_env
+    from pettingllms.assembly import check_adapters, make_env
     from pettingllms.evaluation import seats_of
+    from pettingllms.evaluation.config import EvalConfig
+    from pettingllms.evaluation.run import run_of, settings_of
     from pettingllms.policies.roles import own_names, parse_policies
-    from pettingllms.runs import read_config
+    from pettingllms.policies.sources import TEAM
+    from pettingllms.runs import CONFIG
     from pettingllms.samplers.base import is_partner
     from pettingllms.samplers.vllm_args import installed
-    from pettingllms.trainers.config import resolve
     from pettingllms.trainers.per_policy import common_settings
 
-    settings = read_config(run)
-    # Not the run's own, which may have been trained on another machine.
-    given = {"device": "auto", "dtype": "auto", **options.over}
+    given = dict(options.over)
     vllm = given.pop("vllm", None)
-    settings = dataclasses.replace(settings, adapters=str(adapters_in(run)), **given)
-    config = resolve(located(settings))
+    config = settings_of(EvalConfig.of(adapters=run, **given))
+    folder = Path(str(config.adapters))
+    if "env" not in given and run_of(str(folder)) is None and not (folder / TEAM).is_file():
+        raise RunFolderError(
+            f"{run} is no run folder and no shared team, so that it does not say what its adapters "
+            "play; give --env, --model, and --policies"
+        )
     env = make_env(config, "test")
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     # Partners are models behind other endpoints: there is no adapter of theirs to serve.
     roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
+    check_adapters(config, roles_to_policies)
     common = common_settings(config, own_names(roles_to_policies))
     could = options.backend == "auto" and installed() and common is not None
     with_vllm = options.backend == "vllm" or (
@@ -140,6 +148,7 @@ def _run(run: Path, options: ServeOptions) -> int:
     )
     if could and not with_vllm:
         print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
+    log = Path(run if (Path(run) / CONFIG).is_file() else "") / LOG
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
     # uvicorn handles signals only while it serves, and a model takes long to load.
@@ -149,7 +158,7 @@ def _run(run: Path, options: ServeOptions) -> int:
         with listening_on(options.host, options.port) as listening:
             answer = _front(options, listening)
             if with_vllm:
-                process = vllm_process(config, roles_to_policies, options, run / LOG)
+                process = vllm_process(config, roles_to_policies, options, log)
                 _serve_vllm(process, common or config, roles_to_policies, env, answer)
             else:
                 _serve_here(config, roles_to_policies, env, answer, options.max_waiting)

@@ -22,6 +22,7 @@ interval over tasks: Wilson's for shares of successes or completions, a bootstra
 | `<role>/parse_error` | share of completions that could not be parsed |
 | `<role>/tokens` | tokens of a completion |
 | `<role>/truncated` | share of completions cut at the token limit |
+| `<role>/refused` | share of answers in which a model behind an API refused or wrote no text (absent if there are none) |
 | `<role>/turns` | completions of this role in an episode |
 | `<role>/status/<s>` | share of a completion's program runs that ended so in the sandbox, if its info has `statuses` |
 
@@ -37,7 +38,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pettingllms.evaluation.rollouts import evaluate, held_out, roles_of, seats_of
-    from pettingllms.evaluation.scores import Estimate, Evaluation
+    from pettingllms.evaluation.scores import Evaluation
+    from pettingllms.statistics import Estimate
 
 __all__ = ["Estimate", "Evaluation", "evaluate", "held_out", "roles_of", "seats_of"]
 

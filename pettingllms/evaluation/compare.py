@@ -7,21 +7,27 @@ interval of the difference is narrower than the two intervals side by side sugge
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.coverage import Coverage, coverage
 from pettingllms.evaluation.folder import read_settings, read_trajectories
-from pettingllms.evaluation.scores import (
+from pettingllms.evaluation.scores import Evaluation, intervals, scores_by_task
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.statistics import (
     Difference,
     Estimate,
+    corrected,
     differences,
-    intervals,
-    scores_by_task,
+    is_share,
+    over_seeds,
+    paired_difference,
+    primary,
 )
-from pettingllms.rollout.trajectory import Trajectory
 
 SAME = ("env", "data", "split")
 """Settings that must agree for tasks of the same number to be the same task."""
@@ -54,19 +60,25 @@ class Comparison:
     coverage: tuple[Coverage, ...] = ()
     """Which tasks each side solves within k samples; empty for one sample of each."""
 
+    @property
+    def primary(self) -> str | None:
+        """The score that decides."""
+        return primary(self.differences)
+
     def row(self) -> dict[str, Any]:
         """The record as JSON has it."""
         scores = {
             name: {
                 "first": self.means[name][0]._asdict(),
                 "second": self.means[name][1]._asdict(),
-                "difference": difference._asdict(),
+                "difference": difference._asdict() | {"clear": difference.clear},
             }
             for name, difference in self.differences.items()
         }
         head = {"first": self.first, "second": self.second, "tasks": self.tasks}
         covered = {"coverage": [each.row() for each in self.coverage]} if self.coverage else {}
-        return head | {"alone": self.alone, "scores": scores} | covered
+        more = {"alone": self.alone, "primary": self.primary, "scores": scores}
+        return head | more | covered
 
 
 def paired(
@@ -95,8 +107,31 @@ def paired(
         alone=len(one) + len(two) - 2 * len(both),
         means={name: (ours[name], theirs[name]) for name in found},
         differences=found,
-        coverage=coverage(first, second, seed),
+        coverage=coverage(first, second),
     )
+
+
+def gains_of(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[int, Difference]:
+    """Place of a way of decoding -> what the primary score gained, corrected for each other."""
+    rows = {}
+    for place, (one, two) in enumerate(zip(before, after, strict=True)):
+        name, both = primary(two.scores), [task for task in one.values if task in two.values]
+        if before is not after and name and name in one.scores and both:
+            ones, twos = ([side.values[task] for task in both] for side in (one, two))
+            rows[place] = paired_difference(ones, twos, share=is_share(name), seed=0)
+    return corrected(rows)
+
+
+def together(comparisons: Sequence[Comparison]) -> list[Comparison]:
+    """Comparisons that are shown together: their primary scores are corrected for each other."""
+    rows = {n: each.differences[each.primary] for n, each in enumerate(comparisons) if each.primary}
+    fixed = corrected(rows)
+    return [
+        replace(each, differences={**each.differences, each.primary: fixed[n]})
+        if each.primary
+        else each
+        for n, each in enumerate(comparisons)
+    ]
 
 
 def read_side(spec: str) -> Side:
@@ -123,12 +158,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
     Raises:
         ConfigError: they have different tasks, or have no line-up in common.
     """
-    for name in SAME:
-        one, two = first.settings.get(name), second.settings.get(name)
-        if one != two:
-            raise ConfigError(
-                f"{first.name} and {second.name} cannot be paired: {name} is {one!r} and {two!r}"
-            )
+    _check_same(first, second)
     pairs = [(team, team) for team in first.episodes if team in second.episodes]
     if len(first.episodes) == len(second.episodes) == 1:
         # Where each has one line-up, their titles need not agree: base against adapters, for
@@ -139,7 +169,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
             f"{first.name} has the teams {', '.join(first.episodes)} and {second.name} has "
             f"{', '.join(second.episodes)}: none in common; choose with FOLDER:TEAM"
         )
-    return [
+    found = [
         paired(
             first.episodes[one],
             second.episodes[two],
@@ -148,6 +178,54 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
         )
         for one, two in pairs
     ]
+    return together(found)
+
+
+def _check_same(first: Side, second: Side) -> None:
+    for name in SAME:
+        one, two = first.settings.get(name), second.settings.get(name)
+        if one != two:
+            raise ConfigError(
+                f"{first.name} and {second.name} have other tasks: {name} is {one!r} and {two!r}"
+            )
+
+
+def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
+    """Line-ups that all sides have -> scores on the tasks of all, with intervals over seeds and tasks.
+
+    Args:
+        sides: a method's runs of several seeds; one line-up each, or line-ups of equal titles.
+
+    Raises:
+        ConfigError: they have different tasks, or have no line-up in common.
+    """
+    first, *others = sides
+    for other in others:
+        _check_same(first, other)
+    alone = all(len(side.episodes) == 1 for side in sides)
+    titles = [t for t in first.episodes if alone or all(t in side.episodes for side in sides)]
+    found = {}
+    for title in titles:
+        played = [next(iter(s.episodes.values())) if alone else s.episodes[title] for s in sides]
+        scores = [scores_by_task(episodes) for episodes in played]
+        both = [task for task in scores[0] if all(task in own for own in scores)]
+        names = (
+            [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
+            if both
+            else []
+        )
+        tables = {n: np.array([[own[task][n] for task in both] for own in scores]) for n in names}
+        estimates = {n: over_seeds(values, share=is_share(n)) for n, values in tables.items()}
+        roles = tuple(dict.fromkeys(g.key.role for each in played[0] for g in each.groups))
+        settings = first.settings
+        sizes = (len(both), settings.get("samples", 1), settings.get("greedy", False))
+        found[title] = Evaluation(roles, *sizes, estimates)
+    if not any(each.tasks for each in found.values()):
+        raise ConfigError(
+            f"{', '.join(side.name for side in sides)} have no team with the same tasks in common; "
+            "choose with FOLDER:TEAM"
+        )
+    return found
 
 
 def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:

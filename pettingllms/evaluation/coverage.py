@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from pettingllms.rollout.trajectory import Trajectory
-
-RESAMPLES = 2000
+from pettingllms.statistics import tango
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +32,7 @@ class Coverage:
     neither: int
     low: float
     high: float
-    """95 % interval of (expansion - shrinkage) / tasks, bootstrap over tasks."""
+    """95 % score interval of (expansion - shrinkage) / tasks."""
 
     @property
     def ratio(self) -> float:
@@ -49,9 +48,7 @@ class Coverage:
         return {name: getattr(self, name) for name in names} | {"ratio": ratio}
 
 
-def coverage(
-    first: Sequence[Trajectory], second: Sequence[Trajectory], seed: int
-) -> tuple[Coverage, ...]:
+def coverage(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> tuple[Coverage, ...]:
     """The coverage at k = 1, 2, 4, ... up to the samples that every task of both sides has.
 
     Empty where there is only one sample of a task, or the environment does not say who succeeds.
@@ -59,7 +56,6 @@ def coverage(
     Args:
         first: episodes, for example of the base model.
         second: episodes of the same tasks, for example after training.
-        seed: of the bootstrap.
     """
     one, two = _verdicts(first), _verdicts(second)
     both = [task for task in one if task in two]
@@ -70,24 +66,21 @@ def coverage(
     if sizes[-1] != samples:
         # All samples as well: there it shows best whether a task is solved at all.
         sizes.append(samples)
-    return tuple(_at(k, [(one[task][:k], two[task][:k]) for task in both], seed) for k in sizes)
+    return tuple(_at(k, [(one[task][:k], two[task][:k]) for task in both]) for k in sizes)
 
 
-def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]], seed: int) -> Coverage:
+def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Coverage:
     base = np.array([any(before) for before, _ in pairs])
     after = np.array([any(found) for _, found in pairs])
-    gain = after.astype(float) - base
-    # Whole tasks are drawn, with the verdicts of both sides, because the two are paired.
-    drawn = np.random.default_rng(seed).integers(0, len(gain), (RESAMPLES, len(gain)))
-    low, high = np.quantile(gain[drawn].mean(1), (0.025, 0.975))
+    low, high = tango(after.astype(float) - base)
     return Coverage(
         k,
         preserved=int((base & after).sum()),
         expansion=int((~base & after).sum()),
         shrinkage=int((base & ~after).sum()),
         neither=int((~base & ~after).sum()),
-        low=float(low),
-        high=float(high),
+        low=low,
+        high=high,
     )
 
 

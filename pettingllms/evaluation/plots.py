@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from typing import Any
 
-from pettingllms.evaluation.scores import Estimate, Evaluation
+from pettingllms.evaluation.scores import Evaluation
+from pettingllms.statistics import Estimate
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Okabe and Ito's, distinguishable for color-blind readers."""

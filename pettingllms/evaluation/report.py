@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
-from pettingllms.evaluation.compare import Comparison
+from pettingllms.evaluation.compare import Comparison, gains_of
 from pettingllms.evaluation.rollouts import ADAPTERS, title_of_swap
-from pettingllms.evaluation.scores import Difference, Estimate, Evaluation
+from pettingllms.evaluation.scores import Evaluation
+from pettingllms.statistics import Difference, Estimate, primary
 
 TEAM = {
     "success": "success",
@@ -39,6 +41,7 @@ ROLE = FIRST | {
     "local_reward": "local reward of a completion",
     "parse_error": "unparsable completions",
     "truncated": "truncated completions",
+    "refused": "refused or empty answers",
     "tokens": "tokens of a completion",
     "turns": "completions in an episode",
     "status/": "program runs ended: {}",
@@ -57,11 +60,16 @@ _RESULT = ("success", "overlong", "win/", "draws", "return/")
 ALL = Keys()
 SHORT = Keys(
     ("success", "overlong", "pass@", "maj@", "difficulty/", "win/", "draws", "return/"),
-    (*FIRST, "first_", "parse_error", "tokens"),
+    (*FIRST, "first_", "parse_error", "refused", "tokens"),
 )
 """What a terminal has room for."""
 TRAINING = Keys(_RESULT, (*FIRST, "reward", "parse_error", "truncated", "tokens"))
 TRAINING_SHORT = Keys(_RESULT, (*FIRST, "parse_error"))
+TESTED = (
+    "differences are paired by task, with Tango's interval for shares, else bootstrap; * where the "
+    "exact test (McNemar's, or sign flips) has p < 0.05 after Holm's correction over the rows; the "
+    "primary score, success or return, is tested alone"
+)
 INTERVALS = "in brackets 95 % intervals (over tasks: Wilson for shares, else bootstrap)"
 Evaluations = Mapping[str, Evaluation]
 Table = list[list[str]]
@@ -74,22 +82,25 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
         columns: title -> evaluations, one for each way of decoding, the same ways in every column.
         short: only the most important rows.
     """
-    table = [["", "", "", *columns]]
-    first = next(iter(columns.values()))
+    first, last = next(iter(columns.values())), [*columns.values()][-1]
+    gains = gains_of(first, last)
+    table = [["", "", "", *columns, *["difference"] * bool(gains)]]
     # Of every column: a base that never wrote a program has no score of programs, the team may.
     names = dict.fromkeys(n for column in columns.values() for each in column for n in each.scores)
     for who, label, name in _rows(names, first[0].roles, TRAINING_SHORT if short else TRAINING):
         for place, evaluation in enumerate(first):
             found = [column[place].scores.get(name) for column in columns.values()]
             how = "greedy" if evaluation.greedy else "sampled"
-            table.append([who, label, how, *map(_interval, found)])
+            gain = _gain(gains[place]) if name == primary(names) and place in gains else ""
+            table.append([who, label, how, *map(_interval, found), *[gain] * bool(gains)])
     return table
 
 
 def training_notes(evaluation: Evaluation) -> str:
     """States what the numbers of a training table are of."""
     episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
-    return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}"
+    tested = f"; {TESTED}" if primary(evaluation.scores) else ""
+    return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}{tested}"
 
 
 def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
@@ -135,13 +146,27 @@ def matrix(teams: Evaluations, score: str = "success") -> dict[str, dict[str, Es
     return cells if any(len(row) > 1 for row in cells.values()) else {}
 
 
-def matrix_table(cells: Mapping[str, Mapping[str, Estimate]]) -> Table:
-    """Roles down, policies across; a cell is empty where the policy is the role's own anyway."""
+def matrix_table(
+    cells: Mapping[str, Mapping[str, Estimate]],
+    swaps: Mapping[str, Mapping[str, Difference]] = MappingProxyType({}),
+) -> Table:
+    """Roles down, policies across; a cell is empty where the policy is the role's own anyway.
+
+    Args:
+        cells: of `matrix`.
+        swaps: role -> other role -> its cell less that of the role's own policy.
+    """
+
+    def cell(role: str, other: str) -> str:
+        gain = swaps.get(role, {}).get(other)
+        own = _interval(cells[role].get(other))
+        return own if gain is None else f"{own}, {_gain(gain)}"
+
     others = dict.fromkeys(other for row in cells.values() for other in row)
     header = ["role \\ policy of", *others]
     return [
         header,
-        *([role, *(_interval(row.get(other)) for other in others)] for role, row in cells.items()),
+        *([role, *(cell(role, other) for other in others)] for role in cells),
     ]
 
 
@@ -150,13 +175,15 @@ def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
 
     It has both means, the difference with its interval, and how many tasks rose and fell.
     """
-    table = [["", "", comparison.first, comparison.second, "difference", "more", "less"]]
+    head = ["", "", comparison.first, comparison.second, "difference", "more", "less", "p"]
+    table = [head]
     for who, label, name in _rows(
         comparison.differences, comparison.roles, SHORT if short else ALL
     ):
         one, two = comparison.means[name]
         gain = comparison.differences[name]
         cells = [number(one.mean), number(two.mean), _gain(gain), str(gain.more), str(gain.less)]
+        cells.append(f"{gain.p_holm:.2g}")
         table.append([who, label, *cells])
     return table
 
@@ -178,10 +205,7 @@ def coverage_table(comparison: Comparison) -> Table:
 def notes(comparison: Comparison) -> str:
     """States what the numbers of a comparison are of."""
     left = f"; {comparison.alone} tasks of only one side are left out" if comparison.alone else ""
-    return (
-        f"{comparison.tasks} tasks, paired{left}; in brackets the 95 % interval of the "
-        "difference (bootstrap over tasks), * where it leaves out 0; more, less: tasks"
-    )
+    return f"{comparison.tasks} tasks{left}; {TESTED}; more, less: tasks; p: corrected"
 
 
 def as_text(table: Table) -> str:

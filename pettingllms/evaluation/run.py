@@ -23,10 +23,11 @@ from pettingllms.assembly import (
     name_of_env,
     partners_of,
 )
+from pettingllms.data.catalog import CATALOG
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
-from pettingllms.evaluation.compare import Comparison, paired
+from pettingllms.evaluation.compare import Comparison, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE
 from pettingllms.evaluation.folder import EvalFolder, digest
@@ -44,8 +45,9 @@ from pettingllms.evaluation.rollouts import (
     lineups_of,
     roles_of,
     seats_of,
+    title_of_swap,
 )
-from pettingllms.evaluation.scores import Estimate, Evaluation, summarise
+from pettingllms.evaluation.scores import Evaluation, refusals, scores_by_task, summarise
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -59,9 +61,11 @@ from pettingllms.rollout.files import RESULTS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
+from pettingllms.runs.team import team_of
 from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
+from pettingllms.statistics import Difference, Estimate, corrected, differences
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
@@ -102,7 +106,7 @@ class EvalPlan:
     def settings(self) -> dict[str, Any]:
         """Everything that the results follow from; a folder is resumed with equal settings only."""
         config, embedded = self.config, self.config.embedded
-        data = None if config.dataset is None else Path(config.dataset)
+        data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         return {
             "env": config.env,
             "env_args": config.mapping("env_args"),
@@ -205,10 +209,26 @@ class EvalResult:
         """The other teams that are shown against the first, paired by task."""
         first, *others = self.shown()
         seed = self.plan.sampling.seed
-        return [
-            paired(self.episodes[first], self.episodes[other], (first, other), seed)
-            for other in others
-        ]
+        return together(
+            [
+                paired(self.episodes[first], self.episodes[other], (first, other), seed)
+                for other in others
+            ]
+        )
+
+    def swaps(self) -> dict[str, dict[str, Difference]]:
+        """Role -> other role -> the gain in the matrix's score with the other's policy in the role."""
+        rows = {}
+        for role, row in self.matrix().items():
+            name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
+            own = _of_score(self.episodes[ADAPTERS], name)
+            for other in row.keys() - {role}:
+                theirs = _of_score(self.episodes[title_of_swap(role, other)], name)
+                [rows[role, other]] = differences(own, theirs, self.plan.sampling.seed).values()
+        found: dict[str, dict[str, Difference]] = {}
+        for (role, other), gain in corrected(rows).items():
+            found.setdefault(role, {})[other] = gain
+        return found
 
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
@@ -220,10 +240,17 @@ class EvalResult:
         )
 
     def warnings(self) -> list[str]:
-        """Lists the teams with episodes that a prompt without room in the context ended."""
-        limit = self.plan.sampling.max_new_tokens
-        found = {title: overlong_note(own, limit) for title, own in self.episodes.items()}
-        return [f"{title}: {note}" for title, note in found.items() if note]
+        """Lists the teams with prompts without room in the context, and with refused answers."""
+        limit, found = self.plan.sampling.max_new_tokens, []
+        for title, own in self.episodes.items():
+            if note := overlong_note(own, limit):
+                found.append(f"{title}: {note}")
+            for role, count in refusals(own).items():
+                found.append(
+                    f"{title}: the model of {role} refused {count} times or answered without a text; "
+                    f"these answers are scored as they are ({role}/refused)"
+                )
+        return found
 
     def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The content of results.json; `head` is that of settings.json."""
@@ -238,8 +265,17 @@ class EvalResult:
                 role: {other: list(estimate) for other, estimate in row.items()}
                 for role, row in self.matrix().items()
             },
+            "swaps": {
+                role: {other: gain._asdict() | {"clear": gain.clear} for other, gain in row.items()}
+                for role, row in self.swaps().items()
+            },
             "warnings": self.warnings(),
         }
+
+
+def _of_score(episodes: Sequence[Trajectory], name: str) -> dict[str, dict[str, float]]:
+    """Task -> the score of this name alone, where it has one."""
+    return {t: {name: own[name]} for t, own in scores_by_task(episodes).items() if name in own}
 
 
 # ------------------------------------------------------------------------------------------ plan
@@ -322,8 +358,8 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     config, changes = ATGRPOConfig(), dict(options.over)
     if options.adapters is not None:
         adapters = changes["adapters"] = located_adapters(options.adapters)
-        run = run_of(adapters)
-        config = config if run is None else read_config(run)
+        run, team = run_of(adapters), team_of(Path(adapters), changes.get("env"))
+        config = team or config if run is None else read_config(run)
         # One adapter for all roles is a shared policy, unless the user says otherwise.
         if is_adapter(adapters):
             changes.setdefault("policies", "shared")
@@ -448,7 +484,7 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
     parts.append(report.as_markdown(report.scores_table(result.teams)))
     if cells:
         parts += ["## Roles with the policies of other roles"]
-        parts += [report.as_markdown(report.matrix_table(cells))]
+        parts += [report.as_markdown(report.matrix_table(cells, result.swaps())), report.TESTED]
     parts += [section(gain) for gain in result.gains()]
     title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
     folder.write("results.md", "\n\n".join(parts) + "\n")

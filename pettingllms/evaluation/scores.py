@@ -1,13 +1,10 @@
-"""Scores of episodes: means of each task, their 95 % intervals, pass@k, paired differences.
+"""Scores of episodes: means of each task, their 95 % intervals, pass@k.
 
 Scores are computed from `Trajectory` alone, in memory or read back from trajectories.jsonl, and
 from the candidate of every decision that the episode continued from.
 
 Tasks are the unit of the statistics, never episodes: the episodes of one task are not independent
-of each other. Shares (successes, unparsable completions, ...) get Wilson's score interval, which
-also holds near 0 and 1: 20 successes of 20 are not certainty. Every other score gets percentiles
-of 2000 bootstrap resamples. Where all tasks agree exactly, a bootstrap interval is that one value:
-a limit of the method.
+of each other. `pettingllms.statistics` has the intervals.
 
 pass@k is the unbiased estimate of Chen et al. (arXiv 2107.03374, section 2.1): the chance that at
 least one of k episodes, drawn without replacement from the n of the task, succeeds.
@@ -16,10 +13,9 @@ least one of k episodes, drawn without replacement from the n of the task, succe
 from __future__ import annotations
 
 import math
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -27,47 +23,15 @@ import numpy as np
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation import votes
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.statistics import Estimate, bootstrap, is_share, primary, wilson
 from pettingllms.types import Group
 
-RESAMPLES = 2000
 TaskScores = Mapping[str, float]
 """Score -> its mean over the episodes of one task."""
-_Z = 1.959963984540054
-"""The 97.5th percentile of the normal distribution."""
-_SHARE = re.compile(
-    r"success|overlong|(pass|maj)@\d+|difficulty/.*/success|draws|win/.*"
-    r"|.*/(parse_error|truncated|status/.*|first_passed|first_valid|first_caught)"
-)
-"""Scores whose values lie between 0 and 1 by their definition."""
 _SAME = 1e-9
 """Returns within this tolerance count as equal (float noise)."""
 _COMMON = frozenset({"success", "parse_error", "difficulty"})
 """Entries of an info that have scores of their own."""
-
-
-class Estimate(NamedTuple):
-    """A mean over tasks with its 95 % interval."""
-
-    mean: float
-    low: float
-    high: float
-
-
-class Difference(NamedTuple):
-    """The second minus the first, over the tasks of both."""
-
-    mean: float
-    low: float
-    high: float
-    tasks: int
-    more: int
-    """Tasks with a higher score of the second."""
-    less: int
-
-    @property
-    def clear(self) -> bool:
-        """True if the interval leaves out 0."""
-        return self.low > 0 or self.high < 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +43,8 @@ class Evaluation:
     samples: int
     greedy: bool
     scores: Mapping[str, Estimate]
+    values: TaskScores = field(default_factory=dict)
+    """Task -> its primary score, for comparisons."""
 
     def __repr__(self) -> str:
         # One line in a notebook.
@@ -95,6 +61,7 @@ class Evaluation:
             "tasks": self.tasks,
             "samples": self.samples,
             "greedy": self.greedy,
+            "values": dict(self.values),
         }
         for name, (mean, low, high) in self.scores.items():
             row |= {f"eval/{name}": mean, f"eval/{name}/low": low, f"eval/{name}/high": high}
@@ -112,7 +79,9 @@ class Evaluation:
             name: Estimate(*(row[f"eval/{name}{end}"] for end in ("", "/low", "/high")))
             for name in names
         }
-        return cls(tuple(row["roles"]), row["tasks"], row["samples"], row["greedy"], scores)
+        sizes = (row["tasks"], row["samples"], row["greedy"])
+        # Runs of earlier versions have no values.
+        return cls(tuple(row["roles"]), *sizes, scores, row.get("values", {}))
 
 
 def summarise(
@@ -121,7 +90,9 @@ def summarise(
     """The scores of episodes, with intervals over their tasks; `seed` is the bootstrap's."""
     by_task = scores_by_task(episodes)
     scores = intervals(list(by_task.values()), seed)
-    return Evaluation(tuple(roles), len(by_task), samples, greedy, scores)
+    main = primary(scores)
+    values = {task: own[main] for task, own in by_task.items() if main in own}
+    return Evaluation(tuple(roles), len(by_task), samples, greedy, scores, values)
 
 
 # -------------------------------------------------------------------------------------- statistics
@@ -159,77 +130,9 @@ def intervals(tasks: Sequence[TaskScores], seed: int) -> dict[str, Estimate]:
     scores = {}
     for name in sorted({name for task in tasks for name in task}):
         values = np.array([task[name] for task in tasks if name in task])
-        interval = wilson(values) if _SHARE.fullmatch(name) else _bootstrap(values, seed)
+        interval = wilson(values) if is_share(name) else bootstrap(values, seed)
         scores[name] = Estimate(float(values.mean()), *interval)
     return scores
-
-
-def wilson(values: np.ndarray) -> tuple[float, float]:
-    """Wilson's 95 % score interval, with continuity correction, of the mean of shares of tasks.
-
-    Without the correction it covers a share of 0.99 in only 92 of 100 cases (100 tasks).
-
-    A task with several episodes has a fraction, and its episodes may succeed together.
-    The number of independent trials is therefore estimated from the spread over tasks, with the
-    number of tasks as its least value, which is exact for zeros and ones.
-
-    Args:
-        values: between 0 and 1, one for each task.
-    """
-    tasks, p = len(values), float(values.mean())
-    n = float(tasks)
-    if tasks > 1 and (variance := float(values.var(ddof=1))) > 0:
-        # The mean of n trials has the variance p (1 - p) / n: here that over tasks, divided by
-        # their number.
-        n = max(n, tasks * p * (1 - p) / variance)
-    return wilson_of(p, n)
-
-
-def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
-    """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number.
-
-    Args:
-        p: between 0 and 1.
-        n: above 0.
-        z: the quantile that corresponds to the confidence; 95 % by default.
-    """
-    # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4. Below two trials a root may be
-    # of a negative number: then the end is that of the range.
-    below = z * math.sqrt(max(0.0, z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1)))
-    above = z * math.sqrt(max(0.0, z**2 + 2 - 1 / n + 4 * p * (n * (1 - p) - 1)))
-    low, high = ((2 * n * p + z**2 + reach) / (2 * (n + z**2)) for reach in (-1 - below, 1 + above))
-    # The mean is inside by theory; the limits keep rounding from denying it.
-    return max(0.0, min(p, low)), min(1.0, max(p, high))
-
-
-def differences(
-    first: Mapping[str, TaskScores], second: Mapping[str, TaskScores], seed: int
-) -> dict[str, Difference]:
-    """The second minus the first for every score that both have, paired by task.
-
-    Args:
-        first: task -> its scores.
-        second: task -> its scores; tasks that only one of the two has are left out.
-        seed: of the resampling.
-    """
-    pairs = [(first[task], second[task]) for task in first if task in second]
-    found = {}
-    for name in sorted({name for one, _ in pairs for name in one}):
-        gains = np.array(
-            [two[name] - one[name] for one, two in pairs if {name} <= one.keys() & two]
-        )
-        if len(gains):
-            more, less = int((gains > 0).sum()), int((gains < 0).sum())
-            interval = _bootstrap(gains, seed)
-            found[name] = Difference(float(gains.mean()), *interval, len(gains), more, less)
-    return found
-
-
-def _bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
-    # One seed for every score, so that scores over the same tasks share their resamples.
-    picks = np.random.default_rng(seed).integers(len(values), size=(RESAMPLES, len(values)))
-    low, high = np.percentile(values[picks].mean(axis=1), [2.5, 97.5])
-    return float(low), float(high)
 
 
 # -------------------------------------------------------------------------------- scores of a task
@@ -248,12 +151,19 @@ def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]
         cooperative=any(episode.cooperative for episode in episodes),
         success=any(episode.success is not None for episode in episodes),
         overlong=any(episode.overlong is not None for episode in episodes),
+        refused=bool(refusals(episodes)),
         answers=any(votes.answer_of(episode) is not None for episode in episodes),
     )
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
         by_task[episode.task.id].append(episode)
     return {task: _task_scores(its, facts) for task, its in by_task.items()}
+
+
+def refusals(episodes: Iterable[Trajectory]) -> Counter[str]:
+    """Role -> answers that a model behind an API refused, or that had no text."""
+    groups = (group for episode in episodes for group in episode.groups)
+    return Counter(group.key.role for group in groups if group.chosen.completion.refused)
 
 
 class _Facts(NamedTuple):
@@ -269,6 +179,8 @@ class _Facts(NamedTuple):
     """Whether the environment reports success."""
     overlong: bool
     """Whether a prompt without room ended any episode."""
+    refused: bool
+    """Whether a model behind an API refused any answer, or answered without a text."""
     answers: bool
     """Whether any episode ended with an answer that can be voted on."""
 
@@ -311,7 +223,7 @@ def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, flo
         _add_returns(values, episode, facts)
         for group in episode.groups:
             role = group.key.role
-            _add_completion_scores(values, group, facts.reported[role], facts.statuses[role])
+            _add_completion_scores(values, group, facts)
         for role, number in Counter(group.key.role for group in episode.groups).items():
             values[f"{role}/turns"].append(number)
     verdicts = values.get("success", [])
@@ -369,8 +281,7 @@ def _add_returns(values: Mapping[str, list[float]], episode: Trajectory, facts: 
 def _add_completion_scores(
     values: Mapping[str, list[float]],
     group: Group,
-    reported: Sequence[str],
-    statuses: Sequence[str],
+    facts: _Facts,
 ) -> None:
     role, chosen = group.key.role, group.chosen
     info, completion = chosen.info, chosen.completion
@@ -381,12 +292,14 @@ def _add_completion_scores(
     if completion.token_ids:  # what a model behind an API wrote has none
         values[f"{role}/tokens"].append(len(completion.token_ids))
     values[f"{role}/truncated"].append(completion.truncated)
+    if facts.refused:
+        values[f"{role}/refused"].append(completion.refused)
     if ended := _ended(info):
-        for status in statuses:
+        for status in facts.statuses[role]:
             values[f"{role}/status/{status}"].append(ended.count(status) / len(ended))
     if group.key.turn == 0:
         values[f"{role}/first_local_reward"].append(chosen.local_reward)
-        for name in reported:
+        for name in facts.reported[role]:
             # A completion that cannot be parsed reports nothing, and must not raise the mean by its
             # absence.
             values[f"{role}/first_{name}"].append(_number(info, name) or 0.0)

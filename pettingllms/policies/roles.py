@@ -17,7 +17,7 @@ from pettingllms.types import role_of
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_FILES = (".yaml", ".yml", ".json")
+POLICY_FILES = (".yaml", ".yml", ".json")
 _WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
 
 
@@ -51,14 +51,14 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
         pairs = {agent: agent for agent in agents}
     elif _for_all(spec):
         pairs = dict.fromkeys(roles, spec)
-    elif Path(spec).suffix in _FILES:
+    elif Path(spec).suffix in POLICY_FILES:
         pairs = _from_file(Path(spec))
     elif "=" in spec:
         pairs = _from_pairs(spec)
     else:
         raise ConfigError(
             f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(_FILES)} file; {did_you_mean(spec, _WORDS)}"
+            f"{'/'.join(POLICY_FILES)} file; {did_you_mean(spec, _WORDS)}"
         )
     return _checked(pairs, roles, agents)
 
@@ -71,7 +71,7 @@ def only_partners(spec: str) -> bool:
     """
     if _for_all(spec):
         return True
-    if Path(spec).suffix in _FILES:
+    if Path(spec).suffix in POLICY_FILES:
         return all(map(is_partner, _from_file(Path(spec)).values()))
     return "=" in spec and all(map(is_partner, _from_pairs(spec).values()))
 

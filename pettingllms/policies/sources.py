@@ -30,6 +30,8 @@ from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, 
 
 _HUB_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _RUN = "config.yaml"
+TEAM = "team.json"
+"""Settings of a shared team, beside its adapters; `pettingllms.runs.team` reads it."""
 HUB = "hub:"
 """What the name of a repository on the hub may begin with, which tells it from a folder's."""
 
@@ -220,7 +222,7 @@ def _located(source: str, role: str | None = None) -> Path:
         # hold much more.
         patterns = [
             f"{any_depth}{name}" for any_depth in ("", "*/") for name in (CONFIG_FILE, WEIGHTS_FILE)
-        ]
+        ] + [TEAM]
         folder = _from_hub(
             hub["name"], hub["revision"], patterns, f"adapters: there is no folder {source}"
         )

@@ -34,6 +34,7 @@ lines, `FORMAT` 1; keys that only one of them has are marked:
             completion      its text
             token_ids       its tokens, the end-of-turn token included
             truncated       whether it was cut at the token limit
+            refused         true where a model behind an API refused or wrote no text; else absent
             logprob         sum over its tokens, in nats; null in a record that was read back
             reward          alpha * team_reward + local_reward
             team_reward, local_reward
@@ -108,6 +109,7 @@ class CandidateRow(TypedDict):
     advantage: float | Sequence[float] | None
     chosen: bool
     info: dict[str, Any]
+    refused: NotRequired[bool]
     credited: NotRequired[float]
     later: NotRequired[LaterRow]
 

@@ -282,6 +282,8 @@ def _candidate(candidate: Candidate) -> CandidateRow:
         "chosen": candidate.chosen,
         "info": dict(candidate.info),
     }
+    if completion.refused:
+        row["refused"] = True
     if candidate.credited is not None:
         row["credited"] = candidate.credited
     if candidate.later is not None:
@@ -314,6 +316,7 @@ def _group(task: Task, episode: int, row: DecisionRow) -> Group:
                 text=each["completion"],
                 truncated=each["truncated"],
                 version=row["version"],
+                refused=each.get("refused", False),
             ),
             reward=each["reward"],
             team_reward=each["team_reward"],

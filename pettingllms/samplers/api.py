@@ -259,6 +259,7 @@ def _completion(request: Request, reply: ApiReply) -> Completion:
         text=without_control_tokens(without_ending(reply.text)),
         truncated=reply.truncated,
         version=0,
+        refused=reply.refused,
     )
 
 

@@ -227,15 +227,17 @@ class ApiCall:
         if not isinstance(first, dict) or not isinstance(message, dict):
             raise self._nonsense(found, cost)
         text, truncated = message.get("content"), first.get("finish_reason") == "length"
-        # A refusal is what the model answered, and no failure of the server.
-        if text is None and isinstance(message.get("refusal"), str):
-            text = message["refusal"]
-        if text is None and truncated:
-            text = ""  # all of its tokens went into thoughts that the server keeps
+        refusal = message.get("refusal")
+        # A refusal is what the model answered, and no failure of the server; so is a message without
+        # a text, which asking again would not change. Where it was cut, thoughts took all tokens.
+        refused = (text is None and not truncated) or bool(refusal)
+        if text is None:
+            text = refusal if isinstance(refusal, str) else ""
         if not isinstance(text, str):
             raise self._nonsense(found, cost)
+        filtered = first.get("finish_reason") == "content_filter"
         return Answer(
-            ApiReply(self._clean(text), truncated),
+            ApiReply(self._clean(text), truncated, refused or filtered),
             cost,
             self._clean(str(found.get("model")))[:_SHOWN],
         )

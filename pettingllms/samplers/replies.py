@@ -3,7 +3,7 @@
     samples.jsonl   a line for each reply, written before its thread asks for another
         key                 digest of the decision: policy, prompt, seed and settings of sampling
         policy              api:MODEL
-        text, truncated     the reply; null where none came
+        text, truncated, refused    the reply; null where none came
         prompt_tokens, completion_tokens
         estimated           whether the server did not count them, so that we did
         model               the name of the model as the server gave it
@@ -32,6 +32,8 @@ class ApiReply(NamedTuple):
     text: str
     truncated: bool
     """Whether it was cut at the token limit."""
+    refused: bool = False
+    """Whether the model refused, or answered without a text."""
 
 
 class Cost(NamedTuple):
@@ -117,6 +119,7 @@ class ReplyLog:
             "policy": policy,
             "text": None if reply is None else reply.text,
             "truncated": None if reply is None else reply.truncated,
+            "refused": None if reply is None else reply.refused,
             "prompt_tokens": cost.prompt,
             "completion_tokens": cost.completion,
             "estimated": cost.estimated,
@@ -156,7 +159,7 @@ class ReplyLog:
             ) from error
         self.spent += cost
         if text is not None:
-            self._known[str(key)] = ApiReply(str(text), bool(truncated))
+            self._known[str(key)] = ApiReply(str(text), bool(truncated), bool(row.get("refused")))
 
 
 def _append(path: Path, row: dict[str, Any]) -> None:

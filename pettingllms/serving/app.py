@@ -17,13 +17,14 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, Protocol
 
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from pettingllms.envs.questions import PLACE, RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.serving.http import EventStream, body_of, guarded, unless_gone
+from pettingllms.serving.http import EventStream, body_of, guarded, refused, unless_gone
 from pettingllms.serving.requests import MESSAGES, PROMPT, TEAM, RequestReader, plain
 from pettingllms.serving.team import TeamPlayer
 from pettingllms.serving.team_stream import TeamAnswer
@@ -156,7 +157,15 @@ def application(server: TeamServer, key: str | None) -> Starlette:
         ("/tokenize", interface.tokenize, "POST"),
         ("/detokenize", interface.detokenize, "POST"),
     ]
+
+    async def unknown(request: HttpRequest, error: Exception) -> Response:
+        status = error.status_code if isinstance(error, HTTPException) else 500
+        what = f"no {request.method} {request.url.path} here" if status < 500 else "internal error"
+        paths = ", ".join(f"{method} {path}" for path, _, method in routes)
+        return refused(status, f"{what}; there are {paths}" if status < 500 else what)
+
     return Starlette(
+        exception_handlers={HTTPException: unknown, Exception: unknown},
         routes=[
             Route("/health", interface.health),
             *(Route(path, guarded(do, key), methods=[method]) for path, do, method in routes),

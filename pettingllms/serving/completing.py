@@ -17,6 +17,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.continuous import Row, Token, rows_of
 from pettingllms.serving.choices import Choice, Stops, TextStream, WholeText
+from pettingllms.serving.worker import Stopped
 from pettingllms.types import Completion, Request
 
 
@@ -32,6 +33,8 @@ class Piece(NamedTuple):
 
 News = Sequence[Piece] | PettingLLMsError | None
 """New pieces, or None when all choices have ended, or why nothing more comes."""
+MOST_UNREAD = 1024
+"""Events that may wait for a client, beside those in the buffers of its connection."""
 Listener = Callable[[News], None]
 """Hears of a job, in the worker's thread."""
 
@@ -79,7 +82,7 @@ class Completing:
         ]
         self.scores: dict[int, Sequence[Token]] = {}
         """Number of a prompt -> its tokens from the second on."""
-        self._open = len(self.choices)
+        self.size = self._open = len(self.choices)
 
     def rows(self) -> list[Row]:
         """A row for each choice."""
@@ -131,23 +134,37 @@ class Completing:
 
 
 class Inbox:
-    """The news of a job, passed on to an event loop."""
+    """The news of a job, passed on to an event loop.
 
-    def __init__(self, *, pieces: bool) -> None:
+    Args:
+        pieces: whether the pieces are wanted, or the end alone.
+        leave: called where a client does not read; what was sampled so far and an error await it.
+    """
+
+    def __init__(self, *, pieces: bool, leave: Callable[[], None] = lambda: None) -> None:
         self._loop = asyncio.get_running_loop()
         self._queue: asyncio.Queue[News] = asyncio.Queue()
-        self._wants_pieces = pieces
+        self._wants_pieces, self._leave = pieces, leave
+        self._given = self._taken = 0
 
     def __call__(self, news: News) -> None:
         """Takes news in the worker's thread."""
         # An event loop that waits for the whole would be woken for every token.
         if self._wants_pieces or not isinstance(news, Sequence):
+            unread = self._given - self._taken
+            if unread > MOST_UNREAD:
+                return
+            self._given += 1
+            if unread == MOST_UNREAD:
+                self._leave()
+                news = Stopped(f"{unread} events were not read; read them as they come")
             with contextlib.suppress(RuntimeError):  # the loop is gone, and nobody listens
                 self._loop.call_soon_threadsafe(self._queue.put_nowait, news)
 
     async def pieces(self) -> AsyncIterator[Sequence[Piece]]:
         """The pieces as they come, to the end; raises why there are no more."""
         while (news := await self._queue.get()) is not None:
+            self._taken += 1
             if isinstance(news, PettingLLMsError):
                 raise news
             yield news

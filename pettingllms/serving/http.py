@@ -57,8 +57,10 @@ def guarded(handler: Handler, key: str | None) -> Handler:
 
 def authorized(header: str | None, key: str | None) -> bool:
     """Checks a request's `Authorization` for the key, in a time that does not depend on the key."""
-    given = (header or "").encode()
-    return key is None or secrets.compare_digest(given, f"Bearer {key}".encode())
+    scheme, _, given = (header or "").strip().partition(" ")
+    # The name of a scheme may be written in any case (RFC 9110, section 11.1).
+    known = scheme.lower() == "bearer"
+    return key is None or (known and secrets.compare_digest(given.strip().encode(), key.encode()))
 
 
 def status_of(error: PettingLLMsError) -> int:

@@ -58,8 +58,26 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "ignore_eos": (False,),
     "skip_special_tokens": (True,),
     "add_generation_prompt": (True,),
+    "add_special_tokens": (False,),
+    "bad_words": ([],),
+    "chat_template_kwargs": ({},),
+    "continue_final_message": (False,),
+    "early_stopping": (False,),
+    "echo": (False,),
+    "include_reasoning": (True,),
+    "include_stop_str_in_output": (False,),
+    "length_penalty": (1,),
+    "min_tokens": (0,),
+    "priority": (0,),
+    "return_token_ids": (False,),
+    "return_tokens_as_token_ids": (False,),
+    "spaces_between_special_tokens": (True,),
+    "stop_token_ids": ([],),
+    "use_beam_search": (False,),
 }
 """Values with which a parameter changes nothing."""
+_STREAMED = ("continuous_usage_stats", "include_obfuscation")
+"""Options of streams that are not there, and may be false."""
 _ROLES = ("system", "developer", "user", "assistant")
 
 
@@ -399,7 +417,8 @@ def seed_of(body: Mapping[str, Any]) -> int:
 
 def _usage(body: Mapping[str, Any]) -> bool:
     options = body.get("stream_options") or {}
-    if not isinstance(options, dict) or not options.keys() <= {"include_usage"}:
+    known = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
+    if not known or any(options.get(name) for name in _STREAMED):
         raise ConfigError(
             f"stream_options may hold include_usage only, got {str(body['stream_options'])[:80]}"
         )

@@ -24,7 +24,7 @@ from pettingllms.serving.worker import Ends, Worker
 from pettingllms.types import Completion, Request
 
 MOST_WAITING = 256
-"""Requests that may wait for their first token."""
+"""Completions that may wait for their first token."""
 _READERS = 2
 """Threads that turn bodies into tokens, which may take a moment for a long one."""
 _CLOSE_SECONDS = 0.5
@@ -37,7 +37,7 @@ class RoleServer:
         policies: the roles and their weights; sampled from a thread of this server alone.
         max_tokens: length of a completion if the request does not set it.
         env: the team's environment, for the prompts of its roles; None: the chat template alone.
-        most_waiting: requests that may wait; one more is refused with 429.
+        most_waiting: completions that may wait; more are refused with 429.
 
     Raises:
         ConfigError: requests that come and go cannot share a batch of this model.
@@ -89,7 +89,7 @@ class RoleServer:
         loop = asyncio.get_running_loop()
         # Off the event loop: tokenizing a long prompt would hold up all other clients.
         wanted = await loop.run_in_executor(self._readers, self.reader.read, body, form)
-        inbox = Inbox(pieces=wanted.stream)
+        inbox = Inbox(pieces=wanted.stream, leave=lambda: self.worker.leave(job))
         policy = self.policies.policy_for(wanted.role)
         chat = self.policies.chat_for(policy)
         job = Completing(

@@ -8,11 +8,46 @@ from collections.abc import Callable
 
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 FINISH_SECONDS = 1.0
 """What requests in progress get to finish."""
 STOP_SECONDS = 3
 """When connections that are still open are cut."""
+
+
+HEADER_SECONDS = 10.0
+"""Time for the headers of a request to arrive, from the connection or its first byte on."""
+
+
+class Protocol(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """Closes connections whose headers never come, which uvicorn would keep."""
+
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """Begins to wait for a request."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Reads; of a request that has begun the handler decides."""
+        super().data_received(data)
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Ends the wait."""
+        super().connection_lost(exc)
+        if self._late is not None:
+            self._late.cancel()
+
+    def _watch(self) -> None:
+        if self.cycle is None or self.cycle.response_complete:  # between requests, or in headers
+            if self._late is None:
+                self._late = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+        elif self._late is not None:
+            self._late.cancel()
+            self._late = None
 
 
 class _Server(uvicorn.Server):
@@ -40,6 +75,9 @@ def serve(
         end_requests: called from the event loop to give the requests in progress an early end.
     """
     settings = uvicorn.Config(
-        application, log_level="warning", timeout_graceful_shutdown=STOP_SECONDS
+        application,
+        http=Protocol,
+        log_level="warning",
+        timeout_graceful_shutdown=STOP_SECONDS,
     )
     _Server(settings, end_requests).run(sockets=[listening])

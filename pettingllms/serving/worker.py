@@ -1,9 +1,9 @@
 """One thread that samples for all requests at once.
 
-Requests stand in a queue of bounded length. Before every step the thread takes rows from its head as long as
-they fit into the cache, so that a request with many completions does not hold up the steps of the others;
-rows leave with their last token, with a stop string, or when whoever asked has gone. Policies have a batch each, whose
-steps take turns.
+Completions wait in a queue of bounded length. Before every step the thread takes a row of each request in turn
+as long as they fit into the cache. A part of the cache is kept for requests without a row, so that one with
+many completions holds up nobody. Rows leave with their last token, with a stop string, or when whoever asked
+has gone. Policies have a batch each, whose steps take turns.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ PROMPT_TOKENS = 4096
 
 SCORED_TOKENS = 1024
 """The same where prompts are scored, which takes memory for the whole vocabulary at each position."""
+FURTHER = 0.75
+"""Share of the cache that rows of requests with other rows in it may fill."""
 
 
 class QueueFull(PettingLLMsError, RuntimeError):
-    """So many requests are waiting that one more is refused."""
+    """So many completions are waiting that more are refused."""
 
 
 class Stopped(PettingLLMsError, RuntimeError):
@@ -44,6 +46,8 @@ class Job(Protocol):
     """A request: rows of one policy, and who takes their tokens. Called by the worker's thread."""
 
     policy: str
+    size: int
+    """Number of rows."""
 
     def rows(self) -> list[Row]:
         """The rows, made when their turn comes; the key of each is the job and a number."""
@@ -83,7 +87,8 @@ class Worker:
     Args:
         model: policy -> the model that samples it, in evaluation mode.
         ends: policy -> the tokens that end its completions.
-        most_waiting: jobs that may wait for their first token.
+        most_waiting: completions that may wait for their first token, those of all jobs together;
+            where none waits, a job of any size may.
         tokens_per_batch: bound on the positions in the caches at one time, of all policies together.
     """
 
@@ -103,9 +108,11 @@ class Worker:
         self._waiting: deque[Job] = deque()
         self._left: list[Job] = []
         self._closed = False
+        self._queued = 0
+        """Completions that are in no batch yet."""
         # The thread's own.
-        self._head: tuple[Job, deque[Row]] | None = None
-        """The job whose rows are being taken in, and those that are not yet."""
+        self._entering: dict[Job, deque[Row]] = {}
+        """Jobs and their rows that are in no batch yet, in the order of their turns."""
         self._live: set[Key] = set()
         """The rows in the batches, and those on their way into one."""
         self._thread = threading.Thread(target=self._run, name="sampling", daemon=True)
@@ -118,8 +125,8 @@ class Worker:
 
     @property
     def waiting(self) -> int:
-        """Jobs in the queue."""
-        return len(self._waiting)
+        """Completions that are in no batch yet."""
+        return self._queued
 
     @property
     def running(self) -> bool:
@@ -136,10 +143,9 @@ class Worker:
         with self._changed:
             if self._closed:
                 raise Stopped("the server is stopping")
-            if len(self._waiting) >= self._most_waiting:
-                raise QueueFull(
-                    f"{len(self._waiting)} requests are waiting already; try again later"
-                )
+            if self._queued and self._queued + job.size > self._most_waiting:
+                raise QueueFull(f"{self._queued} completions are waiting already; try again later")
+            self._queued += job.size
             self._waiting.append(job)
             self._changed.notify()
 
@@ -148,6 +154,7 @@ class Worker:
         with self._changed:
             if job in self._waiting:
                 self._waiting.remove(job)
+                self._queued -= job.size
             else:
                 self._left.append(job)
                 self._changed.notify()
@@ -183,7 +190,7 @@ class Worker:
         """Waits until there is something to do; False: the worker is closed."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._closed or self._waiting or self._left or self._live or self._head
+                lambda: self._closed or self._waiting or self._left or self._live or self._entering
             )
             return not self._closed
 
@@ -193,47 +200,54 @@ class Worker:
             left, self._left = self._left, []
         for job in left:
             self._remove([key for key in self._live if key[0] is job])
-            if self._head is not None and self._head[0] is job:
-                self._head = None
+            self._count(-len(self._entering.pop(job, ())))
 
     def _step(self, policy: str) -> None:
         self._hand_out(self._batches[policy].step())
 
     def _next_rows(self) -> None:
-        """Lets rows from the head of the queue join, as many as fit."""
+        """Lets rows join, one of each job in turn, as many as fit."""
+        with self._changed:
+            new, self._waiting = self._waiting, deque()
+            # The jobs first: should their rows fail, they are among those that learn of it.
+            self._entering.update((job, deque()) for job in new)
+        for job in new:
+            self._entering[job].extend(job.rows())
         joining: dict[str, list[Row]] = {}
-        while self._take_head():
-            assert self._head is not None
-            job, rows = self._head
-            if rows and not self._fits(job.policy, rows[0], joining):
-                break
+        full: set[Job] = set()
+        while turn := [each for each in self._entering if each not in full]:
+            job = turn[0]
+            rows = self._entering.pop(job)
+            if not self._fits(job, rows[0], joining):
+                # In its place: who has no row yet waits in front of all who came later.
+                self._entering = {job: rows, **self._entering}
+                if not self._has_row(job):
+                    break
+                full.add(job)
+                continue
+            row = rows.popleft()
+            # Before it is computed, so that a failure finds the jobs of all rows on their way.
+            self._live.add((job, row.key[1]))
+            self._count(-1)
+            joining.setdefault(job.policy, []).append(row)
             if rows:
-                row = rows.popleft()
-                # Before it is computed, so that a failure finds the jobs of all rows on their way.
-                self._live.add((job, row.key[1]))
-                joining.setdefault(job.policy, []).append(row)
-            if not rows:
-                self._head = None
-        for policy, new in joining.items():
-            added = self._batches[policy].add(new)
+                self._entering[job] = rows  # at the end
+        for policy, ready in joining.items():
+            added = self._batches[policy].add(ready)
             # Only scored: such a row has no token that could end it.
-            ended = [row.key for row in new if not row.params.max_new_tokens]
+            ended = [row.key for row in ready if not row.params.max_new_tokens]
             self._hand_out(added.drawn, added.prompts, ended)
 
-    def _take_head(self) -> bool:
-        """Makes the rows of the next job that waits, if the last one's are all taken in."""
-        if self._head is None:
-            with self._changed:
-                if not self._waiting:
-                    return False
-                job = self._waiting.popleft()
-            # The job first: should its rows fail, it is among those that learn of it.
-            self._head = job, deque()
-            self._head[1].extend(job.rows())
-        return True
+    def _count(self, more: int) -> None:
+        with self._changed:
+            self._queued += more
 
-    def _fits(self, policy: str, row: Row, joining: Mapping[str, Sequence[Row]]) -> bool:
-        """Returns whether one more row may join before the next step."""
+    def _has_row(self, job: Job) -> bool:
+        return any(each is job for each, _ in self._live)
+
+    def _fits(self, job: Job, row: Row, joining: Mapping[str, Sequence[Row]]) -> bool:
+        """Returns whether one more row of a job may join before the next step."""
+        policy = job.policy
         new = [*joining.get(policy, ()), row]
         prompts = {each.prompt_ids for each in new}
         limit = SCORED_TOKENS if any(each.score_prompt for each in new) else PROMPT_TOKENS
@@ -247,7 +261,8 @@ class Worker:
             longest = max([batch.longest, *map(_length, more)])
             used += (len(batch) + len(more)) * longest
         # A row that alone exceeds the bound is computed alone; it would otherwise wait forever.
-        return used <= self._tokens or len(self._live) == 0
+        most = self._tokens * (FURTHER if self._has_row(job) else 1)
+        return used <= most or len(self._live) == 0
 
     def _hand_out(
         self,
@@ -290,7 +305,8 @@ class Worker:
             logger.exception("sampling failed; the requests in progress are lost")
             self._fail(self._jobs(), Stopped(f"sampling failed: {str(error)[:200]}"))
             self._live.clear()
-            self._head = None
+            self._count(-sum(map(len, self._entering.values())))
+            self._entering.clear()
             # A batch that failed in the middle of a step has rows of different lengths in its
             # cache.
             self._batches = {policy: self._batch(policy) for policy in self._batches}
@@ -300,9 +316,8 @@ class Worker:
         return ContinuousBatch(partial(self._model, policy), ends.ids, ends.pad_id)
 
     def _jobs(self) -> list[Job]:
-        """The jobs that have rows in the batch."""
-        head = [] if self._head is None else [self._head[0]]
-        return list(dict.fromkeys([*head, *(job for job, _ in self._live)]))
+        """The jobs that have rows in the batch, or are about to."""
+        return list(dict.fromkeys([*self._entering, *(job for job, _ in self._live)]))
 
     def _fail(self, jobs: Iterable[Job], error: PettingLLMsError) -> None:
         for job in jobs:

@@ -5,10 +5,10 @@
         curves.png                    success and reward, step by step
         POLICY/adapter_config.json    an adapter as PEFT saves it, for each policy
                adapter_model.safetensors
+        team.json                     environment, base, policies, and each role's prompt: inert data
 
-Settings are on the card, for people. They are no file that a program would follow: whoever evaluates
-shared adapters says the environment, the model and the policies, as the card's command does. What is
-about this machine and no other (paths, addresses, keys) is left out.
+`pettingllms-eval` and `pettingllms-serve` take such a folder or repository as it is (`pettingllms.runs.team`).
+What is about this machine and no other (paths, addresses, keys) is left out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,20 @@ import json
 import shutil
 from pathlib import Path
 
-from pettingllms.errors import ConfigError, RunFolderError
-from pettingllms.policies.sources import HUB
+from pettingllms.assembly import make_env
+from pettingllms.envs.aec import clone_env, observe_text
+from pettingllms.envs.questions import role_prompts
+from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError
+from pettingllms.policies.roles import parse_policies
+from pettingllms.policies.sources import HUB, TEAM
 from pettingllms.policies.weights import CONFIG_FILE, WEIGHTS_FILE, read_config, write_directory
 from pettingllms.rollout.files import SUMMARY
 from pettingllms.runs import read_config as read_settings
-from pettingllms.sharing.card import CURVES, SharedRun, card_of
+from pettingllms.runs.team import team_text
+from pettingllms.sharing.card import CURVES, SharedRun, card_of, public_settings
 from pettingllms.sharing.hub import check_target, upload
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.types import role_of
 
 CARD = "README.md"
 
@@ -112,7 +118,11 @@ def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
         curves = shared.run / CURVES
         if curves.is_file():
             shutil.copyfile(curves, fresh / CURVES)
-        (fresh / CARD).write_text(card_of(shared, to), encoding="utf-8")
+        prompts = prompts_of(shared.config)
+        (fresh / CARD).write_text(card_of(shared, to, prompts), encoding="utf-8")
+        policies = parse_policies(shared.config.policies, shared.roles)
+        text = team_text(shared.config, public_settings(shared.config), prompts, policies)
+        (fresh / TEAM).write_text(text, encoding="utf-8")
 
     try:
         write_directory(folder, fill)
@@ -121,6 +131,23 @@ def write_shared(shared: SharedRun, folder: Path, to: str) -> None:
             f"{folder} cannot be written: {error.strerror}; free space, fix permissions, or choose "
             "another --to"
         ) from error
+
+
+def prompts_of(config: ResolvedConfig) -> dict[str, dict[str, str]]:
+    """Role -> its first prompt: the text `before` and `after` a question, or an `example`.
+
+    Nothing where the environment cannot be made here any more.
+    """
+    try:
+        env = make_env(config, "test")
+        if asked := role_prompts(env):
+            return {role: prompt._asdict() for role, prompt in asked.items()}
+        env = clone_env(env)
+        env.reset(seed=0)
+        seen = [(role_of(agent), observe_text(env, agent)) for agent in env.possible_agents]
+    except PettingLLMsError:
+        return {}
+    return {role: {"example": text} for role, text in reversed(seen)}
 
 
 def _copy_adapter(adapter: Path, target: Path, base: str) -> None:
@@ -145,7 +172,7 @@ def _check_folder(folder: Path) -> None:
         raise ConfigError(f"--to {folder} is a file; give a folder, or hub:NAME")
     inside = {path.name for path in folder.iterdir()} if folder.is_dir() else set()
     adapters = {name for name in inside if (folder / name / CONFIG_FILE).is_file()}
-    others = sorted(inside - adapters - {CARD, CURVES})
+    others = sorted(inside - adapters - {CARD, CURVES, TEAM})
     # A folder with adapters but no card was not written by `share`.
     if others or (inside and CARD not in inside):
         raise ConfigError(

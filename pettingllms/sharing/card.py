@@ -19,7 +19,7 @@ from huggingface_hub.errors import HfHubHTTPError
 from pettingllms import __version__
 from pettingllms.data import reach
 from pettingllms.models import DEFAULT, shipped
-from pettingllms.policies.roles import parse_policies
+from pettingllms.policies.roles import is_own, parse_policies
 from pettingllms.policies.sources import HUB
 from pettingllms.runs import versions
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
@@ -85,8 +85,11 @@ class SharedRun(NamedTuple):
         return {base_name(own): own for own, _ in groups}
 
 
-def card_of(shared: SharedRun, to: str) -> str:
-    """The text of the card, for adapters that are shared as `to`: `hub:NAME` or a folder."""
+def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]) -> str:
+    """The text of the card, for adapters that are shared as `to`: `hub:NAME` or a folder.
+
+    `prompts` are those of team.json.
+    """
     config, name = shared.config, Path(to.removeprefix(HUB)).name
     rights = {base: license_of(own) for base, own in shared.bases.items()}
     policies = parse_policies(config.policies, shared.roles)
@@ -105,8 +108,13 @@ def card_of(shared: SharedRun, to: str) -> str:
         *([f"![Success and reward by step]({CURVES})\n"] * (shared.run / CURVES).is_file()),
         "## Use\n",
         f"```bash\n{evaluation_command(shared, to)}\n```\n",
-        "With PEFT alone, the adapter of one role:\n",
-        f"```python\n{_peft(shared, to)}\n```\n",
+        f"```bash\n{shlex.join(['pettingllms-serve', _public(to)])}\n```\n",
+        *(
+            f"With PEFT alone, `{role}` in its own prompt:\n\n"
+            f"```python\n{_snippet(shared, to, role, prompts.get(role, {}))}\n```\n"
+            for role, policy in policies.items()
+            if is_own(policy)
+        ),
         "## Made by\n",
         f"```bash\n{training_command(config)}\n```\n",
         f"Base model: {', '.join(f'`{base}`' for base in rights)}. Tasks: {source}. Seed {config.seed}.\n",
@@ -238,18 +246,29 @@ def _front(shared: SharedRun, rights: Mapping[str, str | None]) -> dict[str, Any
     return front | {"tags": sorted(tags)}
 
 
-def _peft(shared: SharedRun, to: str) -> str:
-    own = shared.adapters[0].name if shared.adapters else "POLICY"
-    where = _public(to).removeprefix(HUB)
-    config = own_settings(shared.config, own)
-    first = "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM\n"
-    of = repr(base_name(config))
+def _snippet(shared: SharedRun, to: str, role: str, prompt: Mapping[str, str]) -> str:
+    """A program that asks one role with PEFT alone, in the prompt of its training."""
+    policy = parse_policies(shared.config.policies, shared.roles)[role]
+    config = own_settings(shared.config, policy)
+    of = f"base = {base_name(config)!r}"
     if config.embedded:
-        first += "from pettingllms.models import SHIPPED\n"
-        of = f"SHIPPED[{shipped(config.model)!r}]"
+        of = f"from pettingllms.models import SHIPPED\n\nbase = SHIPPED[{shipped(config.model)!r}]"
+    text = f"prompt = {prompt.get('example', 'What is 6 times 7?')!r}\n"
+    if "before" in prompt:
+        text = f"question = 'What is 6 times 7?'\nprompt = {prompt['before']!r} + question + {prompt['after']!r}\n"
+    more = "".join(
+        f", {name}={value!r}" for name, value in config.mapping("chat_template_kwargs").items()
+    )
     return (
-        f"{first}\nbase = AutoModelForCausalLM.from_pretrained({of})\n"
-        f"model = PeftModel.from_pretrained(base, {where!r}, subfolder={own!r})"
+        "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
+        f"{of}\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"
+        f"model = PeftModel.from_pretrained(model, {_public(to).removeprefix(HUB)!r}, subfolder={policy!r})\n"
+        f"tokenizer = AutoTokenizer.from_pretrained(base)\n{text}"
+        "turns = [{'role': 'user', 'content': prompt}]\n"
+        "tokens = tokenizer.apply_chat_template(\n"
+        f"    turns, add_generation_prompt=True, return_dict=True, return_tensors='pt'{more}\n)\n"
+        f"made = model.generate(**tokens, do_sample=True, max_new_tokens={config.max_completion_length})\n"
+        "print(tokenizer.decode(made[0, tokens['input_ids'].shape[1] :], skip_special_tokens=True))"
     )
 
 

@@ -78,6 +78,10 @@ ANSWERS: dict[str, Callable[[Library, Request], Any]] = {
     "outcomes": lambda library, request: library.outcomes(
         _source(library, request), _text(request, "label")
     ),
+    "tasks": lambda library, request: library.tasks(_source(library, request)),
+    "compare": lambda library, request: library.compare(
+        *((library.source(_text(request, s)), _text(request, f"{s}l")) for s in "ab")
+    ),
     "facts": lambda library, request: library.facts(
         _source(library, request), _text(request, "label"), _number(request, "after")
     ),

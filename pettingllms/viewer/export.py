@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import base64
 import gzip
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError
@@ -56,7 +56,12 @@ def exported(
         places.setdefault(source.name, {})[label] = f"data-{number}"
         blocks[f"data-{number}"] = _packed(_episodes(library, source, label, tasks))
     on_progress(len(wanted), len(wanted))
-    main = {"sources": library.listed()["sources"], "answers": answers, "places": places}
+    main = {
+        "sources": library.listed()["sources"],
+        "answers": answers,
+        "places": places,
+        "compared": _compared(library, [each for each in wanted if each[0].kind == "eval"]),
+    }
     return single_file({MAIN: _packed(main), **blocks})
 
 
@@ -82,6 +87,16 @@ def _answers(library: Library, source: Source) -> dict[str, Any]:
         "labels": labels,
         "outcomes": {label: library.outcomes(source, label) for label, *_ in labels["labels"]},
         "results": library.results(source),
+        "tasks": library.tasks(source) if source.kind == "eval" else None,
+    }
+
+
+def _compared(library: Library, teams: Sequence[tuple[Source, str]]) -> dict[str, Any]:
+    """The comparisons of every two teams, as the page asks for them."""
+    return {
+        "\n".join((one[0].name, one[1], two[0].name, two[1])): library.compare(one, two)
+        for one in teams
+        for two in teams
     }
 
 

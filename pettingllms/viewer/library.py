@@ -21,6 +21,7 @@ from pettingllms.rollout.files import METRICS, RESULTS, STARTS, SUMMARY, TRAJECT
 from pettingllms.viewer.episodes import facts, mentions, parsed, shown
 from pettingllms.viewer.folders import Source, sources_in
 from pettingllms.viewer.index import Entry, EpisodeIndex
+from pettingllms.viewer.tasks import compared, hardest, own_parts, solved
 
 PART = 24 << 20
 """Bytes of lines that one answer is made from."""
@@ -38,7 +39,8 @@ class Library:
     """
 
     def __init__(self, roots: Sequence[Path], cache: Path | None = None) -> None:
-        self._roots, self._cache = list(roots), cache
+        # Once: `runs/latest` shows the run of now, also when another one begins.
+        self._roots, self._cache = [root.resolve() for root in roots], cache
         self._indices: dict[Path, EpisodeIndex] = {}
         self._building: dict[Path, threading.Thread] = {}
         self._lock = threading.Lock()
@@ -113,6 +115,37 @@ class Library:
             "episodes": [entry.episode for entry in entries],
             "successes": [entry.success for entry in entries],
         }
+
+    def tasks(self, source: Source) -> Answer:
+        """The tasks of an evaluation with their texts and what each team did, hardest first."""
+        index = self._index(source)
+        rows = hardest({label: solved(index.entries(label)) for label in index.labels})
+        return {"tasks": self._with_texts(source, rows)}
+
+    def compare(self, one: tuple[Source, str], two: tuple[Source, str]) -> Answer:
+        """Two teams, of one or of two evaluations, on the tasks of both."""
+        sides = (solved(self._index(source).entries(label)) for source, label in (one, two))
+        found = compared(*sides)
+        lines = [{**row, "teams": {"": row["a"]}} for row in found["rows"]]
+        for row, told in zip(found["rows"], self._with_texts(one[0], lines), strict=True):
+            row["text"] = told["text"]
+        return found
+
+    def _with_texts(self, source: Source, rows: list[Answer]) -> list[Answer]:
+        """Rows with the part of their task's first prompt that is its own; of the first rows, where many."""
+        index, prompts, read = self._index(source), list[str](), 0
+        for row in rows:
+            entry = index.entry(next(iter(row["teams"].values()))["lines"][0])
+            read += 0 if entry is None else entry.end - entry.start
+            if entry is None or (prompts and read > PART):
+                break
+            with contextlib.suppress(ValueError):
+                decisions = parsed(index.text(entry))["decisions"]
+                prompts.append(decisions[0]["prompt"] if decisions else "")
+                continue
+            prompts.append("")
+        texts = [*own_parts(prompts), *[""] * (len(rows) - len(prompts))]
+        return [{**row, "text": text} for row, text in zip(rows, texts, strict=True)]
 
     def facts(self, source: Source, label: str, after: int) -> Answer:
         """Rows of the table, from the first line above `after` on; `next` to go on, or null."""

@@ -22,6 +22,12 @@ class FileAnswers {
   async ask(name, values) {
     const main = await this.unpack("data-main");
     if (name === "sources") return { sources: main.sources };
+    if (name === "compare") {
+      const { a, al, b, bl } = values;
+      const pair = main.compared[[a, al, b, bl].join("\n")];
+      if (!pair) throw new Error("these teams are not part of this file");
+      return pair;
+    }
     const known = main.answers[values.source];
     if (!known) throw new Error(`no run or evaluation ${values.source} in this file`);
     if (name === "metrics") {
@@ -29,7 +35,7 @@ class FileAnswers {
       return { ...known.metrics, rows };
     }
     if (name === "outcomes") return known.outcomes[values.label];
-    if (name === "labels" || name === "results") return known[name];
+    if (name === "labels" || name === "results" || name === "tasks") return known[name];
     const label = name === "episode" ? this.labelOf(known, values.line) : values.label;
     const block = (main.places[values.source] || {})[label];
     if (!block) throw new Error(`the episodes of ${label} are not part of this file`);

@@ -1,7 +1,7 @@
 "use strict";
 // The frame around the views: where one is, the keyboard, light and dark, and what to do on errors.
 
-const VIEWS = { list: ListView, run: RunView, step: StepView, tree: TreeView, eval: EvalView, compare: CompareView };
+const VIEWS = { list: ListView, run: RunView, step: StepView, tree: TreeView, eval: EvalView, read: ReadView, compare: CompareView };
 const KEYS = [
   ["j k", "next and previous row, episode or task"], ["Enter", "open the row"], ["u", "up: from an episode to its step, to its run, to the list"],
   ["← →", "in a tree: along the decisions"], ["↑ ↓", "in a tree: between the replies to a prompt"],
@@ -47,6 +47,7 @@ function trail(place) {
   const parts = [["Runs", href("list", {})]];
   if (place.view === "compare") parts.push(["A against B", null]);
   if (place.view === "run" || place.view === "eval") parts.push([place.params.getAll("s").map(shortName).join(", "), null]);
+  if (place.view === "read") parts.push([shortName(source || ""), href("eval", { s: source })], [label, null]);
   if (place.view === "step" || place.view === "tree") {
     parts.push([shortName(source || ""), href(/^\d+$/.test(label || "0") ? "run" : "eval", { s: source })]);
     parts.push([/^\d+$/.test(label || "") ? `step ${label}` : label, place.view === "tree" ? hrefWith(place, { e: null, at: null, vs: null }, "step") : null]);

@@ -15,7 +15,8 @@ function State({ state }) {
 
 // Settings that are not the same in all sources, by name.
 function differing(sources) {
-  const hidden = new Set(["output_dir", "seed", "env", "estimator", "policies", "model"]); // shown anyway
+  // Shown anyway, or for machines: digests, and what the page of an evaluation spells out.
+  const hidden = new Set(["output_dir", "seed", "env", "estimator", "policies", "model", "teams", "data", "model_digest", "adapter_digests"]);
   const names = new Set(sources.flatMap((source) => Object.keys(source.settings)));
   const texts = (name) => new Set(sources.map((source) => JSON.stringify(source.settings[name] ?? null)));
   const found = [...names].filter((name) => !hidden.has(name) && texts(name).size > 1);
@@ -24,7 +25,17 @@ function differing(sources) {
 
 function settingText(value) {
   if (value === null || value === undefined) return "–";
-  return typeof value === "object" ? JSON.stringify(value) : String(value);
+  let known = value;
+  if (typeof value === "string" && value.startsWith("{")) {
+    try {
+      known = JSON.parse(value); // settings such as env_args are JSON as text
+    } catch {
+      return value;
+    }
+  }
+  if (typeof known !== "object") return String(known);
+  const parts = Array.isArray(known) ? known.map(settingText) : Object.entries(known).map(([name, each]) => `${name}=${settingText(each)}`);
+  return parts.join(", ") || "–";
 }
 
 function whatOf(source) {

@@ -1,0 +1,79 @@
+"""Episodes of evaluations by task: which tasks are hard, and which of them two teams solve.
+
+Every number that the pages of evaluations show about tasks is made here, or was when the evaluation ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from pettingllms.statistics import paired_difference
+from pettingllms.viewer.index import Entry
+
+Row = dict[str, Any]
+
+
+def solved(entries: Iterable[Entry]) -> dict[str, Row]:
+    """Task -> what one team did of it: episodes, those with a verdict, those solved, and their lines."""
+    found: dict[str, Row] = {}
+    for each in entries:
+        own = found.setdefault(each.task, {"episodes": 0, "said": 0, "solved": 0, "lines": []})
+        own["episodes"] += 1
+        own["said"] += each.success is not None
+        own["solved"] += each.success is True
+        own["lines"].append(each.line)
+    for own in found.values():
+        own["share"] = own["solved"] / own["said"] if own["said"] else None
+    return found
+
+
+def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
+    """The tasks of an evaluation, those that were solved least often first.
+
+    Args:
+        teams: team -> what `solved` says of it.
+    """
+    rows: list[Row] = []
+    for task in dict.fromkeys(task for own in teams.values() for task in own):
+        played = {team: own[task] for team, own in teams.items() if task in own}
+        said = sum(each["said"] for each in played.values())
+        share = sum(each["solved"] for each in played.values()) / said if said else None
+        rows.append({"task": task, "share": share, "teams": played})
+    return sorted(rows, key=lambda row: (row["share"] is None, row["share"] or 0.0))
+
+
+def compared(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
+    """Two teams on the tasks of both: each task, how many changed, and the paired difference."""
+    rows: list[Row] = [
+        {"task": t, "a": own, "b": second[t]} for t, own in first.items() if t in second
+    ]
+    pairs = []
+    for row in rows:
+        one, two = row["a"]["share"], row["b"]["share"]
+        row["change"] = None if None in (one, two) else "same"
+        if row["change"]:
+            pairs.append((one, two))
+            row["change"] = "right" if two > one else "wrong" if two < one else "same"
+    counts = {how: sum(row["change"] == how for row in rows) for how in ("right", "wrong", "same")}
+    several = any(row[side]["episodes"] > 1 for row in rows for side in "ab")
+    found = None
+    if pairs:
+        ones, twos = zip(*pairs, strict=True)
+        gain = paired_difference(ones, twos, share=True, seed=0)
+        found = gain._asdict() | {"clear": gain.clear}
+    return {"rows": rows, "counts": counts, "several": several, "difference": found}
+
+
+def own_parts(prompts: Sequence[str]) -> list[str]:
+    """What each prompt has that not all have: without the lines with which all begin, and all end."""
+    lines = [prompt.split("\n") for prompt in prompts]
+    if len(set(prompts)) > 1:
+        for _ in range(2):  # from the start, then from the end
+            same = 0
+            for row in zip(*lines, strict=False):
+                if len(set(row)) > 1:
+                    break
+                same += 1
+            lines = [each[same:][::-1] for each in lines]
+    return ["\n".join(each).strip() for each in lines]
