@@ -1,11 +1,9 @@
 r"""Finds the answer in a text and compares it with the reference.
 
-Numbers, texts, lists and matrices are compared here, exactly (`notation` reads them); everything else goes to SymPy, if it is installed, in a process that can be killed (`symbolic`). Both sides
-are answers, not the texts around them: prose, such as the error message of a program, is never searched.
-
-Ordered pairs are not sets: with brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are
-sets, and brackets of two kinds differ. A row or column vector may stand for a tuple. A percentage is a
-hundredth, and a number in a base differs from one in another.
+Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is
+installed, in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them.
+With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand
+for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
 """
 
 from __future__ import annotations
@@ -16,17 +14,9 @@ from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
+from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression
-from pettingllms.grading.notation import (
-    MAX_CHARS,
-    Items,
-    plain,
-    read_number,
-    split_list,
-    split_relation,
-    split_unit,
-    squashed,
-)
+from pettingllms.grading.notation import Items, plain, read_number, split_list, squashed
 from pettingllms.grading.symbolic import symbolic_equal
 
 MAX_ITEMS = 32
@@ -49,15 +39,10 @@ class Grade(NamedTuple):
 def grade(
     gold: str | Sequence[str], answer: str, *, places: int = PLACES, strict: bool = False
 ) -> Grade:
-    """Compares an answer with the reference.
+    """Compares an answer, any text, with the reference; decimals to some places.
 
-    Args:
-        gold: the reference. Several texts are several answers, all of which are asked for, in
-            any order.
-        answer: what is judged; any text.
-        places: decimals are compared to this many places.
-        strict: a missing unit, other brackets and nearly equal decimals count, so that answers fall
-            into classes, whatever their order.
+    Several references are several answers, all of which are asked for, in any order. With `strict`
+    a missing unit and other brackets count, so that answers fall into classes, whatever their order.
     """
     golds = (gold,) if isinstance(gold, str) else tuple(gold)
     if not golds or not all(isinstance(text, str) for text in (*golds, answer)):
@@ -66,11 +51,10 @@ def grade(
     if len(golds) == 1:
         verdict = comparison.texts(golds[0], answer)
     else:
-        found = split_list(plain(answer)) if len(answer) <= MAX_CHARS else None
-        verdict = comparison.unordered(golds, found.items) if found else Grade(False)
-    if comparison.asked and verdict.by == "exact":
-        return verdict._replace(by="sympy")  # only the last item of a list was decided here
-    return verdict
+        found = split_list(plain(answer)) if len(answer) <= notation.MAX_CHARS else None
+        verdict = comparison.lists(golds, found.items) if found else Grade(False)
+    # Only the last item of a list may have been decided here.
+    return verdict._replace(by="sympy") if comparison.asked and verdict.by == "exact" else verdict
 
 
 def same(gold: str | Sequence[str], answer: str, *, strict: bool = False) -> bool:
@@ -104,7 +88,7 @@ class _Comparison:
         self.pairs += 1
         if self.pairs > MAX_PAIRS:
             return Grade(False, "undecided", "too many items")
-        if max(len(gold), len(answer)) > MAX_CHARS or depth > MAX_NESTING:
+        if max(len(gold), len(answer)) > notation.MAX_CHARS or depth > MAX_NESTING:
             return Grade(False)
         if all(map(_DECIMAL.fullmatch, (gold, answer))) and ("," in gold) != ("," in answer):
             gold, answer = gold.replace(",", "."), answer.replace(",", ".")  # `3,14`
@@ -117,7 +101,10 @@ class _Comparison:
 
     def _measured(self, gold: str, answer: str, depth: int) -> Grade:
         """Two units that differ tell numbers apart; a missing one does not."""
-        (left, unit, factor), (right, other, times) = split_unit(gold), split_unit(answer)
+        (left, unit, factor), (right, other, times) = (
+            notation.split_unit(gold),
+            notation.split_unit(answer),
+        )
         if unit and other:
             if unit == other and factor != times:
                 left, right = f"({left})*{factor}", f"({right})*{times}"
@@ -152,33 +139,27 @@ class _Comparison:
         if self.strict:
             return _rounded(gold.value, self.places) == _rounded(answer.value, self.places)
         largest = max(abs(gold.value), abs(answer.value))
-        allowed = (
-            min(Fraction(1), largest) / 10**self.places if gold.decimal or answer.decimal else 0
-        )
-        return abs(gold.value - answer.value) <= allowed
+        allowed = min(Fraction(1), largest) / 10**self.places
+        exactly = not (gold.decimal or answer.decimal)
+        return bool(abs(gold.value - answer.value) <= (0 if exactly else allowed))
 
     def _items(self, gold: Items, answer: Items, depth: int) -> Grade:
         kinds = {gold.brackets, answer.brackets}
         if kinds in _SETS and not (self.strict and "[]" in kinds):
-            return self.unordered(gold.items, answer.items, depth)
+            return self.lists(gold.items, answer.items, depth)
         if len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
             return Grade(False)
-        if len(gold.items) != len(answer.items) or len(gold.items) > MAX_ITEMS:
-            return Grade(False)
-        verdict = Grade(True)
-        for left, right in zip(gold.items, answer.items, strict=True):
-            verdict = self.texts(left, right, depth + 1)
-            if not verdict.equal:
-                break
-        return verdict
+        return self.lists(gold.items, answer.items, depth, ordered=True)
 
-    def unordered(self, gold: Sequence[str], answer: Sequence[str], depth: int = 0) -> Grade:
-        """Pairs each item of the reference with another item of the answer."""
+    def lists(
+        self, gold: Sequence[str], answer: Sequence[str], depth: int = 0, ordered: bool = False
+    ) -> Grade:
+        """Pairs each item of the reference with another item of the answer, or with the next."""
         if len(gold) != len(answer) or len(gold) > MAX_ITEMS:
             return Grade(False)
         left, verdict = list(answer), Grade(True)
         for wanted in gold:
-            for at, item in enumerate(left):
+            for at, item in enumerate(left[:1] if ordered else left):
                 verdict = self.texts(wanted, item, depth + 1)
                 if verdict.by == "undecided":
                     return verdict  # one pair that takes too long is enough
@@ -194,7 +175,7 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
     named = []
     for text in (gold, answer):
-        found = split_relation(text)
+        found = notation.split_relation(text)
         single = found and found.name not in ("", "~") and found.signs == ("=",)
         named.append((found.name, found.sides[1]) if found and single else ("", text))
     (name, value), (other_name, other) = named
@@ -209,8 +190,6 @@ def _rounded(value: Fraction, places: int) -> Fraction | Decimal:
         return round(value, places)
     return Context(prec=places).divide(Decimal(value.numerator), Decimal(value.denominator))
 
-
-# ------------------------------------------------------------------------------- the box
 
 # One match per box or brace; an escaped brace opens and closes nothing.
 _TOKEN = re.compile(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")

@@ -28,9 +28,8 @@ _GREEK = (
 _ONES = "zero one two three four five six seven eight nine ten eleven twelve"
 _SHARES = "half third quarter fifth sixth seventh eighth ninth tenth"
 _LARGE = {word: Fraction(1, n) for n, word in enumerate(re.findall(r"\w+", _SHARES), 2)}
-_LARGE |= {"percent": Fraction(1, 100), "fourth": Fraction(1, 4), "halve": Fraction(1, 2), "dozen": Fraction(12), "hundred": Fraction(100)}  # fmt: skip
-_LARGE |= {f"{name}illion": Fraction(10**n) for name, n in (("m", 6), ("b", 9), ("tr", 12))}
-_LARGE |= {"thousand": Fraction(1000)}
+_LARGE |= {"percent": Fraction(1, 100), "fourth": Fraction(1, 4), "halve": Fraction(1, 2)}
+_LARGE |= {name: Fraction(n) for name, n in (("dozen", 12), ("hundred", 100), ("thousand", 1000), ("million", 10**6), ("billion", 10**9), ("trillion", 10**12))}  # fmt: skip
 NUMBER_WORDS = {word: Fraction(n) for n, word in enumerate(re.findall(r"\w+", _ONES))} | _LARGE
 NUMBER_WORDS |= {f"{word}s": value for word, value in _LARGE.items()}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
@@ -59,7 +58,7 @@ class Unreadable(ValueError):
 
 
 class Exact:
-    """Rational numbers of bounded size."""
+    """Rational numbers of bounded size. No function, constant or symbol is one."""
 
     @classmethod
     def number(cls, digits: str) -> Fraction:
@@ -77,17 +76,11 @@ class Exact:
             raise Unreadable
         return Fraction(base ** int(by))
 
-    @staticmethod
-    def call(*_: Any) -> Fraction:
-        """No function, constant or symbol is rational."""
-        raise Unreadable
-
 
 class Expression:
     """The value of a text, read with a function for each level of precedence.
 
-    Raises:
-        Unreadable: the text is no expression.
+    `algebra` has `number`, `power` and `call` (a function, a constant or a symbol). Raises Unreadable.
     """
 
     def __init__(self, text: str, algebra: Any) -> None:
@@ -99,109 +92,108 @@ class Expression:
         if "\\" not in text:
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
-        self.tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
-        self.decimal = any(kind == "number" and re.search("[.eE]", n) for kind, n in self.tokens)
-        self.algebra, self.at = algebra, 0
-        self.value = self.sum()
-        if self.tokens[self.at][0]:
+        self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
+        self._algebra, self._at = algebra, 0
+        self.decimal = any(kind == "number" and re.search("[.eE]", n) for kind, n in self._tokens)
+        self.value = self._sum()
+        if self._tokens[self._at][0]:
             raise Unreadable
 
-    def take(self, *signs: str) -> str:
-        """The next token if it is one of these signs."""
-        kind, text = self.tokens[self.at]
+    def _take(self, *signs: str) -> str:
+        kind, text = self._tokens[self._at]
         found = text if kind == "sign" and text in signs else ""
-        self.at += bool(found)
+        self._at += bool(found)
         return found
 
-    def sum(self) -> Any:
-        """Terms with signs between them."""
-        value = self.product()
-        while sign := self.take("+", "-"):
-            term = self.product()
+    def _call(self, *args: Any) -> Any:
+        if self._algebra is Exact:
+            raise Unreadable
+        return self._algebra.call(*args)
+
+    def _sum(self) -> Any:
+        value = self._product()
+        while sign := self._take("+", "-"):
+            term = self._product()
             value = value + term if sign == "+" else value - term
         return value
 
-    def product(self) -> Any:
+    def _product(self) -> Any:
         """Factors and divisors from left to right; no number stands right beside a factor."""
-        value = self.signed()
+        value = self._signed()
         while True:
-            kind, text = self.tokens[self.at]
-            if self.take("*", r"\cdot", r"\times"):
-                value = value * self.signed()
-            elif self.take("/", r"\div"):
-                value = value / self.signed()
+            kind, text = self._tokens[self._at]
+            if self._take("*", r"\cdot", r"\times"):
+                value = value * self._signed()
+            elif self._take("/", r"\div"):
+                value = value / self._signed()
             elif kind in ("letter", "call", "word") or text in _CLOSING:
-                value = value * self.power()
+                value = value * self._power()
             else:
                 return value
 
-    def signed(self) -> Any:
-        """A factor with signs before it."""
+    def _signed(self) -> Any:
         negative = False
-        while sign := self.take("+", "-"):
+        while sign := self._take("+", "-"):
             negative ^= sign == "-"
-        value = self.power()
-        return -value if negative else value
+        return -self._power() if negative else self._power()
 
-    def power(self, raised: bool = False) -> Any:
-        """A value with a factorial or a power after it; an exponent may have a sign, and towers are read from the top."""
-        sign = self.take("-", "+") if raised else ""
-        value = self.primary()
-        if not raised and self.take("!"):
-            value = self.algebra.call("factorial", value)
-        if self.take("^", "**"):
-            value = self.algebra.power(value, self.power(raised=True))
+    def _power(self, raised: bool = False) -> Any:
+        """A value with a factorial or a power; an exponent may have a sign, and towers are read from the top."""
+        sign = self._take("-", "+") if raised else ""
+        value = self._primary()
+        if not raised and self._take("!"):
+            value = self._call("factorial", value)
+        if self._take("^", "**"):
+            value = self._algebra.power(value, self._power(raised=True))
         return -value if sign == "-" else value
 
-    def primary(self) -> Any:
-        """A number, a name, a call, or anything in brackets."""
-        kind, text = self.tokens[self.at]
+    def _primary(self) -> Any:
+        kind, text = self._tokens[self._at]
         if kind in ("sign", ""):
-            (value,) = self.bracket()
+            (value,) = self._bracket()
             return value
-        self.at += 1
+        self._at += 1
         if kind == "letter":
-            return self.name(text)
+            return self._name(text)
         if kind == "call":
-            return self.function(FUNCTIONS[text])
-        return self.algebra.number(text if kind == "number" else str(NUMBER_WORDS[text]))
+            return self._function(FUNCTIONS[text])
+        return self._algebra.number(text if kind == "number" else str(NUMBER_WORDS[text]))
 
-    def bracket(self) -> list[Any]:
-        """Values with commas between them, in brackets of any kind."""
-        closing = _CLOSING.get(self.take(*_CLOSING), "none")
-        values = [self.sum()]
-        while self.take(","):
-            values.append(self.sum())
-        if not self.take(closing):
+    def _bracket(self) -> list[Any]:
+        closing = _CLOSING.get(self._take(*_CLOSING), "none")
+        values = [self._sum()]
+        while self._take(","):
+            values.append(self._sum())
+        if not self._take(closing):
             raise Unreadable
         return values
 
-    def name(self, text: str) -> Any:
+    def _name(self, text: str) -> Any:
         """A constant, or a symbol with its subscript."""
         name = text.lstrip("\\").rstrip("0123456789").partition("_")[0].strip()
         index = re.sub(r"[^\w+-]|_", "", text.removeprefix("\\").removeprefix(name))
         if name in CONSTANTS and not index and (len(name) > 1 or name in "ei" or text[0] == "\\"):
-            return self.algebra.call(CONSTANTS[name])
-        return self.algebra.call("Symbol", name.removeprefix("var") + (index and f"_{index}"))
+            return self._call(CONSTANTS[name])
+        return self._call("Symbol", name.removeprefix("var") + (index and f"_{index}"))
 
-    def function(self, name: str) -> Any:
+    def _function(self, name: str) -> Any:
         r"""A function: its arguments in brackets, or a product as in `\sin 2x`."""
-        after = [self.primary()] if self.take("_") else []
-        if name == "sqrt" and self.tokens[self.at][1] == "[":
-            name, after = "root", self.bracket()
-        power = self.power(raised=True) if self.take("^", "**") else None
-        opening = self.tokens[self.at][1]
+        after = [self._primary()] if self._take("_") else []
+        if name == "sqrt" and self._tokens[self._at][1] == "[":
+            name, after = "root", self._bracket()
+        power = self._power(raised=True) if self._take("^", "**") else None
+        opening = self._tokens[self._at][1]
         if opening in ("(", "{"):
-            values = self.bracket() + after
+            values = self._bracket() + after
             if opening == "{" and name in ("Rational", "binomial"):
-                values.append(self.primary())
+                values.append(self._primary())
         elif name in ("sqrt", "root"):
-            values = [self.primary(), *after]
+            values = [self._primary(), *after]
         else:
-            values = [self.signed(), *after]
-            while self.tokens[self.at][0] in ("letter", "word") or self.tokens[self.at][1] == "{":
-                values[0] = values[0] * self.power()
-        if name == "Rational":
-            return values[0] / values[-1] if len(values) == 2 else self.algebra.call()
-        value = self.algebra.call(name, *values)
-        return value if power is None else self.algebra.power(value, power)
+            values = [self._signed(), *after]
+            while (token := self._tokens[self._at])[0] in ("letter", "word") or token[1] == "{":
+                values[0] = values[0] * self._power()
+        if name == "Rational" and len(values) == 2:
+            return values[0] / values[1]
+        value = self._call(name, *values)
+        return value if power is None else self._algebra.power(value, power)

@@ -1,13 +1,13 @@
-r"""Reads an answer as people and programs write it: takes its looks off and takes it apart.
+r"""Reads an answer as people and programs write it: takes its looks off (`plain`) and takes it apart.
 
-`plain` removes what only changes the looks. What is left may be a chain of relations (`split_relation`), a
-value with a unit (`split_unit`), a number (`read_number`), or a list or a matrix of other answers
-(`split_list`); the rest is an expression. Everything is linear in the text, and numbers are bounded in size.
+It may be a chain of relations, a value with a unit, a rational number, or a list or a matrix of other answers;
+the rest is an expression. Everything is linear in the text, and numbers are bounded in size.
 """
 
 from __future__ import annotations
 
 import functools
+import itertools
 import re
 import unicodedata
 from collections import Counter
@@ -37,34 +37,26 @@ _SIGNS = str.maketrans(
 _SIMPLER = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
-        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*", ""),
-        (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""),
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "),
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
+        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
         (r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?", lambda found: found[0].replace(".", "").replace(",", ".")),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"), (r"\\[dt]binom(?![a-zA-Z])", r"\\binom"),
-        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"),
-        (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"),
-        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "),
-        (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
-        (r"\\?%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
-        (r"\\[()\[\]]", ""), (r"\\langle(?![a-zA-Z])", "("), (r"\\rangle(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"\\([lr])(floor|ceil)(?![a-zA-Z])", lambda found: f" {found[2]}(" if found[1] == "l" else ")"),
-        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
-        (r"\|((?! \()[^|]+)\|", r" Abs(\1)"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
+        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
+        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
+        (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
-        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]),
-        (r"\b(one|two|three|four|five|six|seven|eight|nine)-(?=[a-z])", r"\1 "),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (r"\b(one|two|three|four|five|six|seven|eight|nine)-(?=[a-z])", r"\1 "),
+        # What SymPy and NumPy print; a matrix is a list of rows.
+        (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
+        (r"^(?:Matrix|ImmutableDenseMatrix|array|(FiniteSet|set))\((.*)\)$", lambda found: rf"\{{{found[2]}\}}" if found[1] else found[2]), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
+        (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
+        (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
         (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
-        (r"(?i)\b0x([0-9a-f]+)$", r"\1_16"), (r"(?i)\b0([bo])([0-7]+)$", lambda found: f"{found[2]}_{2 if found[1] in 'bB' else 8}"),
+        (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
-        # What SymPy and NumPy print.
-        (r"^(?:Matrix|ImmutableDenseMatrix|array)\((.*)\)$", r"\1"), (r"^(?:FiniteSet|set)\((.*)\)$", r"\\{\1\\}"), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
-        (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
-        (r"^Eq\(((?:[^(),]|\([^()]*\))*), (.*)\)$", r"\1=\2"), (r"^Ne\(((?:[^(),]|\([^()]*\))*), (.*)\)$", r"\1 != \2"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)|(?<=^\{)([a-zA-Z]\w*) ?: (?=.*\}$)", r"\1\2="),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
     )
 )  # fmt: skip
@@ -114,22 +106,25 @@ def squashed(text: str) -> str:
 
 
 def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
-    """Splits `text` outside of brackets: the pieces, and the marks between them. Raises Unreadable if they do not close."""
+    """Splits `text` outside of brackets, which have to close: the pieces, and the marks between them."""
     pieces, marks, begin, depth = [], [], 0, 0
     for found in re.finditer(rf"([(\[{{])|([)\]}}])|{pattern}", text):
         depth += bool(found[1]) - bool(found[2])
-        if depth < 0:
-            raise Unreadable
         if depth == 0 and not found[2]:
             pieces.append(text[begin : found.start()].strip())
             marks.append(found[0].strip(" ,"))
             begin = found.end()
+        elif depth < 0:
+            break
     if depth:
         raise Unreadable
     return [*pieces, text[begin:].strip()], marks
 
 
-# ------------------------------------------------------------------------------- numbers and units
+def encloses(text: str) -> bool:
+    """Returns whether the first bracket of `text` is closed by its last one; intervals may mix them."""
+    depths = [*itertools.accumulate((mark in "([{") - (mark in ")]}") for mark in text)]
+    return depths[-1:] == [0] and 0 not in depths[:-1]
 
 
 def read_number(text: str) -> Expression | None:
@@ -159,8 +154,7 @@ _UNITS = {
     for name in names
 }
 _RATES = {"mph": "mi/h", "kph": "km/h"}
-_NO_UNITS = """not error nan infinite true false none for all and with mod modulo plus minus times over choose base negative less more than squared
-cubed undefined solution wrong right correct incorrect answer above below except but the are was too"""
+_NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
     rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
@@ -174,7 +168,7 @@ _MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
 
 def split_unit(text: str) -> tuple[str, str, str]:
     """Splits a number from the unit after it: its dimensions and its factor; no unit for any other text."""
-    found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text)) if _MONEY.match(text) else _VALUE.match(text)
+    found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
     if found is None or not found[0].strip():
         return text, "", ""
     value, rest = found[0], found.string[found.end() :].strip()
@@ -202,26 +196,16 @@ def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
     if len(word) < 4 and not re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word):
         return None
     product = word == "".join(sorted({*word})) or not re.search("[aeiou]", lower)
-    return None if product or {*names} & {*WORDS, *_NO_UNITS.split()} else (names[2], 1, "1")
-
-
-# ------------------------------------------------------------------------------- lists and relations
+    return None if product or {*names} & _NO_UNITS else (names[2], 1, "1")
 
 
 class Items(NamedTuple):
-    """Several answers in one: in `()`, `[)`, `{}`, ..., without brackets, or entries of a matrix.
-
-    Of a vector, `brackets` is `row` or `column`, of any other matrix its size, such as `2x3`.
-    """
+    """Several answers in one, in brackets such as `()`, `[)`, `{}`, or none; a matrix is a `row`, a `column` or `2x3`."""
 
     brackets: str
     items: tuple[str, ...]
 
 
-_MATRIX = re.compile(
-    r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}\s*[)\]]?",
-    re.DOTALL,
-)
 AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))|,|(?<=\)) *[|&] *(?=\()"
 _CONDITION = re.compile(
     r"(?=.*(?:[<>]|\\(?:[lg]eq?|neq?)(?![a-zA-Z]))).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])"
@@ -238,41 +222,23 @@ def split_list(text: str) -> Items | None:
 
 def _list(inner: str) -> Items | None:
     brackets = ""
-    if matrix := _MATRIX.fullmatch(inner):
-        return _matrix(
-            [row.split("&") for row in matrix[2].strip().removesuffix(r"\cr").split(r"\cr")]
-        )
     if inner.startswith("\\{") and inner.endswith("\\}"):
         inner, brackets = inner[2:-2], "{}"
     elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and encloses(inner):
         inner, brackets = inner[1:-1], inner[0] + inner[-1]
-    if brackets == "[]" and inner.startswith("["):
-        rows = cut(inner, ",")[0]
-        if all(row.startswith("[") and encloses(row) for row in rows):
-            return _matrix([cut(row[1:-1], ",")[0] for row in rows])
+    rows = cut(inner, ",")[0] if brackets == "[]" and inner.startswith("[") else []
+    if rows and all(row.startswith("[") and encloses(row) for row in rows):
+        cells = [cut(row[1:-1], ",")[0] for row in rows]
+        size = (len(rows), *{len(row) for row in cells})
+        kind = (
+            "row" if len(rows) == 1 else "column" if size[1:] == (1,) else "x".join(map(str, size))
+        )
+        return Items(kind, tuple(cell for row in cells for cell in row)) if len(size) == 2 else None
     items = tuple(_items(inner)) if inner.strip() else ()
     # Brackets around one value only group it.
     if (len(items) < 2 and brackets in ("", "()")) or (len(items) > 1 and not all(items)):
         return None
     return Items(brackets, items)
-
-
-def _matrix(rows: list[list[str]]) -> Items | None:
-    height, width = len(rows), len(rows[0])
-    if any(len(row) != width for row in rows):
-        return None
-    kind = "row" if height == 1 else "column" if width == 1 else f"{height}x{width}"
-    return Items(kind, tuple(cell.strip() for row in rows for cell in row))
-
-
-def encloses(text: str) -> bool:
-    """Returns whether the first bracket of `text` is closed by its last one; intervals may mix them."""
-    depth = 0
-    for at, mark in enumerate(text):
-        depth += (mark in "([{") - (mark in ")]}")
-        if depth == 0:
-            return at == len(text) - 1
-    return False
 
 
 def _items(text: str) -> Iterator[str]:
@@ -296,7 +262,7 @@ _RELATION = r"\\(?:approx|in|leqslant|geqslant|leq?|geq?|neq?|lt|gt)(?![a-zA-Z])
 _NAME = re.compile(
     r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)"
 )
-_NAMES = re.compile("[^0-9]*[a-zA-Z][^0-9]*")
+_NAMES = re.compile(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
 
 
 class Relation(NamedTuple):
@@ -315,11 +281,6 @@ def split_relation(text: str) -> Relation | None:
         return None
     if not signs or not all(sides):
         return None
-    name = (
-        squashed(sides[0])
-        if _NAME.fullmatch(sides[0])
-        else "~"
-        if _NAMES.fullmatch(sides[0].replace(r"\pi", ""))
-        else ""
-    )
+    named = _NAME.fullmatch(sides[0])
+    name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""
     return Relation(name, tuple(_SIGN.get(sign, sign) for sign in signs), tuple(sides))

@@ -80,15 +80,13 @@ def equal(gold: str, answer: str, places: int) -> bool:
     if _SET.search(gold) or _SET.search(answer):
         names: set[Any] = set()
         left, right = as_set(gold, names), as_set(answer, names)
-        return len(names) < 2 and (
-            left == right or left.symmetric_difference(right).is_empty is True
-        )
+        return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
     if wanted and wanted.name == "~":
         return False
-    golds, answers = (
-        stated(found, text, places) for found, text in ((wanted, gold), (given, answer))
+    answers = stated(given, answer, places)
+    return any(
+        same(one, other, places) for one in stated(wanted, gold, places) for other in answers
     )
-    return any(same(one, other, places) for one in golds for other in answers)
 
 
 def value(text: str) -> Any:
@@ -97,80 +95,23 @@ def value(text: str) -> Any:
 
 
 def same(gold: str, answer: str, places: int) -> bool:
-    """Compares two values."""
-    one, other = Expression(gold, Algebra), Expression(answer, Algebra)
-    return values(one.value, other.value, places if one.decimal or other.decimal else None)
-
-
-def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]:
-    """The value that a statement such as `x = 5` or `2 + 3 = 5` is about, if all its sides agree."""
-    if relation is None:
-        return (text,)
-    sides, signs = (relation.sides[1:], relation.signs[1:]) if relation.name else relation[1:][::-1]
-    for sign, side in zip(signs, sides[1:], strict=True):
-        # What is about equal is rounded to the places that are written.
-        if sign == "~" and (decimal := re.fullmatch(r"-?[0-9]*\.([0-9]+)", side)):
-            agree = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1]) < Rational(
-                501, 1000
-            )
-        else:
-            agree = same(sides[0], side, places)
-        if not agree:
-            return ()
-    return sides[0], sides[-1]
-
-
-# ------------------------------------------------------------------------------- values
-
-
-class Algebra:
-    """Expressions of SymPy, of bounded size."""
-
-    number = Rational
-
-    @staticmethod
-    def power(base: Any, by: Any) -> Any:
-        """Refuses towers of powers, which only cost time."""
-        if (
-            base.is_Rational
-            and by.is_Rational
-            and (size := max(abs(base.p), base.q)) > 1
-            and size.bit_length() * abs(by) > _MAX_BITS
-        ):
-            raise Unreadable
-        return base**by
-
-    @staticmethod
-    def call(name: str, *args: Any) -> Any:
-        """A function, a symbol or a constant."""
-        if name == "degree":
-            return sympy.pi / 180
-        if name in ("factorial", "binomial") and any(
-            arg.is_Rational and abs(arg) > 3000 for arg in args
-        ):
-            raise Unreadable
-        if name == "root" and args[0].is_negative and args[1].is_odd:
-            return -sympy.root(-args[0], args[1])
-        found = getattr(sympy, name, None) or getattr(S, name)
-        return found(*args) if args else found
-
-
-def values(gold: Any, answer: Any, places: int | None) -> bool:
     """Compares two values, at random points where they have variables."""
-    if gold == answer:
-        return gold not in (S.NaN, S.ComplexInfinity)
-    names = sorted(gold.free_symbols | answer.free_symbols, key=str)
+    decimal = any(Expression(text, Algebra).decimal for text in (gold, answer))
+    one, other = value(gold), value(answer)
+    if one == other:
+        return one not in (S.NaN, S.ComplexInfinity)
+    names = sorted(one.free_symbols | other.free_symbols, key=str)
     if not names:
-        return near(gold, answer, places) is True
+        return near(one, other, places if decimal else None) is True
     chosen, verdicts = random.Random(17), []
     for turn in range(8):
         # Positive points first, then all signs: a root or a logarithm may have no real value there.
-        low = 1 if turn < 3 else -1
+        signs = [chosen.choice((1, 1 if turn < 3 else -1)) for _ in names]
         point = {
-            name: chosen.randrange(low, 2, 2) * Rational(chosen.randint(100, 9000), 2003)
-            for name in names
+            n: sign * Rational(chosen.randint(100, 9000), 2003)
+            for n, sign in zip(names, signs, strict=True)
         }
-        verdicts.append(near(gold.subs(point), answer.subs(point), places and -1, turn > 2))
+        verdicts.append(near(one.subs(point), other.subs(point), -1 if decimal else None, turn > 2))
     return False not in verdicts and verdicts.count(True) > 2
 
 
@@ -190,7 +131,47 @@ def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool
     return bool(abs(sympy.N(gold - answer, 40)) <= allowed)
 
 
-# ------------------------------------------------------------------------------- relations and sets
+def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]:
+    """The value that a statement such as `x = 5` or `2 + 3 = 5` is about, if all its sides agree."""
+    sides, signs = (relation.sides, relation.signs) if relation else ((text,), ())
+    if relation and relation.name:
+        sides, signs = sides[1:], signs[1:]
+    for sign, side in zip(signs, sides[1:], strict=True):
+        # What is about equal is rounded to the places that are written.
+        if sign == "~" and (decimal := re.fullmatch(r"-?[0-9]*\.([0-9]+)", side)):
+            off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1])
+            agree = off < Rational(501, 1000)
+        else:
+            agree = same(sides[0], side, places)
+        if not agree:
+            return ()
+    return sides[0], sides[-1]
+
+
+class Algebra:
+    """Expressions of SymPy, of bounded size."""
+
+    number = Rational
+
+    @staticmethod
+    def power(base: Any, by: Any) -> Any:
+        """Refuses towers of powers, which only cost time."""
+        size = max(abs(base.p), base.q) if base.is_Rational and by.is_Rational else 1
+        if size > 1 and size.bit_length() * abs(by) > _MAX_BITS:
+            raise Unreadable
+        return base**by
+
+    @staticmethod
+    def call(name: str, *args: Any) -> Any:
+        """A function, a symbol or a constant."""
+        if name == "degree":
+            return sympy.pi / 180
+        if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
+            raise Unreadable
+        if name == "root" and args[0].is_negative and args[1].is_odd:
+            return -sympy.root(-args[0], args[1])
+        found = getattr(sympy, name, None) or getattr(S, name)
+        return found(*args) if args else found
 
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
@@ -199,11 +180,11 @@ def links(relation: Relation) -> list[tuple[str, Any]]:
     if relation.name not in ("", "~") and {*signs} == {"="}:
         # What is said of `a` in `a = 2 * 3 = 6` is that it is 6.
         sides = (sides[0], *stated(relation, "", 6)[-1:])
-    pairs = zip(signs, itertools.pairwise(map(value, sides)), strict=False)
-    return [
-        ((">" in sign and sign.replace(">", "<")) or sign, b - a if ">" in sign else a - b)
-        for sign, (a, b) in pairs
-    ]
+    found = []
+    for sign, (left, right) in zip(signs, itertools.pairwise(map(value, sides)), strict=False):
+        turned = ">" in sign
+        found.append((sign.replace(">", "<"), right - left if turned else left - right))
+    return found
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
@@ -216,11 +197,8 @@ def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
         wanted, given = (sympy.fraction(sympy.together(side))[0] for side in (wanted, given))
     factor = sympy.simplify(wanted / given)
     # A negative factor would turn an inequality around.
-    return bool(
-        factor.is_number
-        and factor.is_finite
-        and (factor.is_positive if "<" in kind else factor.is_nonzero)
-    )
+    fits = factor.is_positive if "<" in kind else factor.is_nonzero
+    return bool(factor.is_number and factor.is_finite and fits)
 
 
 def as_set(text: str, names: set[Any]) -> Any:
@@ -244,10 +222,8 @@ def as_set(text: str, names: set[Any]) -> Any:
     for kind, side in links(relation):
         (name,) = side.free_symbols
         names.add(name)
-        condition = sympy.Rel(
-            side.subs(name, sympy.Dummy(real=True)), 0, "==" if kind == "=" else kind
-        )
-        parts.append(condition.as_set())
+        side = side.subs(name, sympy.Dummy(real=True))
+        parts.append(sympy.Rel(side, 0, "==" if kind == "=" else kind).as_set())
     return sympy.Intersection(*parts)
 
 
