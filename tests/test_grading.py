@@ -13,7 +13,14 @@ from hypothesis import strategies as st
 
 from pettingllms.grading import boxed, grade, same
 from pettingllms.grading.notation import plain, read_number, split_list
-from tests.judged_answers import EQUAL, SYMBOLIC_EQUAL, SYMBOLIC_UNEQUAL, UNEQUAL
+from tests.judged_answers import (
+    EQUAL,
+    NOTATION_EQUAL,
+    NOTATION_UNEQUAL,
+    SYMBOLIC_EQUAL,
+    SYMBOLIC_UNEQUAL,
+    UNEQUAL,
+)
 
 
 def short(text):
@@ -48,6 +55,18 @@ def test_what_algebra_shows_to_be_equal_is_equal(gold, answer):
 @pytest.mark.parametrize(("gold", "answer"), SYMBOLIC_UNEQUAL, ids=short)
 def test_what_algebra_shows_to_differ_differs(gold, answer):
     assert not grade(gold, answer).equal
+
+
+@pytest.mark.parametrize(("gold", "answer"), NOTATION_EQUAL, ids=short)
+def test_one_answer_in_two_notations_is_equal_both_ways(gold, answer):
+    assert grade(gold, answer).equal
+    assert grade(answer, gold).equal
+
+
+@pytest.mark.parametrize(("gold", "answer"), NOTATION_UNEQUAL, ids=short)
+def test_answers_that_look_alike_differ_both_ways(gold, answer):
+    assert not grade(gold, answer).equal
+    assert not grade(answer, gold).equal
 
 
 # Several answers
@@ -136,7 +155,7 @@ PIECES = st.sampled_from(
 
 
 @given(st.one_of(st.text(), ANSWERLIKE, st.lists(PIECES, max_size=30).map("".join)))
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_text_is_read_without_exception_and_in_bounded_time(text):
     started = time.process_time()
     boxed(text)

@@ -1,4 +1,4 @@
-"""math-verify in its own process: killed in time, replaced, agreeing with the exact path."""
+"""SymPy in its own process: killed in time, replaced, agreeing with the exact path."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pettingllms.grading import Grade, grade, same, symbolic
-from pettingllms.grading.notation import plain, read_number
+from pettingllms.grading.notation import plain
 
 # Pairs that a computer algebra system does not finish, or only with much memory.
 SLOW = [
-    ("1", r"\int_0^1 \frac{x^{77} \sin(x)^{55} \cos(x)^{33}}{x^{11}+x^{7}+1} dx"),
-    ("1", r"\int_0^1 \frac{\sin(x)^{44} \cos(x)^{31}}{x^{13}+x^{5}+3} dx"),
+    ("(x+y+z+1)^{60} = 3", "(x+y+z+2)^{61} = 4"),
+    (r"\sqrt{x+\sqrt{x+\sqrt{x}}}<3", "x<2"),
 ]
 
 
 def ask(gold, answer):
-    """The verdict of math-verify without what it cost."""
+    """The verdict of SymPy without what it cost."""
     found = symbolic.symbolic_equal(gold, answer, 6)
     return Grade(found.equal, found.by, found.note)
 
@@ -48,7 +48,7 @@ def test_a_pair_that_takes_long_is_ended_and_is_unequal(fresh, gold, answer):
     verdict = ask(gold, answer)
     assert verdict == Grade(False, "undecided", symbolic.TOO_LONG)
     assert time.monotonic() - started < 30
-    assert ask("x+1", "1+x") == (True, "math-verify", "")
+    assert ask("x+1", "1+x") == (True, "sympy", "")
 
 
 def test_a_killed_process_is_replaced_and_asked_again(fresh):
@@ -56,7 +56,7 @@ def test_a_killed_process_is_replaced_and_asked_again(fresh):
     assert ask("x+1", "1+x")[0]
     first = fresh.process.popen
     first.kill()
-    assert ask("x+2", "2+x") == (True, "math-verify", "")
+    assert ask("x+2", "2+x") == (True, "sympy", "")
     assert first.returncode is not None
     assert fresh.process.popen.pid != first.pid
 
@@ -103,7 +103,7 @@ def test_a_forked_process_has_its_own_worker(fresh):
     assert fresh.process.popen.pid == before
 
 
-def test_without_math_verify_the_exact_path_decides_alone_and_says_so_once(
+def test_without_sympy_the_exact_path_decides_alone_and_says_so_once(
     fresh, monkeypatch, tmp_path, caplog
 ):
     worker = tmp_path / "worker.py"
@@ -124,7 +124,7 @@ def test_without_math_verify_the_exact_path_decides_alone_and_says_so_once(
 
 
 def written(rng, value):
-    """A way to write a fraction, and whether math-verify reads it as we do."""
+    """A way to write a fraction."""
     up, down = value.numerator, value.denominator
     ways = [f"{up}/{down}", rf"\frac{{{up}}}{{{down}}}", rf"\dfrac{{{3 * up}}}{{{3 * down}}}"]
     if down == 1:
@@ -141,35 +141,26 @@ def written(rng, value):
     return rng.choice(ways)
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_exact_path_and_math_verify_agree_on_thousands_of_pairs(fresh, seed):
-    rng = random.Random(seed)
-    compared, equal, differences = 0, 0, []
-    while compared < 500:
+def test_the_exact_path_and_sympy_agree(fresh):
+    rng = random.Random(5)
+    verdicts = []
+    for _ in range(300):
         value = Fraction(rng.randint(-3000, 3000), rng.choice((1, 1, 2, 4, 5, 8, 10, 3, 7)))
-        other = (
-            value
-            if rng.random() < 0.5
-            else value
-            + rng.choice((-1, 1))
-            * Fraction(rng.choice((1, 1, 2, 9, 1)), rng.choice((1, 2, 3, 10, 100)))
-        )
+        step = Fraction(rng.choice((-9, -1, 1, 2)), rng.choice((1, 2, 3, 10, 100)))
+        other = value if rng.random() < 0.5 else value + step
         gold, answer = plain(written(rng, value)), plain(written(rng, other))
-        if ("%" in gold) != ("%" in answer):
-            continue  # `9%` and `9` are one answer to us, to math-verify only as integers
         ours, theirs = grade(gold, answer), ask(gold, answer)
-        assert read_number(gold) and read_number(answer)  # noqa: PT018 - one fact
-        assert (ours.by, theirs[1]) == ("exact", "math-verify")
-        compared, equal = compared + 1, equal + ours.equal
-        if ours.equal != theirs[0]:
-            differences.append((gold, answer, ours.equal))
-    assert differences == []
-    assert 150 < equal < 350
+        assert ours.by == "exact"
+        assert (ours.equal, "sympy") == theirs[:2], (gold, answer)
+        verdicts.append(ours.equal)
+    assert 90 < sum(verdicts) < 210
 
 
 def test_a_list_of_slow_items_takes_no_longer_than_one(fresh):
-    slow = r"\int_0^1 \frac{x^{7%d} \sin(x)^{55} \cos(x)^{33}}{x^{11}+x^{7}+1} dx"
-    verdict = grade(tuple(f"a+{n}" for n in range(6)), ", ".join(slow % n for n in range(6)))
+    slow = "(x+y+z+1)^{6%d} = 3"
+    verdict = grade(
+        tuple(f"(x+y+z+2)^{{7{n}}} = 4" for n in range(6)), ", ".join(slow % n for n in range(6))
+    )
     assert (verdict.equal, verdict.by) == (False, "undecided")
     assert symbolic.symbolic_equal.cache_info().misses == 1
 
@@ -208,7 +199,7 @@ def test_any_pair_has_a_verdict_and_costs_this_process_little(gold, answer):
     started = time.process_time()
     verdict = grade(gold, answer)
     assert verdict == grade(gold, answer)
-    assert verdict.by in ("exact", "math-verify", "undecided")
+    assert verdict.by in ("exact", "sympy", "undecided")
     assert time.process_time() - started < 1
 
 

@@ -1,288 +1,286 @@
-r"""Reads an answer as people and programs write it: LaTeX or plain text.
+r"""Reads an answer as people and programs write it: takes its looks off (`plain`) and takes it apart.
 
-`plain` removes what only changes its looks. What is left may have a name before it (`split_name`) or
-a unit after it (`split_unit`), be a rational number (`read_number`), or a list or a matrix of other
-answers (`split_list`). Everything is linear in the text, and numbers are bounded in size.
+It may be a chain of relations, a value with a unit, a rational number, or a list or a matrix of other answers;
+the rest is an expression. Everything is linear in the text, and numbers are bounded in size.
 """
 
 from __future__ import annotations
 
+import functools
+import itertools
 import re
-from fractions import Fraction
-from itertools import pairwise
+import unicodedata
+from collections import Counter
+from collections.abc import Iterator
 from typing import NamedTuple
+
+from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Exact, Expression, Unreadable
 
 MAX_CHARS = 2000
 """Longer texts are equal only if they are the same text."""
-MAX_DIGITS = 400
-FUNCTIONS = frozenset(
-    """
-    sin cos tan cot sec csc arcsin arccos arctan sinh cosh tanh log exp sqrt max min gcd lcm mod and
-    """.split()  # noqa: SIM905 - a list of words reads better as words
+_WRAPPED = re.compile(
+    r"\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}"
+    r"|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)",
+    re.DOTALL,
 )
-
+_RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
+_UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
+_SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
+_SIGNS = str.maketrans(
+    {
+        "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "−": "-", "–": "-", "‑": "-", "√": r"\sqrt ", "∛": r"\sqrt[3]",
+        "∞": r"\infty ", "°": r"\degree ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
+        "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
+        "∨": " or ", "∧": " and ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
+    }
+)  # fmt: skip
 _SIMPLER = tuple(
     (re.compile(pattern), replacement)
     for pattern, replacement in (
-        (r"\\(?:left|right|[bB]igg?|displaystyle|textstyle|limits)(?![a-zA-Z])\.?", ""),
-        (r"\\!\s*", ""),
-        (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
-        (r"(?<=[0-9])\\[,;: ](?=[0-9]{3}(?![0-9]))", ""),
-        (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "),
-        (r"\\[dtc]frac(?![a-zA-Z])", r"\\frac"),
-        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{])", r"\1{\2}"),
-        (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"),
-        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "),
-        (r"\\%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", "%"),
-        (r"\\\$|\$|[€£¥₹₩₽]|\\[()\[\]]", ""),
-        (r"\\langle(?![a-zA-Z])", "("), (r"\\rangle(?![a-zA-Z])", ")"),
-        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"),
-        (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\\degree(?![a-zA-Z])|\^ *\{ *\\circ *\}", r"^\\circ"),
+        # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
+        (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
+        (r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?", lambda found: found[0].replace(".", "").replace(",", ".")),
+        (r"\\(?:left|right|[bB]igg?[lrm]?|displaystyle|textstyle|limits|boxed|fbox)(?![a-zA-Z])\.?|\\!\s*", ""), (r"(?<=[0-9])\{\s*,\s*\}(?=[0-9])", ","),
+        (r"(?<=[0-9])(?:\\[,;: ]|[_'])(?=[0-9]{3}(?![0-9]))", ""), (r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~|\s+", " "), (r"\\[dtc](frac|binom)(?![a-zA-Z])", r"\\\1"),
+        (r"(\\(?:frac|binom)) *([0-9]) *(?=[0-9{\\])", r"\1{\2}"), (r"(\\(?:frac|binom) *\{[^{}]*\}) *([0-9])", r"\1{\2}"), (r"\\mathbb\s*\{?\s*([CNQRZ])\s*\}?", r"\\\1 "),
+        (r"\\(?:text(?:bf|it|rm|sf|normal)?|math(?:rm|bf|it|sf)|mbox|operatorname)\s*\{([^{}]*)\}", r" \1 "), (r"\\?%|(?<=[0-9}]) ?(?:percent(?:age)?|pct)(?![a-zA-Z])", r"\\percent "),
+        (r"\\[()\[\]]", ""), (r"\\(?:langle|l(?=floor|ceil)(\w+))(?![a-zA-Z])", r" \1("), (r"\\r(?:angle|floor|ceil)(?![a-zA-Z])", ")"), (r"\\[lr]?vert(?![a-zA-Z])", "|"), (r"\|((?! \()[^|]+)\|", r" Abs(\1)"),
+        (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
+        (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
+        (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (r"\b(one|two|three|four|five|six|seven|eight|nine)-(?=[a-z])", r"\1 "),
+        # What SymPy and NumPy print; a matrix is a list of rows.
+        (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
+        (r"^(?:Matrix|ImmutableDenseMatrix|array|(FiniteSet|set))\((.*)\)$", lambda found: rf"\{{{found[2]}\}}" if found[1] else found[2]), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
+        (r"Interval(?:\.(open|Lopen|Ropen))?\(((?:[^()]|\([^()]*\))*)\)", lambda found: f"{'(' if found[1] in ('open', 'Lopen') else '['}{found[2]}{')' if found[1] in ('open', 'Ropen') else ']'}"),
+        (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="),
+        # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
+        (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
+        (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
+        (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
+        (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
     )
 )  # fmt: skip
-_SIGNS = str.maketrans(
-    {
-        "²": "^2", "³": "^3", "×": r"\times ", "÷": "/", "·": r"\cdot ", "⋅": r"\cdot ",
-        "π": r"\pi ", "√": r"\sqrt ", "∞": r"\infty ", "°": r"^\circ", "−": "-", "–": "-",
-    }
-)  # fmt: skip
-_SQUARE_METERS = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
-# `12 000`, where no other digits are beside them; not the `1 100/3` of a mixed number.
-_THOUSANDS = re.compile(r"(?<![0-9.,])(?<![0-9.,] )[1-9][0-9]{0,2}(?: [0-9]{3})++(?! ?[0-9/])")
-_NAME = re.compile(r"\s*([a-zA-Z](?:_(?:\w|\{\w*\}))?)\s*(?:=(?!=)|\\in(?![a-zA-Z]))\s*(?=\S)")
-_CHOICE = re.compile(r"\(([a-zA-Z])\)")
+_GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
+_CHOICE = re.compile(r"\(?([a-zA-Z])\)")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
 
+def _spelled(signs: re.Match[str]) -> str:
+    """Raised and lowered digits, and a fraction or a Greek letter by its Unicode name."""
+    sign = signs[0][0]
+    if signs.lastgroup:
+        return f"{'^' if signs.lastgroup == 'up' else '_'}{{{signs[0].translate(_RAISED)}}}"
+    up, bar, down = unicodedata.normalize("NFKC", sign).partition("⁄")
+    name = unicodedata.name(sign, " ").replace("LAMDA", "LAMBDA").split()
+    letter = name[-1].capitalize() if "CAPITAL" in name else name[-1].lower()
+    return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
+
+
+@functools.lru_cache(maxsize=4096)
 def plain(text: str) -> str:
-    r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`."""
+    r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`, bold face."""
+    for _ in range(6):
+        text = text.strip()
+        if (found := _WRAPPED.fullmatch(text)) is None:
+            break
+        text = next(group for group in found.groups() if group is not None)
     if "\\\\" in text:
         # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
-        row = r"\\cr " if r"\begin" in text else r"\\"
-        text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", row, text)
-    text = _THOUSANDS.sub(lambda found: found[0].replace(" ", ""), text)
-    text = _SQUARE_METERS.sub(r" \1", text).translate(_SIGNS)
+        text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", r"\\cr " if r"\begin" in text else r"\\", text)
+    text = _UNICODE.sub(_spelled, _SQUARE.sub(r" \1", text)).translate(_SIGNS)
+    if text.count("$") % 2 == text.count("\\$") % 2:
+        text = re.sub(r"(?<!\\)\$", "", text)
     for pattern, replacement in _SIMPLER:
         text = pattern.sub(replacement, text)
+    if ", " in text or not re.search(r"[(\[]|\\\{", text):
+        text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
     text = text.strip().rstrip(".").strip()
     choice = _CHOICE.fullmatch(text)
     return choice[1] if choice else text
 
 
-def split_name(text: str) -> tuple[str, str]:
-    r"""The name and the value of `x = 5` or `x \in (0, 1)`; an empty name for any other text."""
-    found = _NAME.match(text)
-    # Not `x = y = 5` or `x = 1, x = 2`.
-    if found is None or "=" in text[found.end() :]:
-        return "", text
-    return found[1], text[found.end() :]
-
-
 def squashed(text: str) -> str:
-    """Folds `text` for comparison as text: one case, no blanks but those between digits."""
-    return _BLANKS.sub("", text).casefold()
+    """Folds `text` for comparison as text: no blanks but those between digits, and words in one case."""
+    text = _BLANKS.sub("", text)
+    return text if re.search(r"[0-9+*/^=\\]", text) else text.casefold()
 
 
-# ------------------------------------------------------------------------------- numbers
-
-
-class Number(NamedTuple):
-    """A rational number and how it was written."""
-
-    value: Fraction
-    decimal: bool = False
-    percent: bool = False
-    unit: str = ""
-
-
-_DECIMAL = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})++(?![0-9])|[0-9]++)(?:\.[0-9]*+)?|\.[0-9]++)"
-_POWER = r"\s*(?:\^|\*\*)\s*\{?\s*([-+]?[0-9]{1,4})\s*\}?"
-_SCIENTIFIC = re.compile(
-    rf"({_DECIMAL})(?:[eE]([-+]?[0-9]{{1,4}})|\s*(?:\\times|\\cdot|\*)\s*10{_POWER})?"
-)
-_RAISED = re.compile(rf"({_DECIMAL}){_POWER}")
-_RATIO = re.compile(
-    rf"(?:([0-9]++)\s*)?\\frac\s*\{{\s*([-+]?\s*{_DECIMAL})\s*\}}\s*\{{\s*([-+]?\s*{_DECIMAL})\s*\}}"
-    rf"|(?:([0-9]++)\s+)?({_DECIMAL})\s*/\s*([-+]?\s*{_DECIMAL})"
-)
-_SIGN = re.compile(r"[-+\s]*+")
-
-
-def read_number(text: str) -> Number | None:
-    """Reads a rational number, perhaps with a percent sign and a unit; None for anything else."""
-    if len(text) > MAX_CHARS:
-        return None
-    value, unit = split_unit(text)
-    percent = value.endswith("%")
-    value = value.removesuffix("%").strip()
-    negative = False
-    # Signs and brackets may take turns, as in -(-(5)).
-    for _ in range(3):
-        sign = _SIGN.match(value)
-        assert sign is not None  # it matches the empty text
-        negative ^= sign[0].count("-") % 2 == 1
-        value = value[sign.end() :]
-        if not (
-            value.startswith("(") and value.endswith(")") and _encloses(value) and "," not in value
-        ):
+def cut(text: str, pattern: str) -> tuple[list[str], list[str]]:
+    """Splits `text` outside of brackets, which have to close: the pieces, and the marks between them."""
+    pieces, marks, begin, depth = [], [], 0, 0
+    for found in re.finditer(rf"([(\[{{])|([)\]}}])|{pattern}", text):
+        depth += bool(found[1]) - bool(found[2])
+        if depth == 0 and not found[2]:
+            pieces.append(text[begin : found.start()].strip())
+            marks.append(found[0].strip(" ,"))
+            begin = found.end()
+        elif depth < 0:
             break
-        value = value[1:-1]
-    found = _fraction(value)
-    if found is None:
-        return None
-    found = (-found if negative else found) / (100 if percent else 1)
-    return Number(found, "." in value or "e" in value.lower(), percent, unit)
+    if depth:
+        raise Unreadable
+    return [*pieces, text[begin:].strip()], marks
 
 
-def _fraction(text: str) -> Fraction | None:
-    """Evaluates a decimal, a power, a fraction or a mixed number; None where it is too large."""
+def encloses(text: str) -> bool:
+    """Returns whether the first bracket of `text` is closed by its last one; intervals may mix them."""
+    depths = [*itertools.accumulate((mark in "([{") - (mark in ")]}") for mark in text)]
+    return depths[-1:] == [0] and 0 not in depths[:-1]
+
+
+def read_number(text: str) -> Expression | None:
+    """Reads a rational number; None for anything else."""
     try:
-        if found := _SCIENTIFIC.fullmatch(text):
-            return _decimal(found[1]) * _power(Fraction(10), int(found[2] or found[3] or 0))
-        if found := _RAISED.fullmatch(text):
-            return _power(_decimal(found[1]), int(found[2]))
-        if found := _RATIO.fullmatch(text):
-            whole, up, down = found.groups()[:3] if found[2] else found.groups()[3:]
-            # In a mixed number both parts of the fraction are whole.
-            if whole and not (up.isdecimal() and down.isdecimal()):
-                return None
-            return _decimal(whole or "0") + _decimal(up) / _decimal(down)
-    except (OverflowError, ZeroDivisionError):
-        pass
-    return None
+        return Expression(text, Exact) if len(text) <= MAX_CHARS else None
+    except (ArithmeticError, ValueError, RecursionError):
+        return None
 
 
-def _decimal(digits: str) -> Fraction:
-    if len(digits) > MAX_DIGITS:
-        raise OverflowError
-    return Fraction(re.sub(r"[,\s]", "", digits))
-
-
-def _power(base: Fraction, exponent: int) -> Fraction:
-    # Tested before, because the result itself might not fit into any memory.
-    # A digit has less than four bits.
-    if abs(exponent) * max(base.numerator, base.denominator).bit_length() > 4 * MAX_DIGITS:
-        raise OverflowError
-    if base == 0 and exponent <= 0:
-        raise ZeroDivisionError
-    return base**exponent
-
-
-_SHORT_UNITS = frozenset(
-    """
-    m cm mm km g kg mg s ms h hr hrs min l L ml mL dL ft in yd mi lb lbs oz N J W V A K C F Hz
-    kHz kW mph kph km/h m/s rad deg
-    """.split()  # noqa: SIM905
-)
-_NO_UNITS = FUNCTIONS | {"inf", "nan", "infinity", "true", "false", "for", "all", "error"}
+# Dimension and power, factor, and names of units.
+_TABLE = r"""
+m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetre, 1/1000 mm millimeter, 127/5000 in inch inches, 381/1250 ft foot feet, 1143/1250 yd yard, 201168/125 mi mile
+m 3: 1/1000 L liter litre, 1/1000000 mL ml milliliter, 1/10000 dL
+s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
+month 1: 1 month, 12 yr year
+g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
+usd 1: 1 $ dollar usd, 1/100 ¢ cent
+eur 1: 1 € euro
+deg 1: 1 degree deg, 180/pi rad radian
+other 1: 1 £, 1 ¥, 1 N newton, 1 J joule, 1 W watt, 1 Hz hertz
+"""
+_UNITS = {
+    name: (kind.partition(" ")[0].replace("other", name), int(kind[-1]), factor)
+    for kind, _, row in (line.partition(":") for line in _TABLE.strip().splitlines())
+    for factor, *names in map(str.split, row.split(","))
+    for name in names
+}
+_RATES = {"mph": "mi/h", "kph": "km/h"}
+_NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = re.compile(
-    r"(?:[-+*/(){}0-9.,%\s]|\^(?!\\circ)|(?<=[0-9.])[eE](?=[-+]?[0-9])"
-    r"|\\(?:frac|sqrt|pi|times|cdot)(?![a-zA-Z])|pi(?![a-zA-Z])|sqrt(?=\s*\())*+"
+    r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
+    rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
-_UNIT = re.compile(r"[A-Za-z]+(?:[ /][A-Za-z]+){0,3}\s*(?:\^\s*\{?[23]\}?)?\.?")
+_PART = re.compile(
+    r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *"
+)
+_POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
+_MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
 
 
-def split_unit(text: str) -> tuple[str, str]:
-    """Splits a number from the unit after it; an empty unit for any other text.
-
-    A unit is only compared with another: it is degrees, a short sign, or words.
-    """
-    found = _VALUE.match(text)
-    assert found is not None  # it matches the empty text
-    value, rest = found[0].strip(), text[found.end() :].strip()
-    if not rest or not value or not (value[-1] in "0123456789.)}%" or value.endswith("pi")):
-        return text, ""
-    if rest == r"^\circ":
-        return value, "degree"
-    glued = not found[0][-1].isspace() and value[-1] != "%"
-    short = rest.rstrip(".^{}23 ")
-    # A single letter right beside a number may be a variable: `5m` is a product as well.
-    known = short in _SHORT_UNITS and not (glued and len(short) == 1)
-    # A word is a unit, letters beside a number are a product: `5 apples` but not `5xyz`.
-    words = re.findall("[a-z]+", rest.lower())
-    spoken = not glued and all(len(word) > 2 for word in words) and not _NO_UNITS & {*words}
-    if not _UNIT.fullmatch(rest) or not (known or spoken):
-        return text, ""
-    return value, re.sub(r"[ {}.]", "", rest) if known else rest.lower().rstrip(".").removesuffix(
-        "s"
-    )
+def split_unit(text: str) -> tuple[str, str, str]:
+    """Splits a number from the unit after it: its dimensions and its factor; no unit for any other text."""
+    found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
+    if found is None or not found[0].strip():
+        return text, "", ""
+    value, rest = found[0], found.string[found.end() :].strip()
+    spaced = value[-1] in " }" or rest[:1] == "\\"
+    rest, at, factor, powers = _RATES.get(rest, rest), 0, "1", Counter[str]()
+    while at < len(rest):
+        part = _PART.match(rest, at)
+        if part is None or (known := _known(part[3], spaced or at > 0)) is None:
+            return text, "", ""
+        at = part.end()
+        power = (-1 if part[1] else 1) * int(part[4] or _POWERS[part[2]] * _POWERS[part[5]])
+        powers[known[0]] += known[1] * power
+        factor += f"*({known[2]})^({power})"
+    return value.strip(), " ".join(f"{kind}^{powers[kind]}" for kind in sorted(powers)), factor
 
 
-# ------------------------------------------------------------------------------- lists and matrices
+def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
+    """A unit's kind, power and factor. A letter or two right beside a number is a variable."""
+    lower = word.lower()
+    names = [word, lower, lower.removesuffix("s"), lower.removesuffix("es")]
+    for name in names:
+        if found := _UNITS.get(name):
+            return found if spaced or len(name) > 2 or not name.isalpha() else None
+    # A word has a vowel, and letters in the order of the alphabet are a product.
+    if len(word) < 4 and not re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word):
+        return None
+    product = word == "".join(sorted({*word})) or not re.search("[aeiou]", lower)
+    return None if product or {*names} & _NO_UNITS else (names[2], 1, "1")
 
 
 class Items(NamedTuple):
-    """Several answers in one: in `()`, `[)`, `{}`, ..., without brackets, or entries of a matrix.
-
-    Of a vector, `brackets` is `row` or `column`, of any other matrix its size, such as `2x3`.
-    """
+    """Several answers in one, in brackets such as `()`, `[)`, `{}`, or none; a matrix is a `row`, a `column` or `2x3`."""
 
     brackets: str
     items: tuple[str, ...]
 
 
-_MATRIX = re.compile(
-    r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?(.*)\\end\{\1\}\s*[)\]]?",
-    re.DOTALL,
+AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))|,|(?<=\)) *[|&] *(?=\()"
+_CONDITION = re.compile(
+    r"(?=.*(?:[<>]|\\(?:[lg]eq?|neq?)(?![a-zA-Z]))).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])"
 )
-_AND = re.compile(r",?(?:\s+|(?<=\)))(?:and|or)(?:\s+|(?=\())")
-_THREE_DIGITS = re.compile(r"[0-9]{3}(?![0-9])")
 
 
 def split_list(text: str) -> Items | None:
     """Takes a plain text that is a list or a matrix apart; None for any other text."""
-    inner, brackets = text.strip(), ""
-    if matrix := _MATRIX.fullmatch(inner):
-        return _matrix(matrix[2])
+    try:
+        return None if _CONDITION.match(text) else _list(text.strip())
+    except Unreadable:
+        return None
+
+
+def _list(inner: str) -> Items | None:
+    brackets = ""
     if inner.startswith("\\{") and inner.endswith("\\}"):
         inner, brackets = inner[2:-2], "{}"
-    elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and _encloses(inner):
+    elif inner[:1] in ("(", "[", "{") and inner[-1:] in (")", "]", "}") and encloses(inner):
         inner, brackets = inner[1:-1], inner[0] + inner[-1]
-    items = _items(inner)
+    rows = cut(inner, ",")[0] if brackets == "[]" and inner.startswith("[") else []
+    if rows and all(row.startswith("[") and encloses(row) for row in rows):
+        cells = [cut(row[1:-1], ",")[0] for row in rows]
+        size = (len(rows), *{len(row) for row in cells})
+        kind = (
+            "row" if len(rows) == 1 else "column" if size[1:] == (1,) else "x".join(map(str, size))
+        )
+        return Items(kind, tuple(cell for row in cells for cell in row)) if len(size) == 2 else None
+    items = tuple(_items(inner)) if inner.strip() else ()
     # Brackets around one value only group it.
-    if items is None or (len(items) < 2 and brackets in ("", "()")):
-        return None
-    if any(not item for item in items) and len(items) > 1:
+    if (len(items) < 2 and brackets in ("", "()")) or (len(items) > 1 and not all(items)):
         return None
     return Items(brackets, items)
 
 
-def _matrix(body: str) -> Items | None:
-    rows = [row.split("&") for row in body.strip().removesuffix(r"\cr").split(r"\cr")]
-    if "\\begin" in body or len({len(row) for row in rows}) > 1:
-        return None
-    height, width = len(rows), len(rows[0])
-    kind = "row" if height == 1 else "column" if width == 1 else f"{height}x{width}"
-    return Items(kind, tuple(cell.strip() for row in rows for cell in row))
-
-
-def _encloses(text: str) -> bool:
-    """Returns whether the first bracket of `text` is closed by its last one; intervals may mix them."""
-    depth = 0
-    for at, mark in enumerate(text):
-        depth += (mark in "([{") - (mark in ")]}")
-        if depth == 0:
-            return at == len(text) - 1
-    return False
-
-
-def _items(text: str) -> tuple[str, ...] | None:
+def _items(text: str) -> Iterator[str]:
     r"""Cuts `text` outside of brackets at commas, `and` and `or`, or at semicolons; `\pm` is two."""
-    # With two of them it would be open which values belong together.
-    if text.count(r"\pm") == 1 and "," not in text:
-        return (text.replace(r"\pm", "+").strip(), text.replace(r"\pm", "-").strip())
-    text = _AND.sub(", ", text)
-    # With a blank after some comma, the others may be in numbers: `1,234, 5`.
-    spaced = ", " in text
-    cuts: dict[str, list[int]] = {",": [], ";": []}
-    depth = 0
-    for at, mark in enumerate(text):
-        depth += (mark in "([{") - (mark in ")]}")
-        if depth < 0:
-            return None
-        in_number = spaced and mark == "," and _THREE_DIGITS.match(text, at + 1)
-        if mark in cuts and depth == 0 and not in_number:
-            cuts[mark].append(at)
-    places = [-1, *(cuts[";"] or cuts[","]), len(text)]
-    items = (text[begin + 1 : end].strip() for begin, end in pairwise(places))
-    return tuple(items) if depth == 0 else None
+    pieces = cut(text, ";")[0]
+    for piece in pieces if len(pieces) > 1 else cut(text, AND)[0]:
+        signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", piece)
+        # With two of them it would be open which values belong together.
+        if not signs or signs.count(r"\pm") > 1:
+            yield piece
+        else:
+            yield piece.replace(r"\pm", "+").replace(r"\mp", "-").strip()
+            yield piece.replace(r"\pm", "-").replace(r"\mp", "+").strip()
+
+
+_SIGN = {
+    r"\approx": "~", r"\in": "=", "==": "=", ":=": "=", r"\ne": "!=", r"\neq": "!=", r"\lt": "<", r"\gt": ">", "=<": "<=", "=>": ">=",
+    r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=",
+}  # fmt: skip
+_RELATION = r"\\(?:approx|in|leqslant|geqslant|leq?|geq?|neq?|lt|gt)(?![a-zA-Z])|(?<= )!=|[<>:=]=|=[<>]|[<>=]"
+_NAME = re.compile(
+    r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)"
+)
+_NAMES = re.compile(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
+
+
+class Relation(NamedTuple):
+    """A chain such as `0 < x < 1`. The name of `x = 5` is `x`, of `x + y = 5` it is `~`, of `2x = 5` it is empty."""
+
+    name: str
+    signs: tuple[str, ...]
+    sides: tuple[str, ...]
+
+
+def split_relation(text: str) -> Relation | None:
+    """Takes a chain of relations apart; None for any other text."""
+    try:
+        sides, signs = ([], []) if _CONDITION.match(text) else cut(text, _RELATION)
+    except Unreadable:
+        return None
+    if not signs or not all(sides):
+        return None
+    named = _NAME.fullmatch(sides[0])
+    name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""
+    return Relation(name, tuple(_SIGN.get(sign, sign) for sign in signs), tuple(sides))

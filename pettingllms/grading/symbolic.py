@@ -1,4 +1,4 @@
-"""Runs math-verify in a process of its own, which is killed where it takes too long.
+"""Runs SymPy in a process of its own, which is killed where it takes too long.
 
 A thread cannot be killed, and a hung computer algebra system in one would hold the interpreter.
 The limit is CPU time, which the kernel enforces in the process itself, so that a verdict does not
@@ -26,48 +26,35 @@ logger = logging.getLogger(__name__)
 CPU_S = 1.0
 MEMORY_BYTES = 2 << 30
 START_S = 120.0
-"""Wall time for the process to import math-verify, on a busy machine."""
+"""Wall time for the process to import SymPy, on a busy machine."""
 WALL_S = 30.0
 """Wall time for one pair; its limit of CPU time is much smaller."""
-MISSING = "math-verify cannot be used; pip install 'pettingllms[math]'"
-TOO_LONG = "math-verify took too long or too much memory"
+MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
+TOO_LONG = "SymPy took too long or too much memory"
 
 
 class Answered(NamedTuple):
     """The verdict on a pair, what it came from, why there is none, and what it cost."""
 
     equal: bool
-    by: Literal["math-verify", "undecided"]
+    by: Literal["sympy", "undecided"]
     note: str = ""
     cpu_s: float = 0.0
 
 
 class Lost(Exception):
-    """The process ended, or did not answer in time."""
-
-
-class Missing(Exception):
-    """math-verify cannot be imported."""
+    """The process ended, did not answer in time, or has no SymPy."""
 
 
 class _Process:
-    """One worker and its pipes.
-
-    Raises:
-        Lost: it did not start.
-        Missing: it started, but not math-verify.
-    """
+    """One worker and its pipes; raises Lost where it does not start, with the code of its end."""
 
     def __init__(self) -> None:
         worker = str(Path(__file__).with_name("worker.py"))
-        self.popen = subprocess.Popen(
-            # With `-P` the folder of the script, whose modules have common names, is not
-            # searched.
-            [sys.executable, "-P", worker, str(CPU_S), str(MEMORY_BYTES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
+        # With `-P` the folder of the script, whose modules have common names, is not searched.
+        command = [sys.executable, "-P", worker, str(CPU_S), str(MEMORY_BYTES)]
+        pipe = subprocess.PIPE
+        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
         assert self.popen.stdin is not None
         assert self.popen.stdout is not None
         self.requests, self.answers = self.popen.stdin, self.popen.stdout
@@ -75,28 +62,20 @@ class _Process:
         if not self.read(START_S):
             code = self.popen.wait()
             self.close()
-            raise Missing if code == 1 else Lost  # 1: Python could not import it
+            raise Lost(code)
 
-    def ask(self, gold: str, answer: str, places: int) -> Answered:
-        """Asks for the verdict on a pair.
-
-        Raises:
-            Lost: there will be none.
-        """
+    def ask(self, *question: str | int) -> Answered:
+        """Asks for the verdict on a pair; raises Lost where there will be none."""
         try:
-            self.requests.write(json.dumps([gold, answer, places]).encode() + b"\n")
+            self.requests.write(json.dumps(question).encode() + b"\n")
             self.requests.flush()
             equal, cpu_s = json.loads(self.read(WALL_S))
         except (OSError, ValueError) as error:
             raise Lost from error
-        return Answered(equal, "math-verify", "", cpu_s)
+        return Answered(equal, "sympy", "", cpu_s)
 
     def ended_itself(self) -> bool:
-        """Returns whether a limit ended the process; False if it hangs or was killed from outside.
-
-        Its limits end it with SIGPROF or from within; SIGKILL comes from outside, as when the
-        machine runs out of memory.
-        """
+        """Returns whether a limit ended the process, not a hang or SIGKILL, which comes from outside."""
         try:
             return self.popen.wait(1.0) != -signal.SIGKILL
         except subprocess.TimeoutExpired:
@@ -119,9 +98,8 @@ class _Process:
 
 
 def _end(popen: subprocess.Popen[bytes], owner: int) -> None:
-    """Closes the pipes; kill the process, unless it belongs to the one we were forked from."""
-    for pipe in (popen.stdin, popen.stdout):
-        assert pipe is not None
+    """Closes the pipes; kills the process, unless it belongs to the one we were forked from."""
+    for pipe in filter(None, (popen.stdin, popen.stdout)):
         try:
             pipe.close()
         except OSError:
@@ -142,37 +120,24 @@ class _Grader:
         self.missing = False
 
     def ask(self, gold: str, answer: str, places: int) -> Answered:
-        """Asks for the verdict on a pair, a worker that belongs to this process."""
+        """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
-            if self.missing:
-                return Answered(False, "undecided", MISSING)
-            try:
-                return self._asked(gold, answer, places)
-            except Lost:
-                logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
-                return Answered(False, "undecided", TOO_LONG, CPU_S)
-            except Missing:
-                self.missing = True
-                logger.warning("answers are compared exactly only: %s", MISSING)
-                return Answered(False, "undecided", MISSING)
-
-    def _asked(self, gold: str, answer: str, places: int) -> Answered:
-        """Asks once more where the pair is not to blame for the loss of the worker.
-
-        Raises:
-            Lost: the pair took too much, or two workers were lost.
-            Missing: math-verify cannot be imported.
-        """
-        for last in (False, True):
-            try:
-                self.process = self.process or _Process()
-                return self.process.ask(gold, answer, places)
-            except Lost:
-                blamed = self.process is not None and self.process.ended_itself()
-                self.end()
-                if blamed or last:
-                    raise
-        raise AssertionError("the second loss is raised")
+            for _ in range(2):
+                if self.missing:
+                    return Answered(False, "undecided", MISSING)
+                try:
+                    self.process = self.process or _Process()
+                    return self.process.ask(gold, answer, places)
+                except Lost as lost:
+                    blamed = self.process is not None and self.process.ended_itself()
+                    self.end()
+                    self.missing = lost.args == (1,)  # Python could not import it
+                if self.missing:
+                    logger.warning("answers are compared exactly only: %s", MISSING)
+                if blamed:
+                    break
+            logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
+            return Answered(False, "undecided", TOO_LONG, CPU_S)
 
     def end(self) -> None:
         """Kills the worker; the next question starts another."""
@@ -192,5 +157,5 @@ os.register_at_fork(after_in_child=lambda: _GRADER.forget())
 
 @functools.lru_cache(maxsize=4096)
 def symbolic_equal(gold: str, answer: str, places: int) -> Answered:
-    """Asks math-verify whether `answer` equals `gold`, decimals to `places` places."""
+    """Asks whether `answer` equals `gold`, both plain texts, decimals to `places` places."""
     return _GRADER.ask(gold, answer, places)

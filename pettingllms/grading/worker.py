@@ -1,54 +1,47 @@
-"""Main program of the process in which math-verify runs: `python -P worker.py CPU_S BYTES`, started by `symbolic`.
+"""Main program of the process in which SymPy runs: `python -P worker.py CPU_S BYTES`, started by `symbolic`.
 
-It says `ready`. Then each line of standard input is a JSON list [gold, answer, places], and each
-line of output is a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes
+It says `ready`. Then each line of standard input is a JSON list [gold, answer, places] of plain texts, and
+each line of output is a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes
 more CPU time or memory than it may: only that stops a computer algebra system for certain.
-
-math-verify reads the LaTeX and compares values and sets. Relations are compared here: it takes the
-right-hand side of any equation for the answer (`7 = 5` for 5), and solves both sides where it
-cannot compare them, so that a relation without a solution (`1 = 0`) equals any other.
+Values are compared at random points, equations up to a factor, inequalities and unions as sets.
 """
 
 from __future__ import annotations
 
-import functools
+import itertools
 import json
 import logging
 import os
+import random
 import re
 import resource
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import sympy
-from latex2sympy2_extended.logic import And  # type: ignore[import-untyped]  # no stubs exist
-from math_verify import LatexExtractionConfig, parse, verify
-from sympy.core.function import AppliedUndef
-from sympy.core.relational import Relational
+from sympy import Rational, S
 
-_CONFIG = [LatexExtractionConfig()]
-# Without their own time limits, which need signals; this process has the kernel's.
-_parse = functools.partial(parse, fallback_mode="no_fallback", parsing_timeout=None)
-_verify = functools.partial(verify, timeout_seconds=None, allow_set_relation_comp=True)
-_FLIPPED = {sympy.Gt: sympy.Lt, sympy.Ge: sympy.Le}
-_PYTHON = (
-    (r"\*\*", "^"),
-    (r"\*", r"\\cdot "),
-    (r"(?<!\\)\bsqrt\s*\(([^()]*)\)", r"\\sqrt{\1}"),
-    (r"\(([^(),]*)\)\s*(?=\([^(),]*\))", r"(\1)\\cdot "),
-    (r"!=", r"\\ne "),
-    (r"\\cr(?![a-zA-Z])", r"\\\\"),
-    (r"(?<![\\a-zA-Z])(pi|sin|cos|tan|log)(?![a-zA-Z])", r"\\\1 "),
+sys.path.insert(0, str(Path(__file__).parents[2]))
+from pettingllms.grading.expressions import Expression, Unreadable
+from pettingllms.grading.notation import (
+    AND,
+    Relation,
+    cut,
+    encloses,
+    plain,
+    split_list,
+    split_relation,
 )
 
-
-def latex(text: str) -> str:
-    """Turns what a program printed into LaTeX; LaTeX stays as it is."""
-    for pattern, replacement in _PYTHON:
-        text = re.sub(pattern, replacement, text)
-    return text
+_MAX_BITS = 20_000
+_BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
+_UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
+_SET = re.compile(
+    rf"{_UNION}|[<>]|\\(?:[lg]eq?|leqslant|geqslant|neq?|[lg]t|R)(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)"
+)
 
 
 def main() -> None:
@@ -58,7 +51,6 @@ def main() -> None:
     os.dup2(2, 1)
     logging.disable()
     cpu_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
-    equal(r"\frac{1}{2}", "x", 6)  # the first call builds the parser
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     answers.write("ready\n")
     answers.flush()
@@ -75,107 +67,164 @@ def main() -> None:
 
 
 def equal(gold: str, answer: str, places: int) -> bool:
-    """Returns whether an answer equals the reference; both are LaTeX or what a program prints."""
-    left, right = (_parse(f"${latex(text)}$", _CONFIG) for text in (gold, answer))
-    return bool(left and right) and expressions(left[0], right[0], places)
-
-
-def expressions(gold: Any, answer: Any, places: int) -> bool:
-    """Compares two relations, two values, or a value with a relation that states it."""
-    wanted, given = links(gold), links(answer)
-    if wanted and given:
-        return len(wanted) == len(given) and (
-            # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
-            all(map(relations, wanted, given)) or all(map(relations, wanted, given[::-1]))
-        )
-    if given and not isinstance(gold, sympy.Set):
-        # Without a name, as in `2 + 3 = 5`, every member has to be the answer.
-        members = [given[0].lhs, *(link.rhs for link in given)]
-        if is_name(members[0]):
-            members = members[-1:]
-        return all(isinstance(link, sympy.Eq) for link in given) and all(
-            values(gold, member, places) for member in members
-        )
-    # A reference such as `x = 5` may be answered by 5 alone.
-    if wanted and isinstance(wanted[0], sympy.Eq) and wanted[0].lhs.is_Symbol:
-        return values(wanted[-1].rhs, answer, places)
-    return values(gold, answer, places)
-
-
-def links(expression: Any) -> list[Any]:
-    """The relations of a chain such as `0 < x < 1`; none for anything else."""
-    found = [expression]
-    if isinstance(expression, And):
-        found = list(expression._unsorted_args)
-        if all(isinstance(link, sympy.Eq) for link in found) and is_name(found[0].lhs):
-            # What is said of `a` in `a = 2 \cdot 3 = 6` is that it is 6.
-            found = [sympy.Eq(found[0].lhs, found[-1].rhs, evaluate=False)]
-    return found if all(isinstance(link, Relational) for link in found) else []
-
-
-def is_name(expression: Any) -> bool:
-    """Returns whether an expression can stand for a result: `x`, `f(2)`, `x + y`, but not `2x`."""
-    if isinstance(expression, AppliedUndef) or len(expression.free_symbols) > 1:
-        return True
-    return expression.is_Symbol or (
-        bool(expression.free_symbols) and not expression.atoms(sympy.Number)
+    """Compares two equations, two sets, two values, or a value with a statement of it."""
+    wanted, given = split_relation(gold), split_relation(answer)
+    if wanted and given and (wanted.name != given.name or wanted.name in ("", "~")):
+        one, other = links(wanted), links(given)
+        # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
+        for turned in (other, other[::-1]):
+            if len(one) == len(other) and all(map(related, one, turned)):
+                return True
+        if {*wanted.signs, *given.signs} <= {"=", "~"}:
+            return False
+    if _SET.search(gold) or _SET.search(answer):
+        names: set[Any] = set()
+        left, right = as_set(gold, names), as_set(answer, names)
+        return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
+    if wanted and wanted.name == "~":
+        return False
+    answers = stated(given, answer, places)
+    return any(
+        same(one, other, places) for one in stated(wanted, gold, places) for other in answers
     )
 
 
-def relations(gold: Any, answer: Any) -> bool:
+def value(text: str) -> Any:
+    """The expression that a text stands for."""
+    return Expression(text, Algebra).value
+
+
+def same(gold: str, answer: str, places: int) -> bool:
+    """Compares two values, at random points where they have variables."""
+    decimal = any(Expression(text, Algebra).decimal for text in (gold, answer))
+    one, other = value(gold), value(answer)
+    if one == other:
+        return one not in (S.NaN, S.ComplexInfinity)
+    names = sorted(one.free_symbols | other.free_symbols, key=str)
+    if not names:
+        return near(one, other, places if decimal else None) is True
+    chosen, verdicts = random.Random(17), []
+    for turn in range(8):
+        # Positive points first, then all signs: a root or a logarithm may have no real value there.
+        signs = [chosen.choice((1, 1 if turn < 3 else -1)) for _ in names]
+        point = {
+            n: sign * Rational(chosen.randint(100, 9000), 2003)
+            for n, sign in zip(names, signs, strict=True)
+        }
+        verdicts.append(near(one.subs(point), other.subs(point), -1 if decimal else None, turn > 2))
+    return False not in verdicts and verdicts.count(True) > 2
+
+
+def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool | None:
+    """Compares two numbers; None where neither has a value, or a real one if it has to be."""
+    one, other = (sympy.N(side, 40) for side in (gold, answer))
+    if not (one.is_number and other.is_number) or {S.NaN, S.ComplexInfinity} & {one, other}:
+        return None
+    if one.is_infinite or other.is_infinite:
+        return bool(one == other)
+    if real and not (one.is_real or other.is_real):
+        return None
+    largest = max(abs(one), abs(other))
+    allowed = largest / 10**20 + Rational(1, 10**60)
+    if places is not None:
+        allowed = largest / 10**6 if places < 0 else min(1, largest) * Rational(10) ** -places
+    return bool(abs(sympy.N(gold - answer, 40)) <= allowed)
+
+
+def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]:
+    """The value that a statement such as `x = 5` or `2 + 3 = 5` is about, if all its sides agree."""
+    sides, signs = (relation.sides, relation.signs) if relation else ((text,), ())
+    if relation and relation.name:
+        sides, signs = sides[1:], signs[1:]
+    for sign, side in zip(signs, sides[1:], strict=True):
+        # What is about equal is rounded to the places that are written.
+        if sign == "~" and (decimal := re.fullmatch(r"-?[0-9]*\.([0-9]+)", side)):
+            off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1])
+            agree = off < Rational(501, 1000)
+        else:
+            agree = same(sides[0], side, places)
+        if not agree:
+            return ()
+    return sides[0], sides[-1]
+
+
+class Algebra:
+    """Expressions of SymPy, of bounded size."""
+
+    number = Rational
+
+    @staticmethod
+    def power(base: Any, by: Any) -> Any:
+        """Refuses towers of powers, which only cost time."""
+        size = max(abs(base.p), base.q) if base.is_Rational and by.is_Rational else 1
+        if size > 1 and size.bit_length() * abs(by) > _MAX_BITS:
+            raise Unreadable
+        return base**by
+
+    @staticmethod
+    def call(name: str, *args: Any) -> Any:
+        """A function, a symbol or a constant."""
+        if name == "degree":
+            return sympy.pi / 180
+        if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
+            raise Unreadable
+        if name == "root" and args[0].is_negative and args[1].is_odd:
+            return -sympy.root(-args[0], args[1])
+        found = getattr(sympy, name, None) or getattr(S, name)
+        return found(*args) if args else found
+
+
+def links(relation: Relation) -> list[tuple[str, Any]]:
+    """Each relation of a chain: its kind, and what it compares with 0."""
+    sides, signs = relation.sides, relation.signs
+    if relation.name not in ("", "~") and {*signs} == {"="}:
+        # What is said of `a` in `a = 2 * 3 = 6` is that it is 6.
+        sides = (sides[0], *stated(relation, "", 6)[-1:])
+    found = []
+    for sign, (left, right) in zip(signs, itertools.pairwise(map(value, sides)), strict=False):
+        turned = ">" in sign
+        found.append((sign.replace(">", "<"), right - left if turned else left - right))
+    return found
+
+
+def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
     """Returns whether one relation is the other, rearranged or multiplied by a number."""
-    (kind, wanted), (other, given) = normal(gold), normal(answer)
-    if kind is not other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
+    (kind, wanted), (other, given) = gold, answer
+    if kind != other or not wanted.free_symbols or wanted.free_symbols != given.free_symbols:
         return False
-    if kind in (sympy.Eq, sympy.Ne):
+    if "<" not in kind:
         # An equation with 0 holds where the numerator is 0, in forms with a fraction and without.
         wanted, given = (sympy.fraction(sympy.together(side))[0] for side in (wanted, given))
     factor = sympy.simplify(wanted / given)
     # A negative factor would turn an inequality around.
-    return bool(factor.is_number and factor.is_finite) and bool(
-        factor.is_nonzero if kind in (sympy.Eq, sympy.Ne) else factor.is_positive
-    )
+    fits = factor.is_positive if "<" in kind else factor.is_nonzero
+    return bool(factor.is_number and factor.is_finite and fits)
 
 
-def normal(relation: Any) -> tuple[Any, Any]:
-    """The kind of a relation, with `>` as `<`, and what it compares with 0; exact."""
-    side = sympy.nsimplify(relation.lhs - relation.rhs, rational=True)
-    return (_FLIPPED[relation.func], -side) if relation.func in _FLIPPED else (relation.func, side)
-
-
-def values(gold: Any, answer: Any, places: int) -> bool:
-    """Compares expressions that are not relations: by value where there is one, else by math-verify."""
-    if isinstance(gold, sympy.Expr) and isinstance(answer, sympy.Expr):
-        gold, answer = gold.doit(), answer.doit()
-        if not (gold.is_Symbol or answer.is_Symbol):
-            rounded = bool(gold.atoms(sympy.Float) | answer.atoms(sympy.Float))
-            near = probe(gold, answer, places if rounded else None)
-            constant = not gold.free_symbols | answer.free_symbols
-            if near is False or (near and rounded and constant):
-                return near
-    return bool(_verify(gold, answer, float_rounding=places))
-
-
-def probe(gold: Any, answer: Any, places: int | None) -> bool | None:
-    """Returns whether two expressions have one value at some point; None where they have no value.
-
-    Decimals are compared to `places`. math-verify rounds the difference of any tiny numbers to 0.
-    """
-    symbols = sorted(gold.free_symbols | answer.free_symbols, key=str)
-    point = {name: sympy.Rational(7 + 6 * n, 5 + n) for n, name in enumerate(symbols)}
-    try:
-        one, other = (complex(side.subs(point).evalf(30)) for side in (gold, answer))
-    except (TypeError, ValueError, OverflowError):
-        return None
-    # Only NaN differs from itself.
-    if one != one or other != other:
-        return None
-    allowed = largest = max(abs(one), abs(other))
-    if places is None or symbols:
-        allowed *= 1e-9 if places is None else 1e-6
-    else:
-        allowed = 10.0**-places * min(1.0, largest)
-    return abs(one - other) <= allowed
+def as_set(text: str, names: set[Any]) -> Any:
+    """The set that a union, an interval or a condition stands for; adds the variable to `names`."""
+    text = plain(text)
+    if encloses(text) and split_relation(text[1:-1]):
+        text = text[1:-1]
+    call = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
+    pieces, marks = (cut(call[2], ",")[0], [call[1]]) if call else cut(text, f"{AND}|{_UNION}")
+    found, relation = split_list(text), split_relation(text)
+    if found is None and any(marks):
+        joined = sympy.Intersection if _BOTH & {*marks} else sympy.Union
+        return joined(*(as_set(piece, names) for piece in pieces))
+    items = [value(plain(item)) for item in found.items] if found else []
+    if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
+        return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
+    if found or relation is None:
+        alone = items if found else [value(text)]
+        return alone[0] if isinstance(alone[0], sympy.Set) else sympy.FiniteSet(*alone)
+    parts = []
+    for kind, side in links(relation):
+        (name,) = side.free_symbols
+        names.add(name)
+        side = side.subs(name, sympy.Dummy(real=True))
+        parts.append(sympy.Rel(side, 0, "==" if kind == "=" else kind).as_set())
+    return sympy.Intersection(*parts)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,199 @@
+r"""Reads one expression in the notation of LaTeX, Python, SymPy or Unicode, and computes it as it reads.
+
+A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Any word
+that is not known is prose, and two numbers side by side are not one. What numbers are is the caller's
+choice: `Exact` here, where anything but a rational number is unreadable, or SymPy's expressions.
+"""
+
+from __future__ import annotations
+
+import re
+from fractions import Fraction
+from typing import Any
+
+MAX_DIGITS = 400
+_TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
+_FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational"
+FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
+FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
+FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
+CONSTANTS = {
+    "pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I",
+    "R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals",
+}  # fmt: skip
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
+    "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi|ell"
+)
+_ONES = "zero one two three four five six seven eight nine ten eleven twelve"
+_SHARES = "half third quarter fifth sixth seventh eighth ninth tenth"
+_LARGE = {word: Fraction(1, n) for n, word in enumerate(re.findall(r"\w+", _SHARES), 2)}
+_LARGE |= {"percent": Fraction(1, 100), "fourth": Fraction(1, 4), "halve": Fraction(1, 2)}
+_LARGE |= {name: Fraction(n) for name, n in (("dozen", 12), ("hundred", 100), ("thousand", 1000), ("million", 10**6), ("billion", 10**9), ("trillion", 10**12))}  # fmt: skip
+NUMBER_WORDS = {word: Fraction(n) for n, word in enumerate(re.findall(r"\w+", _ONES))} | _LARGE
+NUMBER_WORDS |= {f"{word}s": value for word, value in _LARGE.items()}
+_NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
+WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
+
+# An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
+_NUMBER = (
+    r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])"
+    r"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
+)
+_TOKEN = re.compile(
+    rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])"
+    rf"|(?P<letter>(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)"
+    r"(?: ?_ ?(?:\{[^{}]*\}|[a-zA-Z]|[0-9]+))?)|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+)
+_PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
+_FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
+_WORDS = re.compile("[a-zA-Z]+(?: +[a-zA-Z]+)+")
+_DATE = re.compile(r"[0-9]{4}-[0-9]{1,2}-[0-9]{1,2}|[0-9]{1,2}/[0-9]{1,2}/[0-9]{4}")
+_CLOSING = {"(": ")", "[": "]", "{": "}"}
+
+
+class Unreadable(ValueError):
+    """The text is no expression, or none of this kind."""
+
+
+class Exact:
+    """Rational numbers of bounded size. No function, constant or symbol is one."""
+
+    @classmethod
+    def number(cls, digits: str) -> Fraction:
+        """A number from its digits."""
+        mantissa, _, exponent = digits.lower().partition("e")
+        if len(digits) > MAX_DIGITS:
+            raise Unreadable
+        return Fraction(mantissa) * cls.power(Fraction(10), Fraction(exponent or 0))
+
+    @staticmethod
+    def power(base: Fraction, by: Fraction) -> Fraction:
+        """Tests first, because the result itself might not fit into any memory."""
+        bits = max(abs(base.numerator), base.denominator).bit_length()
+        if by.denominator > 1 or abs(by) * bits > 4 * MAX_DIGITS or base == 0 >= by:
+            raise Unreadable
+        return Fraction(base ** int(by))
+
+
+class Expression:
+    """The value of a text, read with a function for each level of precedence.
+
+    `algebra` has `number`, `power` and `call` (a function, a constant or a symbol). Raises Unreadable.
+    """
+
+    def __init__(self, text: str, algebra: Any) -> None:
+        words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS
+        unknown = [word for word in words if not _FUSED.fullmatch(word)]
+        prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
+        if prose or _DATE.fullmatch(text):
+            raise Unreadable
+        if "\\" not in text:
+            text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
+        found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
+        self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
+        self._algebra, self._at = algebra, 0
+        self.decimal = any(kind == "number" and re.search("[.eE]", n) for kind, n in self._tokens)
+        self.value = self._sum()
+        if self._tokens[self._at][0]:
+            raise Unreadable
+
+    def _take(self, *signs: str) -> str:
+        kind, text = self._tokens[self._at]
+        found = text if kind == "sign" and text in signs else ""
+        self._at += bool(found)
+        return found
+
+    def _call(self, *args: Any) -> Any:
+        if self._algebra is Exact:
+            raise Unreadable
+        return self._algebra.call(*args)
+
+    def _sum(self) -> Any:
+        value = self._product()
+        while sign := self._take("+", "-"):
+            term = self._product()
+            value = value + term if sign == "+" else value - term
+        return value
+
+    def _product(self) -> Any:
+        """Factors and divisors from left to right; no number stands right beside a factor."""
+        value = self._signed()
+        while True:
+            kind, text = self._tokens[self._at]
+            if self._take("*", r"\cdot", r"\times"):
+                value = value * self._signed()
+            elif self._take("/", r"\div"):
+                value = value / self._signed()
+            elif kind in ("letter", "call", "word") or text in _CLOSING:
+                value = value * self._power()
+            else:
+                return value
+
+    def _signed(self) -> Any:
+        negative = False
+        while sign := self._take("+", "-"):
+            negative ^= sign == "-"
+        return -self._power() if negative else self._power()
+
+    def _power(self, raised: bool = False) -> Any:
+        """A value with a factorial or a power; an exponent may have a sign, and towers are read from the top."""
+        sign = self._take("-", "+") if raised else ""
+        value = self._primary()
+        if not raised and self._take("!"):
+            value = self._call("factorial", value)
+        if self._take("^", "**"):
+            value = self._algebra.power(value, self._power(raised=True))
+        return -value if sign == "-" else value
+
+    def _primary(self) -> Any:
+        kind, text = self._tokens[self._at]
+        if kind in ("sign", ""):
+            (value,) = self._bracket()
+            return value
+        self._at += 1
+        if kind == "letter":
+            return self._name(text)
+        if kind == "call":
+            return self._function(FUNCTIONS[text])
+        return self._algebra.number(text if kind == "number" else str(NUMBER_WORDS[text]))
+
+    def _bracket(self) -> list[Any]:
+        closing = _CLOSING.get(self._take(*_CLOSING), "none")
+        values = [self._sum()]
+        while self._take(","):
+            values.append(self._sum())
+        if not self._take(closing):
+            raise Unreadable
+        return values
+
+    def _name(self, text: str) -> Any:
+        """A constant, or a symbol with its subscript."""
+        name = text.lstrip("\\").rstrip("0123456789").partition("_")[0].strip()
+        index = re.sub(r"[^\w+-]|_", "", text.removeprefix("\\").removeprefix(name))
+        if name in CONSTANTS and not index and (len(name) > 1 or name in "ei" or text[0] == "\\"):
+            return self._call(CONSTANTS[name])
+        return self._call("Symbol", name.removeprefix("var") + (index and f"_{index}"))
+
+    def _function(self, name: str) -> Any:
+        r"""A function: its arguments in brackets, or a product as in `\sin 2x`."""
+        after = [self._primary()] if self._take("_") else []
+        if name == "sqrt" and self._tokens[self._at][1] == "[":
+            name, after = "root", self._bracket()
+        power = self._power(raised=True) if self._take("^", "**") else None
+        opening = self._tokens[self._at][1]
+        if opening in ("(", "{"):
+            values = self._bracket() + after
+            if opening == "{" and name in ("Rational", "binomial"):
+                values.append(self._primary())
+        elif name in ("sqrt", "root"):
+            values = [self._primary(), *after]
+        else:
+            values = [self._signed(), *after]
+            while (token := self._tokens[self._at])[0] in ("letter", "word") or token[1] == "{":
+                values[0] = values[0] * self._power()
+        if name == "Rational" and len(values) == 2:
+            return values[0] / values[1]
+        value = self._call(name, *values)
+        return value if power is None else self._algebra.power(value, power)
