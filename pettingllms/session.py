@@ -42,7 +42,8 @@ from pettingllms.errors import (
     SandboxUnavailable,
     WorkersLost,
 )
-from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
+from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
+from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
@@ -438,10 +439,7 @@ class _Session:
         ]
 
     def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
-        config = self.config
-        if split not in self._envs:
-            self._envs[split] = make_env(config, split, self._source, divide=True)
-        env = self._envs[split]
+        config, env = self.config, self._env(split)
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
@@ -467,6 +465,39 @@ class _Session:
         self._call("on_evaluation", row | evaluation.row())
         return evaluation
 
+    def _env(self, split: str) -> AnyEnv:
+        """The environment of a split, made at its first use."""
+        if split not in self._envs:
+            self._envs[split] = make_env(self.config, split, self._source, divide=True)
+        return self._envs[split]
+
+    def _roles(self) -> ablation.RoleTable | None:
+        """What each trained policy is worth; None where that cannot be told, or is not asked for."""
+        config, trained = self.config, self.trainer.trained
+        tasks = held_out(env := self._env("test"), "test", config.eval_tasks)
+        enough = len(trained) > 1 and len(tasks) >= ablation.FEWEST
+        if not (config.compare_roles and enough) or config.workers or any_full(config, trained):
+            return None
+
+        def progress(done: int, total: int) -> None:
+            self.display.evaluating("who needs whom", done, total)
+            if self.stop():
+                raise _StopAskedError
+
+        length, heat = config.max_completion_length, config.temperature
+        sampling = Sampling(length, 1, False, heat, 1.0, config.seed)
+        with contextlib.suppress(_StopAskedError):
+            return ablation.compare_roles(
+                env,
+                self.policies,
+                trained,
+                tasks=tasks,
+                sampling=sampling,
+                scoring_threads=config.scoring_threads,
+                on_progress=progress,
+            )
+        return None
+
     def _gaps(self, evaluation: Evaluation) -> dict[str, float]:
         """Returns the `gaps` between the steps since the last validation and this one."""
         since = self.trainer.step - self.config.eval_steps
@@ -478,13 +509,17 @@ class _Session:
         columns = {"before": before, "after": after}
         notes = f"{report.training_notes(after[0])}\n"
         table = report.as_markdown(report.training_table(columns))
-        self.folder.write("summary.md", f"{table}\n\n{notes}")
+        roles = self._roles()
+        more = "" if roles is None else f"\n{roles.markdown()}"
+        self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
+        if roles is not None:
+            self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
         values = {title: [each.row() for each in column] for title, column in columns.items()}
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
         short = report.as_text(report.training_table(columns, short=True))
-        self.display.say(f"\n{short}\n{notes}")
+        self.display.say(f"\n{short}\n{notes}" + ("" if roles is None else f"\n{roles.text()}\n"))
 
 
 def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:

@@ -82,7 +82,7 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
         for place, evaluation in enumerate(first):
             found = [column[place].scores.get(name) for column in columns.values()]
             how = "greedy" if evaluation.greedy else "sampled"
-            table.append([who, label, how, *map(_interval, found)])
+            table.append([who, label, how, *map(interval, found)])
     return table
 
 
@@ -99,7 +99,7 @@ def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
     table = [["", "", *teams]]
     for who, label, name in _rows(names, roles, SHORT if short else ALL):
         found = [each.scores.get(name) for each in teams.values()]
-        table.append([who, label, *map(_interval, found)])
+        table.append([who, label, *map(interval, found)])
     return table
 
 
@@ -114,7 +114,7 @@ def joint_table(envs: Mapping[str, Evaluations]) -> Table:
         ]
         for name in shown:
             found = [teams[title].scores.get(name) if title in teams else None for title in titles]
-            table.append([env, name, *map(_interval, found)])
+            table.append([env, name, *map(interval, found)])
     return table
 
 
@@ -141,7 +141,7 @@ def matrix_table(cells: Mapping[str, Mapping[str, Estimate]]) -> Table:
     header = ["role \\ policy of", *others]
     return [
         header,
-        *([role, *(_interval(row.get(other)) for other in others)] for role, row in cells.items()),
+        *([role, *(interval(row.get(other)) for other in others)] for role, row in cells.items()),
     ]
 
 
@@ -156,7 +156,7 @@ def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
     ):
         one, two = comparison.means[name]
         gain = comparison.differences[name]
-        cells = [number(one.mean), number(two.mean), _gain(gain), str(gain.more), str(gain.less)]
+        cells = [number(one.mean), number(two.mean), signed(gain), str(gain.more), str(gain.less)]
         table.append([who, label, *cells])
     return table
 
@@ -170,8 +170,8 @@ def coverage_table(comparison: Comparison) -> Table:
         counts = map(str, (each.preserved, each.expansion, each.shrinkage, each.neither))
         ratio = number(each.ratio) if math.isfinite(each.ratio) else "∞"
         gained = (each.expansion - each.shrinkage) / comparison.tasks
-        interval = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
-        table.append([str(each.k), *counts, ratio, interval])
+        bounds = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
+        table.append([str(each.k), *counts, ratio, bounds])
     return table
 
 
@@ -234,10 +234,12 @@ def _label(name: str, key: str, label: str) -> str:
     return label.format(rest if key in ("win/", "return/") else rest.replace("_", " "))
 
 
-def _interval(estimate: Estimate | None) -> str:
+def interval(estimate: Estimate | None) -> str:
+    """A score with its interval; empty where there is none."""
     return "" if estimate is None else "{} [{}, {}]".format(*map(number, estimate))
 
 
-def _gain(gain: Difference) -> str:
+def signed(gain: Difference) -> str:
+    """A difference with its sign and interval; * where that leaves out 0."""
     mean, low, high = (f"{'+' if value > 0 else ''}{number(value)}" for value in gain[:3])
     return f"{mean} [{low}, {high}]{' *' if gain.clear else ''}"
