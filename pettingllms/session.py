@@ -69,6 +69,7 @@ from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
 from pettingllms.trainers.schedule import last_step
+from pettingllms.trainers.verify import Verifier
 
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
@@ -287,6 +288,7 @@ class _Session:
         self._ended = False
         """Whether a callback ended training."""
         self.trackers: list[Tracker] = []
+        self._verifier = Verifier(trainer) if _verified(trainer) else None
 
     def run(self, trackers: Sequence[str]) -> Summary:
         """Everything from the present state of the folder to the end."""
@@ -353,6 +355,9 @@ class _Session:
         # Full models are too large to copy.
         several = self.config.num_iterations > 1 and not any_full(self.config, trainer.trained)
         state = checkpoints.capture(trainer) if several else None
+        verifier = self._verifier if self._verifier is not None and self._verifier.pending else None
+        if verifier is not None:
+            verifier.begin()
         try:
             trajectories, metrics = trainer.take_step()
         except (NonFiniteError, SandboxUnavailable, SamplerUnavailable, WorkersLost) as error:
@@ -375,8 +380,12 @@ class _Session:
         # engine does.
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
+        if verifier is not None:
+            verifier.learned(trajectories)
         try:
             trainer.publish()
+            if verifier is not None and (found := verifier.report()):
+                self.display.say(found)
         except (SamplerUnavailable, WorkersLost) as error:
             # The step is complete; only the engine or the workers lack its weights.
             raise type(error)(f"{error}\n{self._saved(None)}") from error
@@ -520,6 +529,14 @@ class _Session:
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
         short = report.as_text(report.training_table(columns, short=True))
         self.display.say(f"\n{short}\n{notes}" + ("" if roles is None else f"\n{roles.text()}\n"))
+
+
+def _verified(trainer: ATGRPO) -> bool:
+    """Returns whether the first steps are checked: unless told otherwise, of models from elsewhere."""
+    config = trainer.config
+    if config.workers or any_full(config, trainer.trained) or trainer.step:
+        return False
+    return not config.embedded if config.verify is None else config.verify
 
 
 def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:

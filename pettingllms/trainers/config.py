@@ -354,6 +354,11 @@ class ATGRPOConfig:
         True,
         "Leave out the table of what each trained policy is worth, which ends a run of several",
     )
+    verify: bool | None = _run(
+        None,
+        "Check in the first steps that each adapter learns from its own role and that the sampler uses it. "
+        "Default: for models that are not embedded; not with workers or full models",
+    )
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
     push_to_hub: str | None = _run(
