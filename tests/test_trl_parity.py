@@ -141,7 +141,7 @@ def no_reward(completions: list[str], **_: Any) -> list[float | None]:
     return [0.0] * len(completions)
 
 
-def trl_trainer(model_dir, tmp_path, config, peft_config=None) -> Any:
+def trl_trainer(model_dir, tmp_path, config, peft_config=None, tokenizer=None) -> Any:
     arguments = GRPOConfig(
         output_dir=str(tmp_path),
         per_device_train_batch_size=2,
@@ -159,7 +159,7 @@ def trl_trainer(model_dir, tmp_path, config, peft_config=None) -> Any:
         reward_funcs=no_reward,
         args=arguments,
         train_dataset=Dataset.from_dict({"prompt": ["a", "b"]}),
-        processing_class=tiny_tokenizer(),
+        processing_class=tokenizer or tiny_tokenizer(),
         peft_config=peft_config,
     )
     trainer.current_gradient_accumulation_steps = 1  # `train()` would set it

@@ -90,7 +90,8 @@ def decided_after_two_looks(result: Mapping[str, Any]) -> int:
     grounds, verdicts = result["settings"]["grounds"], result["verdicts"]
     corrected = holm(
         {
-            str(place): each["p"] * (2 if len(grounds[each["ground"]]["seeds"]) == len(SEEDS) else 1)
+            str(place): each["p"]
+            * (2 if len(grounds[each["ground"]]["seeds"]) == len(SEEDS) else 1)
             for place, each in enumerate(verdicts)
         }
     )

@@ -35,6 +35,8 @@ class TrainCommand(NamedTuple):
     resume: Path | None
     dry_run: str | None
     """The GPU to estimate for."""
+    probe: int | None = None
+    """Completions of each role to look at, in place of a training."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -69,6 +71,15 @@ def parser() -> OptionParser:
         help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
         "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200",
     )
+    options.add_argument(
+        "--probe",
+        nargs="?",
+        const=64,
+        type=int,
+        metavar="N",
+        help="Sample N (64) replies of each role at temperatures 0.7 and 1, say how many can be read and are "
+        "right, whether training has a signal, and what to change; train nothing",
+    )
     return options
 
 
@@ -84,7 +95,9 @@ def parse(argv: Sequence[str]) -> TrainCommand:
     found = options.read(argv)
     if found.resume is None:
         config = ATGRPOConfig(**options.values(found, options.fields))
-        return TrainCommand(config, None, found.dry_run)
+        if found.probe is not None and found.probe < 1:
+            raise ConfigError(f"probe must be at least 1, got {found.probe}")
+        return TrainCommand(config, None, found.dry_run, found.probe)
     if others := sorted(found.given - {"resume"}):
         named = ", ".join(f"--{name.replace('_', '-')}" for name in others)
         raise ConfigError(f"--resume uses the run's own settings; leave out {named}")
@@ -99,6 +112,9 @@ def _run(command: TrainCommand, *, own: bool) -> int:
         from pettingllms.cli.estimate import dry_run
 
         print(dry_run(command.config, command.dry_run))
+    if command.probe and command.config is not None:
+        print(_probed(command.config, command.probe))
+    if command.dry_run or command.probe:
         return 0
     # A resumed run is read here for its `workers` alone; `train` reads it again.
     config = command.config if command.resume is None else read_config(command.resume)
@@ -107,6 +123,19 @@ def _run(command: TrainCommand, *, own: bool) -> int:
 
         return apart(lambda: guarded(lambda: _train(command)))
     return _train(command)
+
+
+def _probed(config: ATGRPOConfig, completions: int) -> str:
+    """What `--probe` prints."""
+    from pettingllms.assembly import build_policies
+    from pettingllms.cli.display import without_bars
+    from pettingllms.evaluation.probe import probe, report
+    from pettingllms.session import plan_run
+
+    without_bars()
+    plan = plan_run(config)
+    with contextlib.closing(build_policies(plan.config, plan.roles_to_policies)) as policies:
+        return report(probe(plan.config, plan.env, policies, completions))
 
 
 def _train(command: TrainCommand) -> int:

@@ -52,6 +52,7 @@ ENVIRONMENTS = Registry(
         "debugging": "pettingllms.envs.debugging_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
+        "read": "pettingllms.envs.read_v0:env",
         "search": "pettingllms.envs.search_v0:env",
         "signal": "pettingllms.envs.signal_v0:env",
         "sokoban": "pettingllms.envs.sokoban_v0:env",

@@ -90,6 +90,10 @@ ANSWERS: Mapping[str, tuple[tuple[str, ...], ...]] = {
         (_SEARCH.format(word="yes"),),
         (_SEARCH.format(word="no"),),
     ),
+    "read": (
+        ("London",),
+        ("Athens lives in London",),
+    ),
     "signal": (
         ("<say>dax</say><open>red</open>",),
         ("<say>wug</say><open>blue</open>",),

@@ -91,8 +91,8 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
         for place, evaluation in enumerate(first):
             found = [column[place].scores.get(name) for column in columns.values()]
             how = "greedy" if evaluation.greedy else "sampled"
-            gain = _gain(gains[place]) if name == primary(names) and place in gains else ""
-            table.append([who, label, how, *map(_interval, found), *[gain] * bool(gains)])
+            gain = signed(gains[place]) if name == primary(names) and place in gains else ""
+            table.append([who, label, how, *map(interval, found), *[gain] * bool(gains)])
     return table
 
 
@@ -110,7 +110,7 @@ def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
     table = [["", "", *teams]]
     for who, label, name in _rows(names, roles, SHORT if short else ALL):
         found = [each.scores.get(name) for each in teams.values()]
-        table.append([who, label, *map(_interval, found)])
+        table.append([who, label, *map(interval, found)])
     return table
 
 
@@ -125,7 +125,7 @@ def joint_table(envs: Mapping[str, Evaluations]) -> Table:
         ]
         for name in shown:
             found = [teams[title].scores.get(name) if title in teams else None for title in titles]
-            table.append([env, name, *map(_interval, found)])
+            table.append([env, name, *map(interval, found)])
     return table
 
 
@@ -159,8 +159,8 @@ def matrix_table(
 
     def cell(role: str, other: str) -> str:
         gain = swaps.get(role, {}).get(other)
-        own = _interval(cells[role].get(other))
-        return own if gain is None else f"{own}, {_gain(gain)}"
+        own = interval(cells[role].get(other))
+        return own if gain is None else f"{own}, {signed(gain)}"
 
     others = dict.fromkeys(other for row in cells.values() for other in row)
     header = ["role \\ policy of", *others]
@@ -182,7 +182,7 @@ def comparison_table(comparison: Comparison, *, short: bool = False) -> Table:
     ):
         one, two = comparison.means[name]
         gain = comparison.differences[name]
-        cells = [number(one.mean), number(two.mean), _gain(gain), str(gain.more), str(gain.less)]
+        cells = [number(one.mean), number(two.mean), signed(gain), str(gain.more), str(gain.less)]
         cells.append(f"{gain.p_holm:.2g}")
         table.append([who, label, *cells])
     return table
@@ -197,8 +197,8 @@ def coverage_table(comparison: Comparison) -> Table:
         counts = map(str, (each.preserved, each.expansion, each.shrinkage, each.neither))
         ratio = number(each.ratio) if math.isfinite(each.ratio) else "∞"
         gained = (each.expansion - each.shrinkage) / comparison.tasks
-        interval = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
-        table.append([str(each.k), *counts, ratio, interval])
+        bounds = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
+        table.append([str(each.k), *counts, ratio, bounds])
     return table
 
 
@@ -258,10 +258,12 @@ def _label(name: str, key: str, label: str) -> str:
     return label.format(rest if key in ("win/", "return/") else rest.replace("_", " "))
 
 
-def _interval(estimate: Estimate | None) -> str:
+def interval(estimate: Estimate | None) -> str:
+    """A score with its interval; empty where there is none."""
     return "" if estimate is None else "{} [{}, {}]".format(*map(number, estimate))
 
 
-def _gain(gain: Difference) -> str:
+def signed(gain: Difference) -> str:
+    """A difference with its sign and interval; * where that leaves out 0."""
     mean, low, high = (f"{'+' if value > 0 else ''}{number(value)}" for value in gain[:3])
     return f"{mean} [{low}, {high}]{' *' if gain.clear else ''}"

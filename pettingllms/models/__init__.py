@@ -1,5 +1,7 @@
 """The base models that come with this package, so that a first run needs no download.
 
+`smollm2` and GGUF files are models of other packages and people (`pettingllms.models.gguf`).
+
 The repository makes them with `python -m benchmarks.priming.prime`, which is not part of the package.
 """
 
@@ -7,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+
+from pettingllms.models import gguf
 
 EMBEDDED = Path(__file__).parent / "tiny"
 """A base that knows all five games, and bad habits: weights, tokenizer and chat template."""
@@ -37,6 +41,12 @@ def shipped(model: str | None) -> str | None:
 
 
 def model_path(model: str | None) -> str:
-    """The name or folder that transformers loads for a value of `--model`."""
+    """The name or folder that transformers loads for a value of `--model`.
+
+    Raises:
+        ConfigError: `smollm2` or a GGUF file that cannot be used.
+    """
+    if model is not None and gguf.is_gguf(model):
+        return str(gguf.folder_of(model))
     name = shipped(model)
     return str(model) if name is None else str(SHIPPED[name])

