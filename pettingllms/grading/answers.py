@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from decimal import Context, Decimal
 from fractions import Fraction
 from typing import Literal, NamedTuple
 
@@ -137,7 +136,7 @@ class _Comparison:
     def _same_number(self, gold: Expression, answer: Expression) -> bool:
         """Exactly, or to some places where one is written as a decimal."""
         if self.strict:
-            return _rounded(gold.value, self.places) == _rounded(answer.value, self.places)
+            return bool(round(gold.value, 12) == round(answer.value, 12))
         largest = max(abs(gold.value), abs(answer.value))
         allowed = min(Fraction(1), largest) / 10**self.places
         exactly = not (gold.decimal or answer.decimal)
@@ -182,13 +181,6 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
     if (name and other_name and name != other_name) or "=" in value + other:
         return gold, answer
     return value, other
-
-
-def _rounded(value: Fraction, places: int) -> Fraction | Decimal:
-    """The same for all numbers that are written alike: to places, or digits below 1."""
-    if abs(value) >= 1:
-        return round(value, places)
-    return Context(prec=places).divide(Decimal(value.numerator), Decimal(value.denominator))
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.

@@ -11,8 +11,8 @@ import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, TypeVar
 
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Exact, Expression, Unreadable
 
@@ -127,12 +127,26 @@ def encloses(text: str) -> bool:
     return depths[-1:] == [0] and 0 not in depths[:-1]
 
 
+T = TypeVar("T")
+
+
+def _or_none(read: Callable[[str], T | None]) -> Callable[[str], T | None]:
+    """Makes None of what cannot be read, and remembers what was."""
+
+    @functools.lru_cache(maxsize=4096)
+    def reads(text: str) -> T | None:
+        try:
+            return read(text) if len(text) <= MAX_CHARS else None
+        except (ArithmeticError, ValueError, RecursionError):
+            return None
+
+    return reads
+
+
+@_or_none
 def read_number(text: str) -> Expression | None:
     """Reads a rational number; None for anything else."""
-    try:
-        return Expression(text, Exact) if len(text) <= MAX_CHARS else None
-    except (ArithmeticError, ValueError, RecursionError):
-        return None
+    return Expression(text, Exact)
 
 
 # Dimension and power, factor, and names of units.
@@ -212,15 +226,11 @@ _CONDITION = re.compile(
 )
 
 
-def split_list(text: str) -> Items | None:
+@_or_none
+def split_list(inner: str) -> Items | None:
     """Takes a plain text that is a list or a matrix apart; None for any other text."""
-    try:
-        return None if _CONDITION.match(text) else _list(text.strip())
-    except Unreadable:
+    if _CONDITION.match(inner):
         return None
-
-
-def _list(inner: str) -> Items | None:
     brackets = ""
     if inner.startswith("\\{") and inner.endswith("\\}"):
         inner, brackets = inner[2:-2], "{}"
@@ -273,12 +283,10 @@ class Relation(NamedTuple):
     sides: tuple[str, ...]
 
 
+@_or_none
 def split_relation(text: str) -> Relation | None:
     """Takes a chain of relations apart; None for any other text."""
-    try:
-        sides, signs = ([], []) if _CONDITION.match(text) else cut(text, _RELATION)
-    except Unreadable:
-        return None
+    sides, signs = ([], []) if _CONDITION.match(text) else cut(text, _RELATION)
     if not signs or not all(sides):
         return None
     named = _NAME.fullmatch(sides[0])

@@ -10,25 +10,21 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import multiprocessing
 import os
-import selectors
 import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 logger = logging.getLogger(__name__)
 
-CPU_S = 1.0
-MEMORY_BYTES = 2 << 30
-START_S = 120.0
-"""Wall time for the process to import SymPy, on a busy machine."""
-WALL_S = 30.0
-"""Wall time for one pair; its limit of CPU time is much smaller."""
+CPU_S, MEMORY_BYTES = 1.0, 2 << 30
+START_S, WALL_S = 120.0, 30.0
+"""Wall time on a busy machine, to import SymPy and for one pair, whose limit of CPU time is much smaller."""
 MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
 
@@ -47,32 +43,41 @@ class Lost(Exception):
 
 
 class _Process:
-    """One worker and its pipes; raises Lost where it does not start, with the code of its end."""
+    """One worker and its pipe; raises Lost where it does not start, with the code of its end."""
 
     def __init__(self) -> None:
+        self.pipe, theirs = multiprocessing.Pipe()
         worker = str(Path(__file__).with_name("worker.py"))
         # With `-P` the folder of the script, whose modules have common names, is not searched.
-        command = [sys.executable, "-P", worker, str(CPU_S), str(MEMORY_BYTES)]
-        pipe = subprocess.PIPE
-        self.popen = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL)
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        self.requests, self.answers = self.popen.stdin, self.popen.stdout
-        self.close = weakref.finalize(self, _end, self.popen, os.getpid())
-        if not self.read(START_S):
-            code = self.popen.wait()
+        command = [sys.executable, "-P", worker, *map(str, (theirs.fileno(), CPU_S, MEMORY_BYTES))]
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        with theirs:
+            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
+        self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
+        try:
+            self.read(START_S)
+        except Lost:
+            self.ended_itself()
             self.close()
-            raise Lost(code)
+            raise Lost(self.popen.returncode) from None
 
     def ask(self, *question: str | int) -> Answered:
         """Asks for the verdict on a pair; raises Lost where there will be none."""
         try:
-            self.requests.write(json.dumps(question).encode() + b"\n")
-            self.requests.flush()
-            equal, cpu_s = json.loads(self.read(WALL_S))
-        except (OSError, ValueError) as error:
+            self.pipe.send_bytes(json.dumps(question).encode())
+        except OSError as error:
             raise Lost from error
+        equal, cpu_s = json.loads(self.read(WALL_S))
         return Answered(equal, "sympy", "", cpu_s)
+
+    def read(self, within_s: float) -> bytes:
+        """The next message; raises Lost where there is none in time."""
+        try:
+            if self.pipe.poll(within_s):
+                return self.pipe.recv_bytes()
+        except (OSError, EOFError) as error:
+            raise Lost from error
+        raise Lost
 
     def ended_itself(self) -> bool:
         """Returns whether a limit ended the process, not a hang or SIGKILL, which comes from outside."""
@@ -81,29 +86,10 @@ class _Process:
         except subprocess.TimeoutExpired:
             return False
 
-    def read(self, within_s: float) -> bytes:
-        """Reads the next line, or less where the process has ended."""
-        line, end = b"", time.monotonic() + within_s
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.answers, selectors.EVENT_READ)
-            # Nothing follows the end of a line, because one question is asked at a time.
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, end - time.monotonic())):
-                    raise Lost
-                part = os.read(self.answers.fileno(), 1024)
-                line += part
-                if not part:
-                    break
-        return line
 
-
-def _end(popen: subprocess.Popen[bytes], owner: int) -> None:
-    """Closes the pipes; kills the process, unless it belongs to the one we were forked from."""
-    for pipe in filter(None, (popen.stdin, popen.stdout)):
-        try:
-            pipe.close()
-        except OSError:
-            logger.debug("a request was lost with the grader's process")
+def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
+    """Kills the process, unless it belongs to the one we were forked from."""
+    pipe.close()
     if os.getpid() == owner:
         popen.kill()
         popen.wait()

@@ -1,23 +1,24 @@
-"""Main program of the process in which SymPy runs: `python -P worker.py CPU_S BYTES`, started by `symbolic`.
+"""Main program of the process in which SymPy runs: `python -P worker.py PIPE CPU_S BYTES`, started by `symbolic`.
 
-It says `ready`. Then each line of standard input is a JSON list [gold, answer, places] of plain texts, and
-each line of output is a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes
-more CPU time or memory than it may: only that stops a computer algebra system for certain.
+It says `ready`. Then each message is a JSON list [gold, answer, places] with plain texts, and each answer
+a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes more CPU time or memory
+than it may: only that stops a computer algebra system for certain.
 Values are compared at random points, equations up to a factor, inequalities and unions as sets.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import logging
-import os
 import random
 import re
 import resource
 import signal
 import sys
 import time
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -45,25 +46,21 @@ _SET = re.compile(
 
 
 def main() -> None:
-    """Answers pairs until the input ends."""
-    # Whatever a library writes to standard output must not be read as a verdict.
-    answers = os.fdopen(os.dup(1), "w", encoding="ascii")
-    os.dup2(2, 1)
+    """Answers pairs until the pipe is closed."""
     logging.disable()
-    cpu_s, memory_bytes = float(sys.argv[1]), int(sys.argv[2])
+    pipe, cpu_s, memory_bytes = Connection(int(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
-    answers.write("ready\n")
-    answers.flush()
-    for line in sys.stdin:
-        began = time.process_time()
-        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
-        try:
-            verdict = bool(equal(*json.loads(line)))
-        except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
-            verdict = False
-        signal.setitimer(signal.ITIMER_PROF, 0)
-        answers.write(json.dumps([verdict, round(time.process_time() - began, 3)]) + "\n")
-        answers.flush()
+    pipe.send_bytes(b"ready")
+    with contextlib.suppress(EOFError, OSError):
+        while question := json.loads(pipe.recv_bytes()):
+            began = time.process_time()
+            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
+            try:
+                verdict = equal(*question)
+            except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
+                verdict = False
+            signal.setitimer(signal.ITIMER_PROF, 0)
+            pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
 
 
 def equal(gold: str, answer: str, places: int) -> bool:
