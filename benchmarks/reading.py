@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.learning import HERE, timing, train
 from benchmarks.options import Options
 from pettingllms.evaluation.report import as_text, interval
-from pettingllms.evaluation.scores import Estimate
+from pettingllms.statistics import Estimate
 from pettingllms.runs import versions
 
 RESULTS = HERE / "results" / "reading.json"
