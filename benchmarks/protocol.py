@@ -20,14 +20,14 @@ from typing import Any
 
 import torch
 
+from benchmarks.environments.signal_v0 import SignalState
+from benchmarks.environments.signal_v0 import raw_env as SignalEnv
 from benchmarks.options import Options
 from benchmarks.priming.protocol import GOALS, OUT, WORDS_SAID
 from benchmarks.protocol_report import controls as controls
 from benchmarks.protocol_report import draw
 from benchmarks.protocol_report import table as table
 from pettingllms.envs import make
-from pettingllms.envs.signal_v0 import SignalState
-from pettingllms.envs.signal_v0 import raw_env as SignalEnv
 from pettingllms.evaluation.folder import digest
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet

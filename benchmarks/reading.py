@@ -17,8 +17,8 @@ from typing import Any
 from benchmarks.learning import HERE, timing, train
 from benchmarks.options import Options
 from pettingllms.evaluation.report import as_text, interval
-from pettingllms.statistics import Estimate
 from pettingllms.runs import versions
+from pettingllms.statistics import Estimate
 
 RESULTS = HERE / "results" / "reading.json"
 SEEDS = (2, 3, 4)

@@ -144,7 +144,7 @@ def test_answers_are_needed_together_and_of_those_that_are_accepted_one_is_right
     row = {"question": "?", "answers": ["2", "-2"]}
     file = write(tmp_path / "a.jsonl", row)
     assert load_problems(file).records[0].answers == ("2", "-2")
-    with pytest.raises(DatasetError, match="'answers' are needed together; name .* 'accepted'"):
+    with pytest.raises(DatasetError, match=r"'answers' are needed together; name .* 'accepted'"):
         load_questions(file)
 
 

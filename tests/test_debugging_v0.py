@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from pettingllms.envs import debugging_v0
+from benchmarks.environments import debugging_v0
 from pettingllms.sandbox import Sandbox, open_sandbox
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig

@@ -28,6 +28,7 @@ from pettingzoo.test.state_test import test_state_space as check_state_space
 from pettingzoo.utils.conversions import aec_to_parallel, turn_based_aec_to_parallel
 
 from pettingllms.envs import ENVIRONMENTS, TextEnv, check_env, load_env, make
+from pettingllms.envs.aec import MOVED
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, UnknownNameError
 
@@ -87,8 +88,8 @@ TEXT_WARNINGS = (
     "ignore:Observation space for each agent probably should be:UserWarning",
     "ignore:Action space for each agent probably should be:UserWarning",
 )
-COUNTED = {**ENVIRONMENTS.own, "toy": "tests.toy_env:env"}
-DECIDED = {ENVIRONMENTS.own["search"], ENVIRONMENTS.own["debugging"]}
+COUNTED = {**ENVIRONMENTS.own, **{name: name for name in MOVED}, "toy": "tests.toy_env:env"}
+DECIDED = {ENVIRONMENTS.own["search"], "debugging"}
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}
 FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}

@@ -20,10 +20,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.environments.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
-from pettingllms.envs.signal_v0 import DOORS, SILENCE, WORDS, SignalState, env
 
 logger = logging.getLogger(__name__)
 

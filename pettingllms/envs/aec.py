@@ -21,7 +21,9 @@ import inspect
 import io
 import pickle
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pettingzoo
@@ -49,12 +51,10 @@ ENVIRONMENTS = Registry(
     "environment",
     {
         "coding": "pettingllms.envs.coding_v0:env",
-        "debugging": "pettingllms.envs.debugging_v0:env",
         "math": "pettingllms.envs.math_v0:env",
         "plan_path": "pettingllms.envs.plan_path_v0:env",
         "read": "pettingllms.envs.read_v0:env",
         "search": "pettingllms.envs.search_v0:env",
-        "signal": "pettingllms.envs.signal_v0:env",
         "sokoban": "pettingllms.envs.sokoban_v0:env",
         "sudoku": "pettingllms.envs.sudoku_v0:env",
     },
@@ -63,6 +63,8 @@ ENVIRONMENTS = Registry(
 registry, the command line and the tests find it from there."""
 
 
+MOVED = ("debugging", "signal")
+"""Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
     "program": "pettingllms.envs.program_v0:env",
     "textarena": "pettingllms.envs.textarena_v0:env",
@@ -156,10 +158,24 @@ def creator_of(name: str) -> Any:
     bridge, _, game = name.partition(":")
     if bridge in BRIDGES:
         return functools.partial(_resolve(BRIDGES[bridge]), game)
+    if short_name(name) in MOVED:
+        return _example(short_name(name))
     known = ":" in name or name in ENVIRONMENTS
     entry_point = ENVIRONMENTS.path_of(name) if known else _registered(name)
     # PettingZoo's registry may also hold the function itself.
     return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
+
+
+def _example(name: str) -> Any:
+    root = Path(__file__).parents[2]
+    if not (root / "benchmarks" / "environments").is_dir():
+        raise UnknownNameError(
+            f"{name!r} is an example in benchmarks/environments of the repository, and not installed; give "
+            f"its path: path/to/benchmarks/environments/{name}_v0.py:env"
+        )
+    if str(root) not in sys.path:  # last, where it hides nothing
+        sys.path.append(str(root))
+    return _resolve(f"benchmarks.environments.{name}_v0:env")
 
 
 def takes_anything(creator: Callable[..., Any]) -> bool:

@@ -22,10 +22,10 @@ from pettingllms.evaluation.chunks import Sampling, chunks
 from pettingllms.evaluation.compare import paired
 from pettingllms.evaluation.report import as_markdown, as_text, interval, signed
 from pettingllms.evaluation.rollouts import Verdicts, roll_out
-from pettingllms.statistics import Difference, Estimate
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.statistics import Difference, Estimate
 from pettingllms.types import Task
 
 FEWEST = 10

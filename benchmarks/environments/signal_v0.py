@@ -7,7 +7,7 @@ what the other's words stand for. It is the signaling game of Lewis (*Convention
 
 | | |
 |---|---|
-| Creation | `signal_v0.env()`, `pettingzoo.make("aec", "pettingllms/signal-v0")` |
+| Creation | `signal_v0.env()`; in a checkout also `--env signal` |
 | Agents | `scout_0`, `mover_0`; with `agents="single"` the mover alone, who then hears nothing |
 | Action | `FreeText`: a reply with `<say>...</say>` (scout) or `<open>...</open>` (mover) |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |

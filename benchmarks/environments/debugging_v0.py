@@ -4,7 +4,7 @@ A coder writes a program and calls a debugger as often as it likes; the debugger
 
 | | |
 |---|---|
-| Creation | `debugging_v0.env()`, `pettingzoo.make("aec", "pettingllms/debugging-v0")` |
+| Creation | `debugging_v0.env()`; in a checkout also `--env debugging` |
 | Agents | `coder_0`, `debugger_0` |
 | Action | `FreeText`: a reply with fenced blocks |
 | Observation | `Dict(text: FreeText, turn: Discrete)` |
@@ -53,13 +53,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Unpack
 
-from pettingllms.data import coding
-from pettingllms.data.asserts import Test
-from pettingllms.data.coding import passes
-from pettingllms.data.objects import Source
-from pettingllms.envs import coding_v0
-from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_calls import (
+from benchmarks.environments.coding_calls import (
     Calls,
     Trial,
     parse_debugger,
@@ -67,6 +61,12 @@ from pettingllms.envs.coding_calls import (
     quotes,
     shown,
 )
+from pettingllms.data import coding
+from pettingllms.data.asserts import Test
+from pettingllms.data.coding import passes
+from pettingllms.data.objects import Source
+from pettingllms.envs import coding_v0
+from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import shown_result
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
