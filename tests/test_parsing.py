@@ -117,6 +117,7 @@ def test_a_hostile_megabyte_is_read_in_milliseconds(text):
         "[2. Up, 3. Right]",
         "[1. Up, Right]",
         "[RU x2]",
+        "[R x2 U]",
         "[R*0]",
         "[R, U] x2",
         "3 × [R, U]",
