@@ -123,6 +123,8 @@ def test_a_hostile_megabyte_is_read_in_milliseconds(text):
         "3 × [R, U]",
         "#### [R, R]\nLength: [2]",
         "[not R]",
+        "#### [R], [U]",
+        "[R][R][U]",
     ],
 )
 def test_a_list_that_is_not_understood_is_never_read_as_other_moves(text):

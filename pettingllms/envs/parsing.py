@@ -20,6 +20,7 @@ _BETWEEN = re.compile(r"[,;|\[\]\"'`]+|(?<=\w)[ \t]*->[ \t]*(?=\w)")
 _NUMBERED = re.compile(r"(\d{1,3})[.):]\s*(.+)", re.DOTALL)
 _BEFORE = re.compile(r"\d\s*[x×*]\s*$")
 _AFTER = re.compile(r"\s*([x×*]\s*\d|\d+ times)")
+_BESIDE = re.compile(r"\][ ,;]*$")
 _CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
@@ -47,9 +48,10 @@ def last_list(text: str) -> str | ParseError:
     stop = text.rfind("]") + 1
     # Nothing before this window can be part of a list that is short enough.
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
-    _, opening, last = window.rpartition("[")
-    if opening and last.find("]") == len(last) - 1:
-        return last[:-1]  # the usual case: a list without lists in it
+    before, opening, last = window.rpartition("[")
+    if opening and last.find("]") == len(last) - 1:  # the usual case: a list without lists in it
+        several = _BESIDE.search(before[-9:]) is not None
+        return ParseError("several lists side by side; give one list") if several else last[:-1]
     opened: list[int] = []
     found: str | None = None
     for bracket in re.finditer(r"[\[\]]", window):
