@@ -4,7 +4,6 @@
 {{ file PATH }}          a Markdown file of the repository, with its links made to fit
 {{ methods }}            the table of methods
 {{ trl }}                what each setting of TRL's GRPOConfig is here
-{{ fields KIND }}        the fields of a row of one's own: coding, math or search
 {{ tutorials }}          the scripts of tutorials/, each with its docstring and its code
 
 A mark that names nothing stops the build.
@@ -29,14 +28,8 @@ _LINK = re.compile(r"!?\[([^\]]+)\]\((?!https?:|#)[^)]+\)")
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Replaces every mark of a page; called by MkDocs."""
-    makers = {
-        "help": _help,
-        "file": _file,
-        "methods": _methods,
-        "trl": _trl,
-        "fields": fields,
-        "tutorials": _tutorials,
-    }
+    makers = {"help": _help, "file": _file, "methods": _methods, "trl": _trl}
+    makers["tutorials"] = _tutorials
     return _MARK.sub(lambda found: makers[found[1]](found[2]), markdown)
 
 
@@ -92,19 +85,6 @@ def _trl(_: str | None) -> str:
         shown = f"`{setting}`" if here else setting or "-"
         lines.append(f"| `{name}` | {shown} | {note} |")
     return "\n".join(lines)
-
-
-def fields(kind: str) -> str:
-    """Returns the table of the fields that rows of a user's own may have."""
-    from pettingllms.data import coding_schemas, math, question_schemas
-
-    tables = {
-        "coding": coding_schemas.FIELDS,
-        "math": math.FIELDS,
-        "search": question_schemas.FIELDS,
-    }
-    lines = [f"| field of a row of `{kind}` | |", "|---|---|"]
-    return "\n".join(lines + [f"| `{name}` | {about} |" for name, about in tables[kind].items()])
 
 
 def _tutorials(_: str | None) -> str:

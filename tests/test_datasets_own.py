@@ -26,7 +26,7 @@ PAGE = (Path(__file__).parents[1] / "docs" / "data.md").read_text()
 MINIMAL = dict(
     zip(
         ("coding", "math", "search"),
-        map(json.loads, re.findall(r"```json\n(.*)\n```", PAGE)),
+        map(json.loads, re.findall(r'({"question": .*?})[`\n]', PAGE)),
         strict=True,
     )
 )
@@ -112,17 +112,18 @@ def test_the_documented_fields_are_those_that_are_read(kind):
     schema.read(Spied(MINIMAL[kind]), "1")
     assert schema.about is FIELDS[kind].FIELDS
     assert read - {"answers"} | {"split"} == schema.about.keys() - {"answers"}
-    assert f"{{{{ fields {kind} }}}}" in PAGE
+    lines = [f"| `{name}` | {about} |\n" for name, about in schema.about.items()]
+    assert f"| field in `{kind}` | |\n|---|---|\n{''.join(lines)}\n" in PAGE
 
 
 @pytest.mark.parametrize(
     ("name", "meant"),
     [
-        ("funtion", "function"),
+        ("functions", "function"),
         ("limit", "limits"),
         ("mutant", "mutants"),
         ("splits", "split"),
-        ("refrence", "reference"),
+        ("references", "reference"),
     ],
 )
 def test_a_misspelt_field_says_what_was_meant(tmp_path, name, meant):

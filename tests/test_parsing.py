@@ -117,11 +117,14 @@ def test_a_hostile_megabyte_is_read_in_milliseconds(text):
         "[2. Up, 3. Right]",
         "[1. Up, Right]",
         "[RU x2]",
+        "[R x2 U]",
         "[R*0]",
         "[R, U] x2",
         "3 × [R, U]",
         "#### [R, R]\nLength: [2]",
         "[not R]",
+        "#### [R], [U]",
+        "[R][R][U]",
     ],
 )
 def test_a_list_that_is_not_understood_is_never_read_as_other_moves(text):

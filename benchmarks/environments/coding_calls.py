@@ -5,12 +5,12 @@ The environment is `debugging_v0`. No text that a model can write raises here or
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
-from pettingllms.envs.coding_text import blocks
+from pettingllms.data.asserts import Test
+from pettingllms.envs.coding_text import blocks, is_call
 from pettingllms.envs.parsing import ParseError
 
 MAX_SAID_CHARS = 500
@@ -88,7 +88,7 @@ def parse_debugger(
     if tag == "report":
         said = body.strip()[:MAX_SAID_CHARS]
         return ("report", said) if said else ParseError("the report is empty")
-    if function is not None and not _is_list(body):
+    if function is not None and not is_call(Test(body, "null")):
         return ParseError("an input of a function is a JSON list of arguments")
     return "input", body
 
@@ -97,14 +97,6 @@ def quotes(report: str, text: str) -> bool:
     """Returns whether a report gives an input: its words in their order, of a long one the first 20."""
     words = r"\s+".join(map(re.escape, text.split()[:20]))
     return bool(words) and bool(re.search(rf"(?<![\w.+-]){words}(?!\w)", report))
-
-
-def _is_list(text: str) -> bool:
-    # `json` recurses, so that brackets alone can exceed Python's limit.
-    try:
-        return isinstance(json.loads(text), list)
-    except (ValueError, RecursionError):
-        return False
 
 
 _CODER = """You solve a problem with a Python program. A debugger can run your program for you; it knows neither the problem nor \

@@ -19,7 +19,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import json
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -32,7 +31,6 @@ from pettingllms.sandbox.types import RUNAWAY
 Run = Callable[[list[str], list[Case]], list[list[RunResult]]]
 """Runs every program on every case, in the sandbox."""
 
-_NO_MODULE = re.compile(r"ModuleNotFoundError: No module named '(\w+)")
 _MOST_VALUES = 4 << 20  # bytes of the values of all tests of a program; tests beyond them fail
 
 
@@ -45,9 +43,8 @@ class Test(NamedTuple):
     output: str
     """The expected output or JSON value; of an assertion the Python that is run."""
     asserts: bool = False
-    """Whether this is a published assertion in Python."""
     contest: bool = False
-    """Whether it is judged by LiveCodeBench's rules (`pettingllms.data.contest`)."""
+    """Whether this is a published assertion in Python, or is judged by LiveCodeBench's rules."""
 
 
 def parse(program: str, field: str) -> ast.Module:
@@ -66,11 +63,9 @@ def parse(program: str, field: str) -> ast.Module:
 
 def is_python(program: str) -> bool:
     """Returns whether a program is valid syntax for the Python that runs here."""
-    try:
-        parse(program, "")
-    except RowError:
-        return False
-    return True
+    with contextlib.suppress(RowError):
+        return bool(parse(program, ""))
+    return False
 
 
 def signature(program: str, function: str) -> str | None:
@@ -249,9 +244,7 @@ def recorded(
     [[result]] = run([_JUDGE], [Case(function="record", args=arguments)])
     if result.status != "ok" or result.value is None:
         last = result.stderr.strip().splitlines()[-1:] or [""]
-        said = f"its tests do not run with the reference: {result.status} {last[0][:200]}".strip()
-        missing = _NO_MODULE.match(last[0])
-        return f"{said}; give --sandbox.packages {missing[1]}" if missing else said
+        return f"its tests do not run with the reference: {result.status} {last[0][:200]}".strip()
     calls = iter(json.loads(result.value))
     return [test if test.input else test._replace(input="\n".join(next(calls))) for test in tests]
 

@@ -175,7 +175,9 @@ def prepared(task: CodingTask, run: Run) -> CodingTask:
         return task
     found = asserts.recorded(task.tests, task.function or "", task.setup, task.reference, run)
     if isinstance(found, str):
-        raise DatasetError(f"task {task.id}: {found}")
+        missing = re.search(r"No module named '(\w+)", found)
+        hint = f"; give --sandbox.packages {missing[1]}" if missing else ""
+        raise DatasetError(f"task {task.id}: {found}{hint}")
     return replace(task, tests=tuple(found))
 
 

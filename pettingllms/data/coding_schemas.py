@@ -57,14 +57,11 @@ from pettingllms.sandbox.types import MAX_INPUT_BYTES
 
 FIELDS = {
     "question": "the problem",
-    "tests": 'hidden tests, at least one: a list of `{"input": text, "output": text}`, or of assertions in Python such '
-    'as `"assert f((1, 2)) == 3"` (for tuples, sets, tolerances), which need `function`',
-    "reference": "a correct program, which decides whether a tester's test is right. Without it the task can judge a coder, "
-    "but not a tester",
-    "function": "the name of the function to call: inputs are then JSON lists of arguments, outputs JSON values. Without it "
-    "programs read standard input and print",
-    "mutants": "list of programs that are known to be wrong; a tester earns by catching them. Made from `reference` where "
-    "there are none",
+    "tests": 'at least one hidden test: a list of `{"input": text, "output": text}` or, for tuples, sets and '
+    'tolerances, of assertions such as `"assert f((1, 2)) == 3"`, which need `function`',
+    "reference": "a correct program. Without it the task can judge a coder, but not a tester",
+    "function": "the name of the function to call: inputs are then JSON lists of arguments, outputs JSON values",
+    "mutants": "list of known-wrong programs, which a tester earns by catching; made from `reference` if absent",
     "setup": "Python that runs after a program and before the calls of assertions",
     "example": "text that only the coder is shown after the question",
     "limits": 'limits of every test of this task, such as `{"cpu_s": 6}`',
@@ -107,7 +104,7 @@ def task_of(row: Row, name: str) -> CodingTask:
         example=optional_text(row, "example"),
     )
     check_calls(task)
-    if not (task.reference.strip() or all(test.input or not test.asserts for test in task.tests)):
+    if not task.reference.strip() and any(test.asserts and not test.input for test in task.tests):
         raise RowError("reference", "is absent, and the inputs of its assertions depend on it")
     return task
 
@@ -136,7 +133,6 @@ def _limits(row: Row) -> tuple[tuple[str, float], ...]:
     if not isinstance(given, dict):
         raise RowError("limits", f"must be an object, got {shown(given)}")
     try:
-        # In a column of a table every row has the fields of all.
         return SandboxSettings.limits_of({k: v for k, v in given.items() if v is not None})
     except ConfigError as error:
         raise RowError("limits", str(error)) from error

@@ -22,7 +22,7 @@ import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Generic, Literal, Protocol, TypeVar
 
@@ -194,15 +194,9 @@ def load(
     read = _Reading(kind, located, split, schema, skip_bad)
     # All of them first, because the counts below are complete after the last row.
     records = tuple(read.records())
-    report = LoadReport(
-        located.name,
-        split,
-        len(records),
-        read.repeated,
-        tuple(read.refusals),
-        read.outside,
-        read.note(len(records)),
-    )
+    kept, refused = len(records), tuple(read.refusals)
+    note = read.note(kept)
+    report = LoadReport(located.name, split, kept, read.repeated, refused, read.outside, note)
     if not records:
         raise DatasetError(_nothing(located, report, read.splits))
     return Loaded(records, report)
@@ -233,12 +227,7 @@ def load_source(
 
 
 def is_known(kind: Kind[Record], located: Located, *, own: bool = True) -> bool:
-    """Returns whether the first readable row of the files fits a schema of this kind.
-
-    Args:
-        kind: whose schemas.
-        located: the files.
-        own: whether the schema of files of a user's own counts, too.
+    """Returns whether the first readable row fits a schema of this kind; `own`: one's own counts, too.
 
     Raises:
         DatasetError: a file holds no rows, or none of them can be read.
@@ -268,39 +257,30 @@ def said_split(row: Row) -> Split | None:
     Raises:
         RowError: it is no split.
     """
-    if row.get("split") in (None, ""):  # an empty cell of a table
-        return None
-    for split in SPLITS:
-        if row["split"] == split:
-            return split
-    raise RowError("split", f"must be train, val or test, got {row['split']!r}")
+    split = row.get("split")
+    if split not in (*SPLITS, None, ""):
+        raise RowError("split", f"must be train, val or test, got {split!r}")
+    return split or None  # an empty cell of a table is no split
 
 
 def _nothing(located: Located, report: LoadReport, splits: Counter[str]) -> str:
     published = {file.split for file in located.files}
+    there = next((name for name in SPLITS if name in published or splits[name]), None)
+    hint = f"; give --split {there} (split={there!r})" if there and report.split == "test" else ""
     if report.outside and not splits:
         return f"no row of {report.source} is within the dates that were asked for\n{report}"
     if not splits and not report.refusals:
         if published and None not in published and report.split not in (None, *published):
             names = ", ".join(sorted(map(str, published)))
-            return (
-                f"{report.source} has no file for the split {report.split!r}, only for {names}"
-                + _other(report.split, published)
-            )
+            return f"{report.source} has no file for the split {report.split!r}, only for {names}{hint}"
         return f"{report.source} has no rows"
     if not splits:
         return f"no row of {report.source} can be used\n{report}"
     names = " and ".join(f"{count} of {name}" for name, count in splits.items())
     return (
         f"{report.source} has no task of the split {report.split!r}; add rows, a split field, or "
-        f"a file of that name: it has {names}" + _other(report.split, splits)
+        f"a file of that name: it has {names}{hint}"
     )
-
-
-def _other(split: str | None, known: Collection[str | None]) -> str:
-    """Says how to evaluate a split that is there."""
-    found = [name for name in SPLITS if name in known]
-    return f"; give --split {found[0]} (split={found[0]!r})" if found and split == "test" else ""
 
 
 @dataclass(slots=True)
@@ -323,11 +303,8 @@ class _Reader(Generic[Record]):
     kind: Kind[Record]
     file: DataFile
     wanted: str | None
-    alone: bool
-    dates: tuple[str, str] | None
+    located: Located
     name: str | None = None
-    published: bool = False
-    """Whether the file is a publisher's, which has what fields it has."""
     ignored: set[str] = field(default_factory=set)
     """Fields that the schema does not know."""
 
@@ -338,13 +315,15 @@ class _Reader(Generic[Record]):
         if self.name is None:
             self.name = self.wanted or _recognized(self.kind, row, self.file)
         # ISO dates are in order as texts.
-        if self.dates and not self.dates[0] <= _day(row) <= self.dates[1]:
+        dates = self.located.dates
+        if dates and not dates[0] <= _day(row) <= dates[1]:
             return None
         stem = self.file.path.name.partition(".")[0]
-        name = str(number) if self.alone else f"{stem}:{number}"
+        name = str(number) if self.located.alone else f"{stem}:{number}"
         schema = self.kind.schemas[self.name]
         record = schema.read(row, name)
-        if schema.about and not self.published:
+        # A file of the catalog has what fields its publisher gave it.
+        if schema.about and self.located.schema is None:
             self._check_fields(row, schema.about)
         said = said_split(row) if self.name == self.kind.own else None
         # Rows may be large, and are kept only where the publisher's split is read off them.
@@ -410,18 +389,17 @@ class _Reading(Generic[Record]):
         """Returns what a user should know who asked for this split."""
         ignored = sorted({name for reader in self.readers.values() for name in reader.ignored})
         notes = [f"unknown fields are ignored: {', '.join(ignored)}"] if ignored else []
-        if self.split == "test":
-            return "; ".join(notes)
-        if self.split is None:
-            if self.unsplit and not (self.has_splits or self.located.divide):
-                notes.append("nothing in it has a split: evaluated whole, divided for training")
+        whole = self.unsplit and not self.has_splits
+        if self.split is None and whole and not self.located.divide:
+            notes.append("nothing in it has a split: evaluated whole, divided for training")
+        if self.split in (None, "test"):
             return "; ".join(notes)
         if name := benchmark_of(self.located, self.schemas):
             notes.append(
                 f"this is the benchmark {name} or looks like it: it cannot measure a model that "
                 "was trained on it"
             )
-        if self.unsplit and not self.has_splits:
+        if whole:
             among = sum(self.splits.values())
             notes.append(
                 f"nothing in it has a split: {kept} of its {among} tasks are held as {self.split}"
@@ -473,10 +451,7 @@ class _Reading(Generic[Record]):
             if self.split is not None and file.split not in wanted:
                 continue
             lends = located.lends_val and file.split == "train"
-            published = located.schema is not None
-            reader = _Reader(
-                self.kind, file, self.schema, located.alone, located.dates, published=published
-            )
+            reader = _Reader(self.kind, file, self.schema, located)
             self.readers[file] = reader
             for number, row in rows(file, self.kind.header):
                 try:

@@ -76,7 +76,7 @@ def locate(
         DatasetError: no such file, no such split, a bad option, or the files cannot be had.
         UnknownNameError: neither a name, nor an id, nor a path.
     """
-    source: str | Path = as_path(given)
+    source = given if isinstance(given, str | Path) else as_path(given)
     # A file may have a question mark in its own name.
     if isinstance(source, Path) or "?" not in source or _exists(Path(source)):
         return _located(source, split, endings, kind)

@@ -28,32 +28,29 @@ def as_path(source: Any) -> Any:
     """
     if source is None or isinstance(source, str | os.PathLike):
         return source
-    if isinstance(source, Mapping):
-        texts = {f"{split}.jsonl": _text(part) for split, part in source.items()}
-    else:
-        texts = {"rows.jsonl": _text(source)}
+    parts = source if isinstance(source, Mapping) else {"rows": source}
+    texts = {f"{name}.jsonl": _text(rows) for name, rows in parts.items()}
     digest = hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=12).hexdigest()
     folder = CACHE.expanduser() / digest
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
-            if not (folder / name).exists():
-                # Under another name first, so that no other process reads half of it.
-                part = folder / f"{name}.{os.getpid()}"
-                part.write_text(text, encoding="utf-8")
-                part.replace(folder / name)
+            # Under another name first, so that no other process reads half of it.
+            part = folder / f"{name}.{os.getpid()}"
+            part.write_text(text, encoding="utf-8")
+            part.replace(folder / name)
     except OSError as error:
         raise DatasetError(f"cannot write the rows of the dataset to {folder}: {error}") from error
-    return folder if isinstance(source, Mapping) else folder / "rows.jsonl"
+    return folder if parts is source else folder / "rows.jsonl"
 
 
 def _text(rows: Any) -> str:
-    lines = []
     if not isinstance(rows, Iterable):
         raise DatasetError(
-            f"a dataset must be a name, a path or rows (a list of dicts, a datasets.Dataset), "
+            "a dataset must be a name, a path or rows (a list of dicts, a datasets.Dataset), "
             f"got {type(rows).__name__}"
         )
+    lines = []
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):
             raise DatasetError(f"row {number} of a dataset must be a dict, got {row!r:.80}")

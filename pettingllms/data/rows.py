@@ -158,7 +158,7 @@ def parsed(row: Row, field: str) -> Any:
     if not value.strip():
         return None
     try:
-        return json.loads(value)
+        return json.loads(value, parse_int=whole_number)
     except (ValueError, RecursionError) as error:
         raise RowError(field, f"is not JSON: {str(error)[:_SHOWN]}") from error
 
@@ -178,11 +178,7 @@ def json_object(value: object, field: str) -> Mapping[str, Any]:
     Raises:
         RowError: it is neither.
     """
-    if isinstance(value, str):
-        try:
-            value = json.loads(value, parse_int=whole_number)
-        except (ValueError, RecursionError) as error:
-            raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
+    value = parsed({field: value}, field)
     if not isinstance(value, Mapping):
         raise RowError(field, f"must hold an object, got {shown(value)}")
     return value

@@ -31,7 +31,6 @@ _OPENING = re.compile(
     r"((?:[ \t>]|(?:[-+*]|\d{1,9}+[.)])[ \t]){0,99}+)(`{3,}+|~{3,}+)([\s{.]*+([\w+-]*+).*+)"
 )
 _CLOSING = re.compile(r"([ \t]*+)(`{3,}+|~{3,}+)\s*+")
-_SIGN = re.compile(r"[ \t]*+> ?")
 
 
 class Block(NamedTuple):
@@ -60,7 +59,7 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
     """
     found: list[Block] = []
     outside: list[str] = []
-    lead, quotes, fence, tag, body = 0, 0, "", "", list[str]()
+    lead, quotes, fence, tag, body = 0, re.compile(""), "", "", list[str]()
     # Not `splitlines`, which also breaks at form feeds and at other characters that a string in a
     # program may contain.
     for line in text.split("\n"):
@@ -71,16 +70,17 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
             if opening is None or ("`" in opening[2] and "`" in opening[3]):
                 outside.append(line)
                 continue
-            quotes, fence, tag, body = opening[1].count(">"), opening[2], opening[4].lower(), []
-            # A list's content begins where its marker ends, a quote's after its sign and a blank.
-            blanks = opening[1].rpartition(">")[2].removeprefix(" " * bool(quotes))
-            lead = len(blanks.expandtabs(4))
+            fence, tag, body = opening[2], opening[4].lower(), []
+            quotes = re.compile(rf"(?:[ \t]*+> ?){{{opening[1].count('>')}}}")
+            # A list's content begins where its marker ends.
+            lead = len(quotes.sub("", opening[1], 1).expandtabs(4))
             continue
-        inner = _quoted(line, quotes) if quotes else line
-        if inner is None:  # the quote has ended before its block
+        quoted = quotes.match(line)
+        if quoted is None:  # the quote has ended before its block
             fence = ""
             outside.append(line)
             continue
+        inner = line[quoted.end() :]
         if lead:
             said = inner.lstrip(" \t")
             inner = inner[: len(inner) - len(said)].expandtabs(4)[lead:] + said
@@ -91,17 +91,6 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
         else:
             body.append(inner)
     return found, outside
-
-
-def _quoted(line: str, depth: int) -> str | None:
-    """Returns what a line of a quote says; None where it is not quoted `depth` times."""
-    start = 0
-    for _ in range(depth):
-        sign = _SIGN.match(line, start)
-        if sign is None:
-            return None
-        start = sign.end()
-    return line[start:]
 
 
 def parse_program(text: str) -> str | ParseError:
@@ -141,12 +130,13 @@ def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseErro
     )
     if size > MAX_TESTS_BYTES:
         return ParseError(f"the tests have {size} bytes; at most {MAX_TESTS_BYTES} are allowed")
-    if function is not None and not all(map(_is_call, read)):
+    if function is not None and not all(map(is_call, read)):
         return ParseError("a test of a function needs a JSON list of arguments and a JSON value")
     return tuple(read)
 
 
-def _is_call(test: Test) -> bool:
+def is_call(test: Test) -> bool:
+    """Returns whether a test of a function is JSON: a list of arguments, and a value."""
     # `json` recurses, so that brackets alone can exceed Python's limit.
     try:
         json.loads(test.output)

@@ -18,9 +18,9 @@ _MARK = "####"
 _BETWEEN = re.compile(r"[,;|\[\]\"'`]+|(?<=\w)[ \t]*->[ \t]*(?=\w)")
 """Between the items of a list of moves."""
 _NUMBERED = re.compile(r"(\d{1,3})[.):]\s*(.+)", re.DOTALL)
-_REPEATED = re.compile(r"([A-Za-z]+?)\s*[x×*]\s*(\d{1,4})|(\d{1,4})\s*[x×*]\s*([A-Za-z]+)")
 _BEFORE = re.compile(r"\d\s*[x×*]\s*$")
 _AFTER = re.compile(r"\s*([x×*]\s*\d|\d+ times)")
+_BESIDE = re.compile(r"\][ ,;]*$")
 _CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
@@ -28,6 +28,10 @@ _NAMES = {
     **dict.fromkeys(("L", "l", "left", "west"), "L"),
     **dict.fromkeys(("R", "r", "right", "east"), "R"),
 }
+_NAME = "|".join(_NAMES)
+_REPEATED = re.compile(
+    rf"({_NAME})\s*[x×*]\s*(\d{{1,4}})|(\d{{1,4}})\s*[x×*]\s*({_NAME})", re.IGNORECASE
+)
 _ARROWS = dict(zip("↑↓←→", "UDLR", strict=True))
 
 
@@ -44,9 +48,10 @@ def last_list(text: str) -> str | ParseError:
     stop = text.rfind("]") + 1
     # Nothing before this window can be part of a list that is short enough.
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
-    _, opening, last = window.rpartition("[")
-    if opening and last.find("]") == len(last) - 1:
-        return last[:-1]  # the usual case: a list without lists in it
+    before, opening, last = window.rpartition("[")
+    if opening and last.find("]") == len(last) - 1:  # the usual case: a list without lists in it
+        several = _BESIDE.search(before[-9:]) is not None
+        return ParseError("several lists side by side; give one list") if several else last[:-1]
     opened: list[int] = []
     found: str | None = None
     for bracket in re.finditer(r"[\[\]]", window):
@@ -77,21 +82,21 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
     inside = last_list(text)
     if isinstance(inside, ParseError):
         return inside
-    start = text.rfind(f"[{inside}]")
-    if start >= 0:
-        stop = start + len(inside) + 2
-        if _BEFORE.search(text[max(0, start - 9) : start]) or _AFTER.match(text[stop : stop + 9]):
-            return ParseError("a list cannot be repeated; write out every move")
-    items = [item.strip() for item in _BETWEEN.split(inside.strip().removesuffix("."))]
-    items = [item for item in items if item]
-    numbered = bool(items) and items[0][0].isdigit() and _NUMBERED.match(items[0]) is not None
-    arrows = bool(items) and items[0][0] in _ARROWS
+    before, found, after = text.rpartition(f"[{inside}]")
+    if found and (_BEFORE.search(before[-9:]) or _AFTER.match(after[:9])):
+        return ParseError("a list cannot be repeated; write out every move")
+    parts = map(str.strip, _BETWEEN.split(inside.strip().removesuffix(".")))
+    items = [part for part in parts if part]
+    numbered = [match for item in items if (match := _NUMBERED.fullmatch(item))]
+    if [int(match[1]) for match in numbered] == list(range(1, len(items) + 1)):
+        items = [match[2] for match in numbered]
+    marks = "".join("".join(items).split())
+    if marks and set(marks) <= _ARROWS.keys():
+        items = ["".join(map(_ARROWS.__getitem__, marks))]
     moves: list[str] = []
-    for number, item in enumerate(items, start=1):
-        found = _NUMBERED.fullmatch(item) if numbered else None
-        counted = found is not None and int(found[1]) == number
-        read = _moves_of(found[2] if found else item, arrows)
-        if read is None or counted != numbered:
+    for item in items:
+        read = _moves_of(item)
+        if read is None:
             return ParseError(
                 f"{item[:40]!r} is not a move; moves are U, D, L and R, each written out: [R, R, U]"
             )
@@ -99,15 +104,12 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
     return tuple(moves[:MAX_MOVES])
 
 
-def _moves_of(item: str, arrows: bool) -> list[str] | None:
+def _moves_of(item: str) -> list[str] | None:
     """Returns the moves of an item of a list; None where it is anything else than moves."""
-    if arrows:
-        found = [_ARROWS.get(mark) for mark in item if not mark.isspace() and mark != "\ufe0f"]
-        return None if None in found else [move for move in found if move]
     if repeated := _REPEATED.fullmatch(item):
-        move = _NAMES.get((repeated[1] or repeated[4]).lower())
-        count = min(int(repeated[2] or repeated[3]), MAX_MOVES)
-        return [move] * count if move and count else None
+        name, count = repeated[1] or repeated[4], int(repeated[2] or repeated[3])
+        # No count is a way to write no move.
+        return [_NAMES[name.lower()]] * min(count, MAX_MOVES) or None
     moves: list[str] = []
     before = ""
     for word in item.split():
@@ -117,7 +119,7 @@ def _moves_of(item: str, arrows: bool) -> list[str] | None:
             moves.append(move)
         elif before and _CELL.fullmatch(word):
             # After `u`, `r2` may be a cell or a move made twice; after `U` it is a cell.
-            if word[0] in "UDLR" or (word[0] in "udlr" and not before[0].isupper()):
+            if word[0] in "UDLRXx" or (word[0] in "udlr" and not before[0].isupper()):
                 return None
             before = ""
             continue
