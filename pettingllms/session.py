@@ -14,9 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import logging
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,8 +38,6 @@ from pettingllms.envs.reward_funcs import RewardFunction, reward_functions
 from pettingllms.errors import (
     ConfigError,
     NonFiniteError,
-    PettingLLMsError,
-    RunFolderError,
     SamplerUnavailable,
     SandboxUnavailable,
     WorkersLost,
@@ -67,7 +64,7 @@ from pettingllms.sandbox.isolation import announce
 from pettingllms.sharing import check_shareable, share
 from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.callbacks import Both, Callback, Display, Lines, Silent, called
+from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.fitting import Parts, check_method
 from pettingllms.trainers.metrics import gaps
@@ -210,7 +207,7 @@ class TrainPlan:
         stop: Callable[[], bool] = lambda: False,
     ) -> Summary:
         """Trains to the end; the arguments and errors are those of `train`."""
-        config, display = self.config, Both(display or Silent(), Lines(folder.note))
+        config, display = self.config, Lines(folder.note, beside=display)
         folder.describe(config, isolation=self.isolation, bases=policies.described)
         if self.isolation is not None:
             display.say(announce(self.isolation))
@@ -218,7 +215,7 @@ class TrainPlan:
             point_latest(self.path)
         with self.trainer(policies, callbacks, ray) as trainer:
             session = _Session(trainer, folder, self.source, display, stop)
-            with _kept(folder):
+            with folder.noting():
                 summary = session.run(tracker_names(config.report_to))
         if summary.finished and config.push_to_hub is not None:
             display.say(f"shared: {share(self.path, f'{HUB}{config.push_to_hub}')}")
@@ -286,28 +283,6 @@ def plan_run(
     return TrainPlan(
         settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
     )
-
-
-@contextlib.contextmanager
-def _kept(folder: RunFolder) -> Iterator[None]:
-    """Adds warnings, and the error that ends a run, to what the display showed."""
-
-    class Notes(logging.Handler):
-        def emit(self, record: logging.LogRecord) -> None:
-            # A full disk is an error of the run's own files, which says how to continue.
-            with contextlib.suppress(RunFolderError):
-                folder.note(f"{record.levelname}: {record.getMessage()}")
-
-    notes = Notes(logging.WARNING)
-    logging.getLogger().addHandler(notes)
-    try:
-        yield
-    except PettingLLMsError as error:
-        with contextlib.suppress(RunFolderError):
-            folder.note(f"error: {error}")
-        raise
-    finally:
-        logging.getLogger().removeHandler(notes)
 
 
 class _StopAskedError(Exception):
@@ -568,8 +543,11 @@ class _Session:
     def _conclude(self, before: Sequence[Evaluation], after: Sequence[Evaluation]) -> None:
         columns = {"before": before, "after": after}
         roles = self._roles()
-        notes = f"{report.training_notes(after[0])}\n{self._executed()}" if after else ""
-        more = "" if roles is None else f"\n{roles.markdown()}"
+        steps = [row for row in self.folder.rows(METRICS) if row["kind"] == "train"]
+        notes = f"{report.training_notes(after[0], steps[-1:])}
+" if after else ""
+        more = "" if roles is None else f"
+{roles.markdown()}"
         if after:
             table = report.as_markdown(report.training_table(columns))
             self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
@@ -585,17 +563,6 @@ class _Session:
             short = report.as_text(report.training_table(columns, short=True))
             shown = "" if roles is None else f"\n{roles.text()}\n"
             self.display.say(f"\n{short}\n{notes}{shown}")
-
-    def _executed(self) -> str:
-        """States what training executed in its last step, beside what compares with the table."""
-        row = [row for row in self.folder.rows(METRICS) if row["kind"] == "train"][-1:]
-        if not row or row[0].get("success_mean") is None:
-            return ""
-        return (
-            f"last step of training, share of tasks: success {row[0]['success_mean']:.2f} as the mean "
-            f"of completions, which compares with `sampled`; {row[0]['success']:.2f} executed "
-            f"({self.config.branch} of {self.config.num_generations})\n"
-        )
 
 
 def _verified(trainer: ATGRPO) -> bool:

@@ -93,7 +93,7 @@ def test_an_unknown_estimator_is_refused_with_what_was_meant():
         ("tasks_per_step", 0, "tasks_per_step must be at least 1, got 0"),
         ("max_steps", 0, "max_steps must be at least 1"),
         ("max_completion_length", 0, "max_completion_length must be at least 1"),
-        ("num_iterations", 0, "num_iterations must be at least 1"),
+        ("num_iterations", -1, "num_iterations must be at least 0"),
         ("tokens_per_batch", 0, "tokens_per_batch must be at least 1"),
         ("seed", -1, "seed must be at least 0, got -1"),
         ("warmup_steps", -1, "warmup_steps must be at least 0"),

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 import pettingllms as pl
 from pettingllms.envs import check_env
 from pettingllms.envs.aec import ENVIRONMENTS, load_env
-from pettingllms.envs.program_calls import Call, Refused
+from pettingllms.envs.program_calls import ChatCall, NotServed
 from pettingllms.envs.program_v0 import env as program_env
 from pettingllms.envs.tool_calls import MOST_CALLS, read_calls
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
@@ -487,9 +487,9 @@ def test_no_reply_raises_where_calls_are_read(text: str) -> None:
 def test_a_decision_is_the_same_whatever_the_client_says_of_sampling(more: Any) -> None:
     body = {"messages": user("?"), "model": "writer", "tools": [TOOL]}
     turned = dict(reversed([*(body | more).items()]))
-    assert Call.of(turned, ROLES).digest == Call.of(body, ROLES).digest
-    with pytest.raises(Refused):
-        Call.of(body | {"logit_bias": {"1": 1}}, ROLES)
+    assert ChatCall.of(turned, ROLES).digest == ChatCall.of(body, ROLES).digest
+    with pytest.raises(NotServed):
+        ChatCall.of(body | {"logit_bias": {"1": 1}}, ROLES)
 
 
 def test_trees_that_compare_what_is_paid_at_once_are_refused_where_a_program_pays_at_its_end() -> (

@@ -39,7 +39,7 @@ from pettingzoo import AECEnv
 from pettingllms.envs import arguments
 from pettingllms.envs.records import SNAPSHOT_VERSION, Record, Snapshot
 from pettingllms.envs.records import Outcome as Outcome
-from pettingllms.envs.reward_funcs import RewardFunction, paid
+from pettingllms.envs.reward_funcs import RewardFunction, columns_of, paid
 from pettingllms.envs.spaces import FreeText
 from pettingllms.envs.thinking import UNCLOSED, shown_thoughts, without_thought
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
@@ -232,8 +232,7 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
 
     def reward_columns(self, state: Any) -> Mapping[str, Any]:
         """Returns the columns of the task's row, which reward functions are given; pure."""
-        del state
-        return {}
+        return columns_of(state)
 
     def _random(self, seed: int) -> random.Random:
         """Returns a generator for task `seed`, independent of other environments and splits."""

@@ -118,7 +118,6 @@ from pettingllms.envs.coding_text import (
     shown_episode,
 )
 from pettingllms.envs.parsing import ParseError
-from pettingllms.envs.reward_funcs import columns_of
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
 from pettingllms.envs.thinking import without_thought
 from pettingllms.sandbox import Limits, RunResult
@@ -484,10 +483,6 @@ class raw_env(TeamEnv):
 
     def _answer(self, state: State) -> str | None:
         return None if state.program is None else f"```python\n{state.program}\n```"
-
-    def reward_columns(self, state: State) -> dict[str, Any]:
-        """Returns the fields of the task."""
-        return columns_of(state.task)
 
     def _view(self, state: State) -> str:
         return shown_episode(state.task, state.history, state.passed)

@@ -91,7 +91,6 @@ from pettingllms.envs.math_text import (
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.recorded_peers import RecordedTask, check_prompt, read_peers
-from pettingllms.envs.reward_funcs import columns_of
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.grading import same
@@ -350,10 +349,6 @@ class raw_env(TeamEnv):
     def _answer(self, state: MathState) -> str | None:
         final = state.current.get(self.possible_agents[-1])
         return None if final is None or final.answer is None else rf"\boxed{{{final.answer}}}"
-
-    def reward_columns(self, state: MathState) -> dict[str, Any]:
-        """Returns the fields of the task."""
-        return columns_of(state.problem)
 
     def _view(self, state: MathState) -> str:
         return "\n".join(

@@ -1,7 +1,7 @@
 """What a program asks and is answered: requests of OpenAI's chat completions, as decisions of a role.
 
-    Call.of(body)        a checked request and its digest, which a replay compares
-    Call.observation()   what the role sees of it
+    ChatCall.of(body)        a checked request and its digest, which a replay compares
+    ChatCall.observation()   what the role sees of it
     answer(call, text)   the reply as OpenAI's clients read it: text, or calls of tools
     Front                HTTP on 127.0.0.1, a secret path for each run
 
@@ -73,7 +73,7 @@ LARGEST_BODY = 16 << 20
 _log = logging.getLogger(__name__)
 
 
-class Refused(Exception):
+class NotServed(Exception):
     """A request that is answered with an error, in the form of OpenAI's API."""
 
     def __init__(self, status: int, message: str) -> None:
@@ -82,7 +82,7 @@ class Refused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ChatCall:
     """A request: who is asked, and what."""
 
     role: str
@@ -92,27 +92,27 @@ class Call:
     """Equal exactly where role and request are."""
 
     @classmethod
-    def of(cls, body: Any, roles: Sequence[str] | None) -> Call:
+    def of(cls, body: Any, roles: Sequence[str] | None) -> ChatCall:
         """Checks the body of a request; `roles` are those that may be asked, None for any.
 
         Raises:
-            Refused: it names another role, lacks messages, or asks for what is not built.
+            NotServed: it names another role, lacks messages, or asks for what is not built.
         """
         if not isinstance(body, Mapping):
-            raise Refused(400, "the body is no JSON object")
+            raise NotServed(400, "the body is no JSON object")
         given = {name: value for name, value in body.items() if value not in (None, [], {}, "")}
         for name in given:
             if name in _IGNORED:
                 _note_ignored(name)
             elif name not in _READ or name in ("function_call", "functions"):
-                raise Refused(400, f"parameter {name!r} is not supported here; leave it out")
+                raise NotServed(400, f"parameter {name!r} is not supported here; leave it out")
         if given.get("n", 1) != 1:
-            raise Refused(400, f"n={given['n']} is not supported here; ask {given['n']} times")
+            raise NotServed(400, f"n={given['n']} is not supported here; ask {given['n']} times")
         # A prefix such as openai/coder is a framework's.
         role = str(given.get("model", "")).rpartition("/")[2]
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
-            raise Refused(
+            raise NotServed(
                 404, f"no role {role!r}; {hint} A request's model is the role that replies"
             )
         request = {name: given[name] for name in _DECISION if name in given}
@@ -134,23 +134,23 @@ class Call:
 
 def _messages(given: Any) -> list[dict[str, Any]]:
     if not isinstance(given, list) or not given:
-        raise Refused(400, "messages are missing: a list of objects with role and content")
+        raise NotServed(400, "messages are missing: a list of objects with role and content")
     return [_message(each) for each in given]
 
 
 def _message(given: Any) -> dict[str, Any]:
     role = given.get("role") if isinstance(given, Mapping) else None
     if role not in _ROLES:
-        raise Refused(400, f"a message has the role {role!r}; known: {', '.join(_ROLES)}")
+        raise NotServed(400, f"a message has the role {role!r}; known: {', '.join(_ROLES)}")
     content = given.get("content")
     if isinstance(content, list):  # parts, of which text alone can be read
         if not all(isinstance(part, Mapping) and part.get("type") == "text" for part in content):
-            raise Refused(
+            raise NotServed(
                 400, "a content has a part that is no text; images and audio are not read"
             )
         content = "".join(str(part.get("text", "")) for part in content)
     if not isinstance(content, str | None):
-        raise Refused(400, f"a content must be text, got a {type(content).__name__}")
+        raise NotServed(400, f"a content must be text, got a {type(content).__name__}")
     message = {"role": "system" if role == "developer" else role, "content": content or ""}
     if calls := given.get("tool_calls"):
         try:
@@ -166,7 +166,7 @@ def _message(given: Any) -> dict[str, Any]:
                 for call in calls
             ]
         except (TypeError, KeyError, AttributeError):
-            raise Refused(400, "tool_calls must be a list of functions, with names") from None
+            raise NotServed(400, "tool_calls must be a list of functions, with names") from None
     if given.get("tool_call_id"):
         message["tool_call_id"] = str(given["tool_call_id"])
     return message
@@ -209,7 +209,7 @@ def first_difference(was: Any, now: Any, at: str = "request") -> str:
     return f"{at} was {was!r:.80} and is {now!r:.80}"
 
 
-def answer(call: Call, text: str, own: str) -> dict[str, Any]:
+def answer(call: ChatCall, text: str, own: str) -> dict[str, Any]:
     """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
     calls: list[dict[str, Any]] = []
     if call.request.get("tools"):
@@ -288,7 +288,7 @@ class Front:
     def __init__(self) -> None:
         self._runs: weakref.WeakValueDictionary[str, Asked] = weakref.WeakValueDictionary()
         handler = type("Handler", (_Handler,), {"runs": self._runs})
-        self._server = _Server(("127.0.0.1", 0), handler)
+        self._server = _FrontServer(("127.0.0.1", 0), handler)
         threading.Thread(target=self._server.serve_forever, name="programs", daemon=True).start()
 
     def add(self, run: Asked) -> str:
@@ -298,7 +298,7 @@ class Front:
         return f"http://127.0.0.1:{self._server.server_port}/{path}/v1"
 
 
-class _Server(ThreadingHTTPServer):
+class _FrontServer(ThreadingHTTPServer):
     request_queue_size = 1024
     daemon_threads = True
 
@@ -330,7 +330,7 @@ class _Handler(BaseHTTPRequestHandler):
             else:
                 body = json.dumps(payload).encode()
             self._send(200, body, kind)
-        except Refused as error:
+        except NotServed as error:
             shown = {"message": str(error), "type": "invalid_request_error", "code": None}
             self._send(error.status, json.dumps({"error": shown}).encode(), "application/json")
 
@@ -350,7 +350,7 @@ class _Handler(BaseHTTPRequestHandler):
         body = self._body() if method == "POST" else None
         run = self.runs.get(path)
         if run is None or version != "v1":
-            raise Refused(410, "this episode is over, or was never here")
+            raise NotServed(410, "this episode is over, or was never here")
         route = "/".join(filter(None, rest))
         if (method, route) == ("GET", "models"):
             models = [{"id": n, "object": "model", "owned_by": "team"} for n in run.roles or ()]
@@ -359,7 +359,7 @@ class _Handler(BaseHTTPRequestHandler):
             run.pay(**_payment(body))
             return {}
         if (method, route) != ("POST", "chat/completions"):
-            raise Refused(
+            raise NotServed(
                 404,
                 f"{method} /{route} is not served here: POST /chat/completions is, GET /models, POST /pay",
             )
@@ -372,7 +372,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _body(self) -> Any:
         length = self.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > LARGEST_BODY:
-            raise Refused(413, f"a body of at most {LARGEST_BODY} bytes, with its content-length")
+            raise NotServed(413, f"a body of at most {LARGEST_BODY} bytes, with its content-length")
         try:
             # Half a surrogate pair, which JSON can spell, is no text: no digest and no token has it.
             text = self.rfile.read(int(length)).decode("utf-8", "replace")
@@ -380,14 +380,14 @@ class _Handler(BaseHTTPRequestHandler):
                 json.dumps(json.loads(text), ensure_ascii=False).encode("utf-8", "replace")
             )
         except (ValueError, RecursionError) as error:
-            raise Refused(400, f"the body is no JSON: {error}") from None
+            raise NotServed(400, f"the body is no JSON: {error}") from None
 
 
 def _payment(body: Any) -> dict[str, Any]:
     names = ("role", "team", "local", "success", "parse_error")
     if not isinstance(body, Mapping) or (unknown := [name for name in body if name not in names]):
         what = f"has {unknown[0]!r}" if isinstance(body, Mapping) else "is no object"
-        raise Refused(400, f"a payment {what}; it is an object of {', '.join(names)}")
+        raise NotServed(400, f"a payment {what}; it is an object of {', '.join(names)}")
     return dict(body)
 
 

@@ -1,6 +1,6 @@
-"""`Run`: a program that is running, up to the calls that wait for replies.
+"""`ProgramRun`: a program that is running, up to the calls that wait for replies.
 
-    run = Run(program, task, ...)     starts; a thread, or a process where it is a script
+    run = ProgramRun(program, task, ...)     starts; a thread, or a process where it is a script
     run.settle()                      until every call that comes has come, or the program has ended
     run.waiting                       these calls
     run.reply(call, text)             answers one, and the program runs on
@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pettingllms.envs.program_calls import Call, Front, Refused, answer, first_difference
+from pettingllms.envs.program_calls import ChatCall, Front, NotServed, answer, first_difference
 from pettingllms.errors import CloneError, ConfigError
 
 GIVEN = ("base_url", "api_key", "seed", "pay")
@@ -71,7 +71,7 @@ class Program:
 
 @dataclass(eq=False, slots=True)
 class _Waiting:
-    call: Call
+    call: ChatCall
     number: int
     """Of all calls, in the order in which they came."""
     gone: Callable[[], bool]
@@ -79,7 +79,7 @@ class _Waiting:
     reply: str | None = None
 
 
-class Run:
+class ProgramRun:
     """A running program; the module docstring says how it is used.
 
     It knows nothing of the environment, or it would live as long as its own thread.
@@ -99,8 +99,8 @@ class Run:
         task: Any,
         seed: int,
         roles: Sequence[str] | None,
-        told: Sequence[tuple[Call, str]] = (),
-        expected: Sequence[Call] = (),
+        told: Sequence[tuple[ChatCall, str]] = (),
+        expected: Sequence[ChatCall] = (),
     ) -> None:
         self.roles, self.seed, self._program = roles, seed, program
         self._changed = threading.Condition()
@@ -125,7 +125,7 @@ class Run:
         self._thread.start()
 
     @property
-    def waiting(self) -> list[Call]:
+    def waiting(self) -> list[ChatCall]:
         """The calls that wait, in the order in which they came."""
         return [each.call for each in self._waiting]
 
@@ -217,11 +217,11 @@ class Run:
         """Waits for the reply to a request, and returns it in the form of OpenAI's API.
 
         Raises:
-            Refused: the run is over, or it is no request that can be answered.
+            NotServed: the run is over, or it is no request that can be answered.
         """
         try:
-            call = Call.of(body, self.roles)
-        except Refused as error:
+            call = ChatCall.of(body, self.roles)
+        except NotServed as error:
             with self._changed:
                 self._refused = str(error)
                 self._changed.notify_all()
@@ -229,18 +229,18 @@ class Run:
         with self._changed:
             if self._closed or self.over:
                 self._kill()  # it went on after the first refusal
-                raise Refused(410, "this episode is over")
+                raise NotServed(410, "this episode is over")
             waiting = self._again(call, gone) or self._new(call, gone)
             self._changed.notify_all()
             while waiting.reply is None and not (self._closed or self.over):
                 self._changed.wait()
             if waiting.reply is None:
-                raise Refused(410, "this episode is over")
+                raise NotServed(410, "this episode is over")
         # Of the decision, not of how often it was asked: a replay has the same.
         text = f"{self.seed}/{waiting.number}/{call.digest}".encode()
         return answer(call, waiting.reply, hashlib.blake2b(text, digest_size=12).hexdigest())
 
-    def _again(self, call: Call, gone: Callable[[], bool]) -> _Waiting | None:
+    def _again(self, call: ChatCall, gone: Callable[[], bool]) -> _Waiting | None:
         """The decision that a client asks for once more, after a timeout of its own."""
         for waiting in (*self._waiting, *self._unread):
             if waiting.call.digest == call.digest and waiting.gone():
@@ -250,7 +250,7 @@ class Run:
                 return waiting
         return None
 
-    def _new(self, call: Call, gone: Callable[[], bool]) -> _Waiting:
+    def _new(self, call: ChatCall, gone: Callable[[], bool]) -> _Waiting:
         # Numbered by content, because the order in which parallel calls come is the clock's.
         waiting = _Waiting(call, self._times[call.digest], gone)
         self._times[call.digest] += 1
@@ -322,13 +322,13 @@ class Run:
             f"run again, the program asks something else: {first_difference(was, now)}. {_CURE}"
         )
 
-    def _missing(self) -> list[Call]:
+    def _missing(self) -> list[ChatCall]:
         """Calls at which a replay is expected and has not come yet."""
         here = Counter(each.call.digest for each in self._waiting)
         here.subtract(call.digest for call in self._expected)
         return [call for call in self._expected if here[call.digest] < 0]
 
-    def reply(self, call: Call, text: str) -> None:
+    def reply(self, call: ChatCall, text: str) -> None:
         """Answers the first of the equal calls that wait."""
         with self._changed:
             waiting = next(each for each in self._waiting if each.call.digest == call.digest)

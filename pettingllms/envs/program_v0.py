@@ -41,8 +41,8 @@ from pettingllms.data.programs import load_rows
 from pettingllms.envs import arguments
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.files import importable
-from pettingllms.envs.program_calls import Call
-from pettingllms.envs.program_run import Program, Run
+from pettingllms.envs.program_calls import ChatCall
+from pettingllms.envs.program_run import Program, ProgramRun
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import resolve
@@ -56,11 +56,11 @@ _log = logging.getLogger(__name__)
 class _Waits:
     """A run that waits at a state, for the first who replies; given up when the state is forgotten."""
 
-    def __init__(self, run: Run | None = None) -> None:
+    def __init__(self, run: ProgramRun | None = None) -> None:
         self._run, self._lock = run, threading.Lock()
         self._end = None if run is None else weakref.finalize(self, run.close)
 
-    def take(self) -> Run | None:
+    def take(self) -> ProgramRun | None:
         """The run, once; it then belongs to who has it."""
         with self._lock:
             run, self._run = self._run, None
@@ -73,12 +73,12 @@ class _Waits:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class ProgramState:
     """The replies so far, and the calls that wait; picklable, without its run."""
 
     seed: int
-    replies: tuple[tuple[Call, str], ...] = ()
-    waiting: tuple[Call, ...] = ()
+    replies: tuple[tuple[ChatCall, str], ...] = ()
+    waiting: tuple[ChatCall, ...] = ()
     """In the order in which they are decided."""
     success: bool = False
     run: _Waits = field(default_factory=_Waits, compare=False, repr=False)
@@ -151,7 +151,7 @@ class raw_env(TextEnv):
         return f"program:{self._program.name}"
 
     def _roles_seen(self) -> list[str]:
-        run, seen = Run(self._program, self._task(0), 0, None), list[str]()
+        run, seen = ProgramRun(self._program, self._task(0), 0, None), list[str]()
         try:
             for _ in range(_MOST_CALLS_SEEN):
                 run.settle()
@@ -171,7 +171,7 @@ class raw_env(TextEnv):
         _log.info("%s asks %s; --env-args.roles names others", self, ", ".join(roles))
         return roles
 
-    def _silent(self, run: Run) -> ConfigError:
+    def _silent(self, run: ProgramRun) -> ConfigError:
         if run.error is None:
             return ConfigError(f"{self} ended and asked no model; does its client use base_url?")
         return ConfigError(f"{self} failed before its first call:\n{run.trace}")
@@ -181,7 +181,7 @@ class raw_env(TextEnv):
             return self._random(seed).getrandbits(32)  # other numbers in each split
         return self._tasks[seed % len(self._tasks)]
 
-    def _run(self, state: State) -> Run:
+    def _run(self, state: ProgramState) -> ProgramRun:
         """The program at a state: the run that waits there, or one that is brought there."""
         if (run := state.run.take()) is not None:
             return run
@@ -190,7 +190,7 @@ class raw_env(TextEnv):
                 f"{self} has replay=False and cannot be copied; train on whole episodes, --method grpo"
             )
         self.replays += Counter(runs=1, calls=len(state.replies))
-        run = Run(
+        run = ProgramRun(
             self._program,
             self._task(state.seed),
             state.seed,
@@ -201,16 +201,16 @@ class raw_env(TextEnv):
         self._settle(run)
         return run
 
-    def _settle(self, run: Run) -> None:
+    def _settle(self, run: ProgramRun) -> None:
         try:
             run.settle()
         except BaseException:
             run.close()
             raise
 
-    def _order(self, run: Run, before: Sequence[Call] = ()) -> tuple[Call, ...]:
+    def _order(self, run: ProgramRun, before: Sequence[ChatCall] = ()) -> tuple[ChatCall, ...]:
         """The calls that wait: those that waited before, then the new ones."""
-        new, kept = run.waiting, list[Call]()
+        new, kept = run.waiting, list[ChatCall]()
         for call in before:
             if call in new:
                 new.remove(call)
@@ -219,37 +219,37 @@ class raw_env(TextEnv):
 
     # TextEnv's.
 
-    def _start(self, seed: int, options: dict[str, Any]) -> State:
+    def _start(self, seed: int, options: dict[str, Any]) -> ProgramState:
         del options  # a task is all that there is
-        run = Run(self._program, self._task(seed), seed, self.asked)
+        run = ProgramRun(self._program, self._task(seed), seed, self.asked)
         try:
             self._settle(run)
         except TimeoutError as error:
             raise ConfigError(f"{self} asks no model: {error}") from error
         if run.over:
             raise self._silent(run)
-        return State(seed, waiting=self._order(run), run=_Waits(run))
+        return ProgramState(seed, waiting=self._order(run), run=_Waits(run))
 
-    def _next_agent(self, state: State, agent: str | None) -> str:
+    def _next_agent(self, state: ProgramState, agent: str | None) -> str:
         del agent
         return f"{state.waiting[0].role}_0"
 
-    def _text(self, state: State, agent: str) -> str:
+    def _text(self, state: ProgramState, agent: str) -> str:
         if not state.waiting or role_of(agent) != state.waiting[0].role:
             return ""
         return state.waiting[0].observation()
 
-    def _view(self, state: State) -> str:
+    def _view(self, state: ProgramState) -> str:
         lines = [f"{call.role}: {reply}" for call, reply in state.replies]
         return "\n".join([*lines, *(f"{call.role} is asked" for call in state.waiting)])
 
-    def _act_all(self, state: State, agent: str, texts: Sequence[str]) -> list[Outcome]:
+    def _act_all(self, state: ProgramState, agent: str, texts: Sequence[str]) -> list[Outcome]:
         if len(texts) == 1:
             return [self._act(state, agent, texts[0])]
         with ThreadPoolExecutor(len(texts)) as pool:  # they wait for the program, mostly
             return list(pool.map(lambda text: self._act(state, agent, text), texts))
 
-    def _act(self, state: State, agent: str, text: str) -> Outcome:
+    def _act(self, state: ProgramState, agent: str, text: str) -> Outcome:
         call, *others = state.waiting
         replies = (*state.replies, (call, text))
         run = self._run(state)
@@ -262,23 +262,23 @@ class raw_env(TextEnv):
             return self._ended(state, replies, run, f"{type(run.error).__name__}: {run.error}")
         team, earned, success, unread = self._earned(run, role_of(agent), success=state.success)
         waiting = () if run.over else self._order(run, others)
-        after = State(state.seed, replies, waiting, success, _Waits(None if run.over else run))
+        after = ProgramState(state.seed, replies, waiting, success, _Waits(None if run.over else run))
         local = earned.pop(agent, 0.0)
         return Outcome(
             after, team, local, success, done=run.over, parse_error=unread, others=earned
         )
 
-    def _ended(self, state: State, replies: Any, run: Run, why: str) -> Outcome:
+    def _ended(self, state: ProgramState, replies: Any, run: ProgramRun, why: str) -> Outcome:
         """An episode that the program did not bring to its end: no reward for the reply that led there."""
         self._failures[why] += 1
         if self._failures[why] == 1 and len(self._failures) <= 5:
             _log.warning("%s: an episode ended early: %s\n%s", self, why, run.trace)
         return Outcome(
-            State(state.seed, replies), 0.0, 0.0, success=False, done=True, parse_error=why[:300]
+            ProgramState(state.seed, replies), 0.0, 0.0, success=False, done=True, parse_error=why[:300]
         )
 
     def _earned(
-        self, run: Run, role: str, *, success: bool
+        self, run: ProgramRun, role: str, *, success: bool
     ) -> tuple[float, dict[str, float], bool, str | None]:
         """What the latest reply earned: the team, each agent, whether the task is solved, why it was not read."""
         team, earned, error = 0.0, Counter[str](), None

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields, is_dataclass, replace
 from numbers import Real
 from typing import Any
 
@@ -59,9 +59,12 @@ def name_of(function: RewardFunction) -> str:
     return f"{named.__module__}:{named.__qualname__}"
 
 
-def columns_of(record: Any) -> dict[str, Any]:
-    """Returns the fields of a dataclass by name, not copied."""
-    return {field.name: getattr(record, field.name) for field in fields(record)}
+def columns_of(state: Any) -> dict[str, Any]:
+    """Returns the fields of the task that a state holds, by name, not copied; none where it holds none."""
+    found = (getattr(state, name, None) for name in ("task", "problem", "question"))
+    record: Any = next(filter(is_dataclass, found), None)
+    names = [field.name for field in fields(record)] if record else []
+    return {"question" if name == "text" else name: getattr(record, name) for name in names}
 
 
 def paid(

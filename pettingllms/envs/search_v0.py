@@ -81,7 +81,6 @@ from pettingllms.data.questions import Passage, Question
 from pettingllms.envs import arguments
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.parsing import ParseError
-from pettingllms.envs.reward_funcs import columns_of
 from pettingllms.envs.search_library import library
 from pettingllms.envs.search_text import (
     Call,
@@ -391,10 +390,6 @@ class raw_env(TeamEnv):
 
     def _answer(self, state: SearchState) -> str | None:
         return None if state.answer is None else f"<answer>{state.answer}</answer>"
-
-    def reward_columns(self, state: SearchState) -> dict[str, Any]:
-        """Returns the fields of the task."""
-        return columns_of(state.question) | {"question": state.question.text}
 
     def _view(self, state: SearchState) -> str:
         lines = [f"question: {state.question.text}"]

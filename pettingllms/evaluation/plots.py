@@ -36,16 +36,12 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
     left, right = figure.subplots(1, 2)
     # Validations sample one completion: the mean over the K of training is what compares with them.
     sampled = "success_mean" if any("success_mean" in row for row in steps) else "success"
-    panels = [(left, "success (share of tasks)", "team", 0, sampled, "eval/success")]
+    solved, paid = "success (share of tasks)", "local reward of a completion"
+    panels = [(left, solved, "team", 0, sampled, "eval/success")]
+    if sampled != "success":  # executed: the best of K by default, above what validations can reach
+        panels.append((left, solved, "team, executed", 5, "success", ""))
     panels += [
-        (
-            right,
-            "local reward of a completion",
-            role,
-            n,
-            f"local_reward/{role}",
-            f"eval/{role}/local_reward",
-        )
+        (right, paid, role, n, f"local_reward/{role}", f"eval/{role}/local_reward")
         for n, role in enumerate(roles)
     ]
     for axes, what, who, number, trained, validated in panels:
@@ -56,15 +52,7 @@ def curves(rows: Sequence[Mapping[str, Any]], title: str) -> bytes:
         if series:
             x, y = zip(*series, strict=True)
             axes.plot(x, y, color=color, alpha=0.25, linewidth=1)
-            axes.plot(x, smooth(y), color=color, linewidth=1.8, label=f"{who}, training, mean")
-        if trained == "success_mean":
-            # The best of K by default: above what validations can reach.
-            x, y = zip(
-                *((tokens[r["step"]], r["success"]) for r in steps if r[trained] is not None),
-                strict=True,
-            )
-            label = "team, training, executed (best of K)"
-            axes.plot(x, smooth(y), color=color, linewidth=1, linestyle=":", label=label)
+            axes.plot(x, smooth(y), color=color, linewidth=1.8, label=f"{who}, training")
         _draw_validations(axes, points, validated, tokens, number, who)
         axes.set_title(what, loc="left", fontsize=11)
     for axes in (left, right):

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pettingllms.evaluation.compare import Comparison, gains_of
 from pettingllms.evaluation.rollouts import ADAPTERS, title_of_swap
@@ -96,11 +96,17 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     return table
 
 
-def training_notes(evaluation: Evaluation) -> str:
-    """States what the numbers of a training table are of."""
+def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
+    """States what the numbers of a training table are of, and the success in these steps beside it."""
     episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
     tested = f"; {TESTED}" if primary(evaluation.scores) else ""
-    return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}{tested}"
+    return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}{tested}" + "".join(
+        f"
+step {row['step']} of training, share of tasks: success {row['success_mean']:.2f} as the "
+        f"mean of completions, which compares with `sampled`; {row['success']:.2f} executed"
+        for row in steps
+        if row.get("success_mean") is not None
+    )
 
 
 def scores_table(teams: Evaluations, *, short: bool = False) -> Table:

@@ -12,6 +12,7 @@ import dataclasses
 import fcntl
 import importlib.metadata
 import json
+import logging
 import os
 import platform
 import shutil
@@ -25,7 +26,7 @@ import yaml
 from safetensors import SafetensorError
 
 from pettingllms import __version__
-from pettingllms.errors import ConfigError, RunFolderError, did_you_mean
+from pettingllms.errors import ConfigError, PettingLLMsError, RunFolderError, did_you_mean
 from pettingllms.models import DEFAULT
 from pettingllms.rollout.episode import plain
 from pettingllms.rollout.files import (
@@ -124,6 +125,26 @@ class Folder:
         """
         with self.writing(CONSOLE), (self.path / CONSOLE).open("a", encoding="utf-8") as file:
             file.write(f"{line.rstrip()}\n")
+
+    @contextlib.contextmanager
+    def noting(self) -> Iterator[None]:
+        """Adds warnings, and the error that ends the block, to `console.log`."""
+        notes = logging.Handler(logging.WARNING)
+
+        def emit(record: logging.LogRecord) -> None:
+            with contextlib.suppress(RunFolderError):  # a full disk, which other files report
+                self.note(f"{record.levelname}: {record.getMessage()}")
+
+        notes.emit = emit  # type: ignore[method-assign]
+        logging.getLogger().addHandler(notes)
+        try:
+            yield
+        except PettingLLMsError as error:
+            with contextlib.suppress(RunFolderError):
+                self.note(f"error: {error}")
+            raise
+        finally:
+            logging.getLogger().removeHandler(notes)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:

@@ -85,45 +85,27 @@ class Lines:
 
     Args:
         write: takes a line.
+        beside: another display, which is shown everything as well.
     """
 
-    def __init__(self, write: Callable[[str], object]) -> None:
-        self._write, self._clock = write, TimeLeft()
+    def __init__(self, write: Callable[[str], object], beside: Display | None = None) -> None:
+        self._write, self._beside, self._clock = write, beside or Silent(), TimeLeft()
 
     def say(self, text: str) -> None:
         """Writes the text."""
+        self._beside.say(text)
         self._write(text)
 
     def evaluating(self, what: str, done: int, total: int) -> None:
         """Writes one line, when all episodes are over."""
+        self._beside.evaluating(what, done, total)
         if done == total:
             self._write(f"{what}: {total} episodes done")
 
     def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
         """Writes one line."""
+        self._beside.step(step, total, row)
         self._write(f"step {step}/{total}  {step_text(row)}  {self._clock.left(step, total)}")
-
-
-class Both:
-    """Shows everything on several displays."""
-
-    def __init__(self, *displays: Display) -> None:
-        self._displays = displays
-
-    def say(self, text: str) -> None:
-        """Shows a message."""
-        for each in self._displays:
-            each.say(text)
-
-    def evaluating(self, what: str, done: int, total: int) -> None:
-        """Shows how many held-out episodes are finished."""
-        for each in self._displays:
-            each.evaluating(what, done, total)
-
-    def step(self, step: int, total: int, row: Mapping[str, Any]) -> None:
-        """Shows a finished step."""
-        for each in self._displays:
-            each.step(step, total, row)
 
 
 class TimeLeft:
