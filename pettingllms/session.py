@@ -43,7 +43,6 @@ from pettingllms.errors import (
     WorkersLost,
 )
 from pettingllms.evaluation import Evaluation, evaluate, held_out, report, seats_of
-from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
@@ -480,9 +479,7 @@ class _Session:
         notes = f"{report.training_notes(after[0])}\n"
         table = report.as_markdown(report.training_table(columns))
         self.folder.write("summary.md", f"{table}\n\n{notes}")
-        values = {title: [each.row() for each in column] for title, column in columns.items()}
-        gained = [each._asdict() for each in gains_of(before, after).values()]
-        values["differences"] = gained  # as the rows: sampled, then greedy
+        values = report.training_rows(before, after)
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))

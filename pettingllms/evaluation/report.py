@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pettingllms.evaluation.compare import Comparison, gains_of
 from pettingllms.evaluation.rollouts import ADAPTERS, title_of_swap
@@ -94,6 +94,13 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
             gain = _gain(gains[place]) if name == primary(names) and place in gains else ""
             table.append([who, label, how, *map(_interval, found), *[gain] * bool(gains)])
     return table
+
+
+def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[str, Any]:
+    """The table as summary.json has it: the rows of both columns, and of each row its difference."""
+    rows = {"before": [each.row() for each in before], "after": [each.row() for each in after]}
+    gained = gains_of(before, after).values()
+    return rows | {"differences": [each._asdict() | {"clear": each.clear} for each in gained]}
 
 
 def training_notes(evaluation: Evaluation) -> str:
