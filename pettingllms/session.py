@@ -44,7 +44,6 @@ from pettingllms.errors import (
 )
 from pettingllms.evaluation import Evaluation, ablation, evaluate, held_out, report, seats_of
 from pettingllms.evaluation.chunks import Sampling
-from pettingllms.evaluation.compare import gains_of
 from pettingllms.evaluation.plots import curves
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import own_names, parse_policies, trained_policies
@@ -544,18 +543,14 @@ class _Session:
         columns = {"before": before, "after": after}
         roles = self._roles()
         steps = [row for row in self.folder.rows(METRICS) if row["kind"] == "train"]
-        notes = f"{report.training_notes(after[0], steps[-1:])}
-" if after else ""
-        more = "" if roles is None else f"
-{roles.markdown()}"
+        notes = f"{report.training_notes(after[0], steps[-1:])}\n" if after else ""
         if after:
+            more = "" if roles is None else f"\n{roles.markdown()}"
             table = report.as_markdown(report.training_table(columns))
             self.folder.write("summary.md", f"{table}\n\n{notes}{more}")
         if roles is not None:
             self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
-        values = {title: [each.row() for each in column] for title, column in columns.items()}
-        gained = [each._asdict() for each in gains_of(before, after).values()]
-        values["differences"] = gained  # as the rows: sampled, then greedy
+        values = report.training_rows(before, after)
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
         title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))

@@ -82,20 +82,13 @@ def is_share(name: str) -> bool:
     return _SHARE.fullmatch(name) is not None
 
 
-# ------------------------------------------------------------------------------ one result
-
-
 def wilson(values: np.ndarray) -> tuple[float, float]:
     """Wilson's 95 % score interval, with continuity correction, of the mean of shares of tasks.
 
     Without the correction it covers a share of 0.99 in only 92 of 100 cases (100 tasks).
 
-    A task with several episodes has a fraction, and its episodes may succeed together.
-    The number of independent trials is therefore estimated from the spread over tasks, with the
-    number of tasks as its least value, which is exact for zeros and ones.
-
-    Args:
-        values: between 0 and 1, one for each task.
+    A task with several episodes has a fraction, and its episodes may succeed together. The number of
+    independent trials is therefore estimated from the spread over tasks, and is at least that of tasks.
     """
     tasks, p = len(values), float(values.mean())
     n = float(tasks)
@@ -107,13 +100,7 @@ def wilson(values: np.ndarray) -> tuple[float, float]:
 
 
 def wilson_of(p: float, n: float, z: float = _Z) -> tuple[float, float]:
-    """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number.
-
-    Args:
-        p: between 0 and 1.
-        n: above 0.
-        z: the quantile that corresponds to the confidence; 95 % by default.
-    """
+    """Wilson's interval of a share `p` of `n` independent trials, which need not be a whole number."""
     # Newcombe 1998 (Statistics in Medicine 17, 857-872), method 4. Below two trials a root may be
     # of a negative number: then the end is that of the range.
     below = z * math.sqrt(max(0.0, z**2 - 2 - 1 / n + 4 * p * (n * (1 - p) + 1)))
@@ -131,19 +118,12 @@ def bootstrap(values: np.ndarray, seed: int) -> tuple[float, float]:
     return float(low), float(high)
 
 
-# ------------------------------------------------------------------------------ two results
-
-
 def paired_difference(
     first: Sequence[float], second: Sequence[float], *, share: bool, seed: int
 ) -> Difference:
     """The second minus the first, task by task; its `p_holm` is that of this test alone.
 
-    Args:
-        first: a value for each task.
-        second: of the same tasks in the same order.
-        share: whether all values lie between 0 and 1 by definition.
-        seed: of the bootstrap, and of the test where not all changes of signs can be tried.
+    `share` says that all values lie between 0 and 1 by definition; `seed` is that of resampling.
     """
     gains = np.array(second, dtype=float) - np.array(first, dtype=float)
     gains[np.abs(gains) < _SAME] = 0.0
@@ -155,11 +135,7 @@ def paired_difference(
 def tango(gains: np.ndarray) -> tuple[float, float]:
     """Tango's 95 % score interval of the difference of two paired shares.
 
-    It has a width also where both sides agree on every task. Tasks with several episodes have
-    fractions; the number of independent trials is estimated from their spread, as in `wilson`.
-
-    Args:
-        gains: between -1 and 1, one for each task.
+    It has a width also where both sides agree on every task. Fractions are treated as in `wilson`.
     """
     n, mean, reach = float(len(gains)), float(gains.mean()), float(np.abs(gains).mean())
     if len(gains) > 1 and (variance := float((gains**2).mean() - mean**2)) > _SAME:
@@ -225,12 +201,8 @@ def differences(
 ) -> dict[str, Difference]:
     """The second minus the first for every score that both have, paired by task.
 
-    The primary score is tested alone; the others are corrected for each other.
-
-    Args:
-        first: task -> its scores.
-        second: task -> its scores; tasks that only one of the two has are left out.
-        seed: of the resampling.
+    The primary score is tested alone; the others are corrected for each other. Tasks that only one
+    of the two has are left out; `seed` is that of resampling.
     """
     pairs = [(first[task], second[task]) for task in first if task in second]
     found = {}
@@ -242,19 +214,13 @@ def differences(
     return found | corrected({name: row for name, row in found.items() if name != main})
 
 
-# ------------------------------------------------------------------------------ several seeds
-
-
 def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
     """The mean with its 95 % interval over seeds and tasks.
 
     A share has Wilson's interval, for the number of independent trials whose mean would vary as this
     one does over new seeds and new tasks. Resampling seeds and tasks instead covers 0.66 to 0.90
-    where two or three seeds disagree, and has no width where all tasks are solved.
-
-    Args:
-        values: of shape (seeds, tasks).
-        share: whether they lie between 0 and 1 by definition.
+    where two or three seeds disagree, and has no width where all tasks are solved. `values` have the
+    shape (seeds, tasks); `share` is as in `paired_difference`.
     """
     seeds, tasks = values.shape
     mean = float(values.mean())
@@ -268,11 +234,7 @@ def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
 
 
 def gain_over_seeds(gains: np.ndarray) -> Estimate:
-    """The mean of paired differences with its 95 % interval over seeds and tasks.
-
-    Args:
-        gains: -1, 0 or 1 for each seed and task, of shape (seeds, tasks).
-    """
+    """The mean of paired differences, of shape (seeds, tasks), with its 95 % interval over both."""
     mean = float(gains.mean())
     variance, quantile = _spread(gains)
     if not variance:  # all pairs agree: as many tasks could still hide a rare difference
@@ -287,9 +249,6 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
 
     The variance is that of a crossed design with both effects random; its degrees of freedom are
     Satterthwaite's. One seed says nothing about seeds: then it is over tasks alone.
-
-    Args:
-        values: of shape (seeds, tasks).
     """
     seeds, tasks = values.shape
     mean, of_seeds, of_tasks = values.mean(), values.mean(axis=1), values.mean(axis=0)

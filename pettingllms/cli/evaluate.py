@@ -225,7 +225,6 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
     """Prints and writes the difference of two sides, paired by task."""
     from pettingllms.evaluation import report
     from pettingllms.evaluation.compare import compared, settings_apart
-    from pettingllms.evaluation.folder import write_file
     from pettingllms.evaluation.run import section
 
     first, second = (_side(options, spec, name) for spec, name in zip(specs, "ab", strict=True))
@@ -239,21 +238,15 @@ def _compare(options: EvalConfig, specs: tuple[str, str]) -> int:
     differing = [f"{name}: {one!r}, {two!r}" for name, (one, two) in apart.items()]
     if differing:
         print("settings that differ: " + "; ".join(differing))
-    if options.out is not None:
-        rows = {"settings_apart": apart, "comparisons": [each.row() for each in found]}
-        parts = [*map(section, found), *(f"Differs: {each}" for each in differing)]
-        out = Path(options.out)
-        write_file(out / "comparison.json", json.dumps(rows, indent=2) + "\n")
-        write_file(out / "comparison.md", "\n\n".join(parts) + "\n")
-        print(f"results: {out / 'comparison.json'}")
-    return 0
+    rows = {"settings_apart": apart, "comparisons": [each.row() for each in found]}
+    parts = [*map(section, found), *(f"Differs: {each}" for each in differing)]
+    return _written(options, "comparison", rows, parts)
 
 
 def _combine(options: EvalConfig, specs: Sequence[str]) -> int:
     """Prints and writes the scores of one method, with intervals over seeds and tasks."""
     from pettingllms.evaluation import report
     from pettingllms.evaluation.compare import combined
-    from pettingllms.evaluation.folder import write_file
 
     found = combined([_side(options, spec, str(n)) for n, spec in enumerate(specs, 1)])
     tasks = next(iter(found.values())).tasks
@@ -261,12 +254,21 @@ def _combine(options: EvalConfig, specs: Sequence[str]) -> int:
         f"{len(specs)} runs, {tasks} tasks of all; in brackets 95 % intervals over runs and tasks"
     )
     print(f"\n{report.as_text(report.scores_table(found, short=True))}\n\n{note}")
+    rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in found.items()}}
+    return _written(
+        options, "combined", rows, [report.as_markdown(report.scores_table(found)), note]
+    )
+
+
+def _written(options: EvalConfig, name: str, rows: Any, parts: Sequence[str]) -> int:
+    """Writes the records and their Markdown to `--out`, if given."""
+    from pettingllms.evaluation.folder import write_file
+
     if options.out is not None:
-        rows = {"folders": list(specs), "results": {t: [e.row()] for t, e in found.items()}}
-        table = report.as_markdown(report.scores_table(found))
-        write_file(Path(options.out) / "combined.json", json.dumps(rows, indent=2) + "\n")
-        write_file(Path(options.out) / "combined.md", f"{table}\n\n{note}\n")
-        print(f"results: {Path(options.out) / 'combined.json'}")
+        out = Path(options.out)
+        write_file(out / f"{name}.json", json.dumps(rows, indent=2) + "\n")
+        write_file(out / f"{name}.md", "\n\n".join(parts) + "\n")
+        print(f"results: {out / name}.json")
     return 0
 
 

@@ -262,7 +262,9 @@ class raw_env(TextEnv):
             return self._ended(state, replies, run, f"{type(run.error).__name__}: {run.error}")
         team, earned, success, unread = self._earned(run, role_of(agent), success=state.success)
         waiting = () if run.over else self._order(run, others)
-        after = ProgramState(state.seed, replies, waiting, success, _Waits(None if run.over else run))
+        after = ProgramState(
+            state.seed, replies, waiting, success, _Waits(None if run.over else run)
+        )
         local = earned.pop(agent, 0.0)
         return Outcome(
             after, team, local, success, done=run.over, parse_error=unread, others=earned
@@ -274,7 +276,12 @@ class raw_env(TextEnv):
         if self._failures[why] == 1 and len(self._failures) <= 5:
             _log.warning("%s: an episode ended early: %s\n%s", self, why, run.trace)
         return Outcome(
-            ProgramState(state.seed, replies), 0.0, 0.0, success=False, done=True, parse_error=why[:300]
+            ProgramState(state.seed, replies),
+            0.0,
+            0.0,
+            success=False,
+            done=True,
+            parse_error=why[:300],
         )
 
     def _earned(

@@ -96,13 +96,19 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     return table
 
 
+def training_rows(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[str, Any]:
+    """The table as summary.json has it: the rows of both columns, and of each row its difference."""
+    rows = {"before": [each.row() for each in before], "after": [each.row() for each in after]}
+    gained = gains_of(before, after).values()
+    return rows | {"differences": [each._asdict() | {"clear": each.clear} for each in gained]}
+
+
 def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = ()) -> str:
     """States what the numbers of a training table are of, and the success in these steps beside it."""
     episodes = f", {evaluation.samples} episodes of each" if evaluation.samples > 1 else ""
     tested = f"; {TESTED}" if primary(evaluation.scores) else ""
     return f"{evaluation.tasks} held-out tasks{episodes}; {INTERVALS}{tested}" + "".join(
-        f"
-step {row['step']} of training, share of tasks: success {row['success_mean']:.2f} as the "
+        f"\nstep {row['step']} of training, share of tasks: success {row['success_mean']:.2f} as the "
         f"mean of completions, which compares with `sampled`; {row['success']:.2f} executed"
         for row in steps
         if row.get("success_mean") is not None
