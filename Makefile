@@ -13,7 +13,7 @@ PYTEST = PYTHONHASHSEED=0 $(BIN)/python -m pytest
 SETUP = PYTHON="$(PYTHON)" VENV="$(VENV)" TORCH_INDEX="$(TORCH_INDEX)" bash .ci/setup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup train listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
+.PHONY: help setup train real listen eval test check docs coverage test-browser test-clients test-elsewhere test-docker test-games test-ray test-real test-reasoning test-vllm test-gpu bench prime clean
 
 help: ## Show this list
 	@awk 'BEGIN {FS = ":.*## "} /^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -26,14 +26,17 @@ help: ## Show this list
 setup: ## Make the virtual environment with the pinned versions
 	@$(SETUP)
 
-train: setup ## Train a coder and a tester on the embedded model (the main job)
-	$(BIN)/pettingllms-train --env coding --policies per-role $(ARGS)
+train: setup ## Train a tool user and a reasoner on the embedded model (the main job)
+	$(BIN)/pettingllms-train --env math --policies per-role $(ARGS)
+
+real: setup ## Train two readers on SmolLM2, a pretrained model of 135M parameters, on a CPU
+	$(BIN)/pettingllms-train --env read --model smollm2 $(ARGS)
 
 listen: setup ## Train two roles from a base without bad habits, and show who needs whom
 	$(BIN)/python -m benchmarks.parts --only plan_path --seeds 1 --out build/listen.json $(ARGS)
 
 eval: setup ## Play held-out tasks with a run's adapters: make eval RUN=runs/NAME
-	$(BIN)/pettingllms-eval --env coding --adapters $(RUN) $(ARGS)
+	$(BIN)/pettingllms-eval --adapters $(RUN) $(ARGS)
 
 test: setup ## Run the tests
 	$(PYTEST) -n logical --maxprocesses 8 --dist worksteal --durations 15 $(ARGS)

@@ -14,7 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from benchmarks.learning import HERE, timing, train
+from benchmarks.evidence import Table
+from benchmarks.learning import CPU, HERE, timing, train
 from benchmarks.options import Options
 from pettingllms.evaluation.report import as_text, interval
 from pettingllms.runs import versions
@@ -34,21 +35,23 @@ def learned(folder: Path) -> list[float]:
 
 def collected(folder: Path) -> dict[str, Any]:
     """What is published of a finished run."""
+    lines = (folder / "config.yaml").read_text().splitlines()
+    settings = "\n".join(line for line in lines if not line.startswith("output_dir:"))
     return {
-        "config": (folder / "config.yaml").read_text(),
+        "config": settings,
         "timing": timing(folder),
         "training": learned(folder),
         **json.loads((folder / "roles.json").read_text()),
     }
 
 
-def table(results: dict[str, Any]) -> list[list[str]]:
+def table(results: dict[str, Any]) -> Table:
     """A row for each seed, a column for each team."""
-    rows = [["seed", "", *TEAMS]]
+    rows = []
     for seed, run in results["runs"].items():
         cells = [interval(Estimate(*run["teams"][team]["mean"])) for team in TEAMS]
-        rows.append([seed, "", *cells])
-    return rows
+        rows.append([seed, *cells, f"{run['timing'][CPU]:.0f}"])
+    return ["seed", *TEAMS, "CPU-seconds"], rows
 
 
 def main() -> None:
@@ -69,7 +72,8 @@ def main() -> None:
             train(run, "--env", "read", "--model", "smollm2", "--seed", seed)
             results["runs"][seed] = collected(run)
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    print(f"\n{as_text(table(results))}")
+    header, rows = table(results)
+    print(f"\n{as_text([header, *rows])}")
 
 
 if __name__ == "__main__":

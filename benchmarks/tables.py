@@ -285,6 +285,7 @@ def tables() -> dict[str, Callable[[], str]]:
         "self_play",
         "parts",
         "protocol",
+        "reading",
     ]
     found |= {name: partial(_of_script, name) for name in own if published(name)}
     if published("parts"):

@@ -126,7 +126,7 @@ class Verifier:
         yield self._endings(policy, own, batch)
         silent = sum(1 for group in own if not any(c.advantage for c in group.candidates))
         yield Finding(silent < len(own), f"{len(own) - silent} of {len(own)} groups have a signal")
-        yield _rise(batch, before_BT, after_BT)
+        yield _rise(batch, before_BT, after_BT, noise)
         for parameter, gradient in zip(parameters, used, strict=True):
             parameter.grad = gradient
         self._noise[policy] = noise
@@ -212,18 +212,26 @@ def _rise(
     own: PolicyBatch,
     before: dict[Sample, torch.Tensor],
     after: dict[Sample, torch.Tensor],
+    noise: float,
 ) -> Finding:
-    """Whether the update made what was better than its group more likely, all else less."""
+    """Whether the update made what was better than its group more likely, and the rest less.
+
+    `noise` is the mean rounding of a token's log-probability, which in bfloat16 may hide a first step.
+    """
     change = {sample: float((after[sample] - before[sample]).sum()) for sample in own.samples}
-    mean = {s: float(torch.as_tensor(s.advantage, dtype=torch.float64).mean()) for s in change}
-    total = sum(sample.count * mean[sample] * moved for sample, moved in change.items())
-    good = [moved for sample, moved in change.items() if mean[sample] > 0]
-    shown = math.fsum(good) / len(good) if good else 0.0
-    word = "rose" if total > 0 else "did not rise"
-    return Finding(
-        total > 0,
-        f"the log-probability of rewarded completions {word} (mean change {shown:+.3f})",
-    )
+    weight = {
+        s: s.count * float(torch.as_tensor(s.advantage, dtype=torch.float64).mean()) for s in change
+    }
+    total = sum(weight[sample] * moved for sample, moved in change.items())
+    # Two standard deviations of a sum of rounded numbers, each 1.25 times as wide as its mean size.
+    spread = sum(weight[sample] ** 2 * len(sample.token_ids) for sample in change)
+    bound = 2 * 1.25 * noise * math.sqrt(spread)
+    good = [moved for sample, moved in change.items() if weight[sample] > 0]
+    shown = f"mean change {math.fsum(good) / max(1, len(good)):+.3f}"
+    what = "the log-probability of rewarded completions"
+    if abs(total) <= bound:
+        return Finding(True, f"{what} changed by less than rounding ({shown})")
+    return Finding(total > 0, f"{what} {'rose' if total > 0 else 'did not rise'} ({shown})")
 
 
 def prompts(own: Sequence[Group]) -> Finding:
