@@ -358,7 +358,7 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
     Raises:
         OSError: the kernel, or the container around, refuses a step.
     """
-    as_root = os.geteuid() == 0 and all(map(_has_nobody, ("uid_map", "gid_map")))
+    as_root = is_root_among_users()
     if as_root and not kernel.has_capability(kernel.CAP_SYS_ADMIN):
         _become_root_of_a_namespace()
     flags = kernel.CLONE_NEWUSER | kernel.CLONE_NEWNET | kernel.CLONE_NEWIPC | kernel.CLONE_NEWUTS
@@ -382,11 +382,14 @@ def enter_namespaces(seen: rootfs.RootFs) -> None:
     kernel.unshare(kernel.CLONE_NEWPID)
 
 
-def _has_nobody(name: str) -> bool:
-    """Tell whether there is such a user or group: `unshare -r` leaves root alone in its namespace."""
-    with open(f"/proc/self/{name}", encoding="ascii") as file:
-        ranges = [tuple(map(int, line.split())) for line in file]
-    return any(first <= NOBODY < first + count for first, _, count in ranges)
+def is_root_among_users() -> bool:
+    """Tell whether this is root, and can become nobody: `unshare -r` leaves it alone in its namespace."""
+    for name in ("uid_map", "gid_map"):
+        with open(f"/proc/self/{name}", encoding="ascii") as file:
+            ranges = [tuple(map(int, line.split())) for line in file]
+        if not any(first <= NOBODY < first + count for first, _, count in ranges):
+            return False
+    return os.geteuid() == 0
 
 
 def _become_root_of_a_namespace() -> None:

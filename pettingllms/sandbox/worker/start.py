@@ -331,7 +331,7 @@ def _give_up_root(seen: rootfs.RootFs, scratch: str) -> list[str]:
     """Take the scratch folder over and become nobody, if this is root; the problem otherwise."""
     if not scratch:
         raise RuntimeError("without namespaces the launcher has to pass a scratch folder in")
-    if os.geteuid() != 0:
+    if not isolation.is_root_among_users():
         return []
     try:
         kernel.in_another_process(lambda: _try_as_nobody(seen))
