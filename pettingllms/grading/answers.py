@@ -11,12 +11,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal, NamedTuple
 
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression
 from pettingllms.grading.notation import Items, plain, read_number, split_list, squashed
-from pettingllms.grading.symbolic import symbolic_equal
+from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS = 32
 MAX_NESTING = 4
@@ -25,14 +24,6 @@ PLACES = 6
 """Decimal places, and digits of numbers below 1, to which a decimal stands for a number."""
 CPU_S = 2.0
 """Time for all of SymPy's work on one answer; what is undecided by then is unequal."""
-
-
-class Grade(NamedTuple):
-    """Result of a comparison: equal or not, what decided it, and why nothing could."""
-
-    equal: bool
-    by: Literal["exact", "sympy", "undecided"] = "exact"
-    note: str = ""
 
 
 def grade(
@@ -73,11 +64,8 @@ class _Comparison:
     """Compares one answer: how precisely, and the CPU time that has gone into algebra so far."""
 
     def __init__(self, places: int, strict: bool) -> None:
-        self.places = places
-        self.strict = strict
-        self.pairs = 0
-        self.asked = False
-        self.cpu_s = 0.0
+        self.places, self.strict = places, strict
+        self.pairs, self.asked, self.cpu_s = 0, False, 0.0
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
@@ -131,7 +119,7 @@ class _Comparison:
         asked = symbolic_equal(gold, answer, self.places)
         self.asked = True
         self.cpu_s += asked.cpu_s
-        return Grade(asked.equal, asked.by, asked.note)
+        return asked
 
     def _same_number(self, gold: Expression, answer: Expression) -> bool:
         """Exactly, or to some places where one is written as a decimal."""

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, TypeVar
 
-from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Exact, Expression, Unreadable
+from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000
 """Longer texts are equal only if they are the same text."""
@@ -146,7 +146,7 @@ def _or_none(read: Callable[[str], T | None]) -> Callable[[str], T | None]:
 @_or_none
 def read_number(text: str) -> Expression | None:
     """Reads a rational number; None for anything else."""
-    return Expression(text, Exact)
+    return Expression(text)
 
 
 # Dimension and power, factor, and names of units.
@@ -173,9 +173,7 @@ _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
     rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = re.compile(
-    r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *"
-)
+_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
 
@@ -201,16 +199,13 @@ def split_unit(text: str) -> tuple[str, str, str]:
 
 def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
     """A unit's kind, power and factor. A letter or two right beside a number is a variable."""
-    lower = word.lower()
-    names = [word, lower, lower.removesuffix("s"), lower.removesuffix("es")]
-    for name in names:
-        if found := _UNITS.get(name):
-            return found if spaced or len(name) > 2 or not name.isalpha() else None
+    names = [word, lower := word.lower(), lower.removesuffix("s"), lower.removesuffix("es")]
+    for name in filter(_UNITS.__contains__, names):
+        return _UNITS[name] if spaced or len(name) > 2 or not name.isalpha() else None
     # A word has a vowel, and letters in the order of the alphabet are a product.
-    if len(word) < 4 and not re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word):
-        return None
+    noun = len(word) > 3 or re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word)
     product = word == "".join(sorted({*word})) or not re.search("[aeiou]", lower)
-    return None if product or {*names} & _NO_UNITS else (names[2], 1, "1")
+    return (names[2], 1, "1") if noun and not product and not {*names} & _NO_UNITS else None
 
 
 class Items(NamedTuple):
@@ -221,9 +216,7 @@ class Items(NamedTuple):
 
 
 AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))|,|(?<=\)) *[|&] *(?=\()"
-_CONDITION = re.compile(
-    r"(?=.*(?:[<>]|\\(?:[lg]eq?|neq?)(?![a-zA-Z]))).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])"
-)
+_CONDITION = re.compile(r"(?=.*(?:[<>]|\\(?:[lg]eq?|neq?)(?![a-zA-Z]))).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])")  # fmt: skip
 
 
 @_or_none
@@ -257,11 +250,10 @@ def _items(text: str) -> Iterator[str]:
     for piece in pieces if len(pieces) > 1 else cut(text, AND)[0]:
         signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", piece)
         # With two of them it would be open which values belong together.
-        if not signs or signs.count(r"\pm") > 1:
-            yield piece
-        else:
-            yield piece.replace(r"\pm", "+").replace(r"\mp", "-").strip()
-            yield piece.replace(r"\pm", "-").replace(r"\mp", "+").strip()
+        for plus, minus in (
+            ("+-", "-+") if signs and signs.count(r"\pm") < 2 else ((r"\pm", r"\mp"),)
+        ):
+            yield piece.replace(r"\pm", plus).replace(r"\mp", minus).strip()
 
 
 _SIGN = {
@@ -269,9 +261,7 @@ _SIGN = {
     r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=",
 }  # fmt: skip
 _RELATION = r"\\(?:approx|in|leqslant|geqslant|leq?|geq?|neq?|lt|gt)(?![a-zA-Z])|(?<= )!=|[<>:=]=|=[<>]|[<>=]"
-_NAME = re.compile(
-    r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)"
-)
+_NAME = re.compile(r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)")  # fmt: skip
 _NAMES = re.compile(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
 
 

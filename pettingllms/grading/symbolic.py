@@ -29,11 +29,11 @@ MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
 
 
-class Answered(NamedTuple):
-    """The verdict on a pair, what it came from, why there is none, and what it cost."""
+class Grade(NamedTuple):
+    """Result of a comparison: equal or not, what decided it, why nothing could, and what it cost."""
 
     equal: bool
-    by: Literal["sympy", "undecided"]
+    by: Literal["exact", "sympy", "undecided"] = "exact"
     note: str = ""
     cpu_s: float = 0.0
 
@@ -61,14 +61,14 @@ class _Process:
             self.close()
             raise Lost(self.popen.returncode) from None
 
-    def ask(self, *question: str | int) -> Answered:
+    def ask(self, *question: str | int) -> Grade:
         """Asks for the verdict on a pair; raises Lost where there will be none."""
         try:
             self.pipe.send_bytes(json.dumps(question).encode())
         except OSError as error:
             raise Lost from error
         equal, cpu_s = json.loads(self.read(WALL_S))
-        return Answered(equal, "sympy", "", cpu_s)
+        return Grade(equal, "sympy", "", cpu_s)
 
     def read(self, within_s: float) -> bytes:
         """The next message; raises Lost where there is none in time."""
@@ -105,12 +105,12 @@ class _Grader:
         self.process: _Process | None = None
         self.missing = False
 
-    def ask(self, gold: str, answer: str, places: int) -> Answered:
+    def ask(self, gold: str, answer: str, places: int) -> Grade:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(2):
                 if self.missing:
-                    return Answered(False, "undecided", MISSING)
+                    return Grade(False, "undecided", MISSING)
                 try:
                     self.process = self.process or _Process()
                     return self.process.ask(gold, answer, places)
@@ -123,7 +123,7 @@ class _Grader:
                 if blamed:
                     break
             logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
-            return Answered(False, "undecided", TOO_LONG, CPU_S)
+            return Grade(False, "undecided", TOO_LONG, CPU_S)
 
     def end(self) -> None:
         """Kills the worker; the next question starts another."""
@@ -142,6 +142,6 @@ os.register_at_fork(after_in_child=lambda: _GRADER.forget())
 
 
 @functools.lru_cache(maxsize=4096)
-def symbolic_equal(gold: str, answer: str, places: int) -> Answered:
+def symbolic_equal(gold: str, answer: str, places: int) -> Grade:
     """Asks whether `answer` equals `gold`, both plain texts, decimals to `places` places."""
     return _GRADER.ask(gold, answer, places)

@@ -26,23 +26,13 @@ import sympy
 from sympy import Rational, S
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression, Unreadable
-from pettingllms.grading.notation import (
-    AND,
-    Relation,
-    cut,
-    encloses,
-    plain,
-    split_list,
-    split_relation,
-)
+from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 
-_MAX_BITS = 20_000
 _BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
 _UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
-_SET = re.compile(
-    rf"{_UNION}|[<>]|\\(?:[lg]eq?|leqslant|geqslant|neq?|[lg]t|R)(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)"
-)
+_SET = re.compile(rf"{_UNION}|[<>]|\\(?:[lg]eq?|leqslant|geqslant|neq?|[lg]t|R)(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 
 def main() -> None:
@@ -88,12 +78,12 @@ def equal(gold: str, answer: str, places: int) -> bool:
 
 def value(text: str) -> Any:
     """The expression that a text stands for."""
-    return Expression(text, Algebra).value
+    return Expression(text, Rational, call).value
 
 
 def same(gold: str, answer: str, places: int) -> bool:
     """Compares two values, at random points where they have variables."""
-    decimal = any(Expression(text, Algebra).decimal for text in (gold, answer))
+    decimal = any(Expression(text, Rational, call).decimal for text in (gold, answer))
     one, other = value(gold), value(answer)
     if one == other:
         return one not in (S.NaN, S.ComplexInfinity)
@@ -145,30 +135,16 @@ def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]
     return sides[0], sides[-1]
 
 
-class Algebra:
-    """Expressions of SymPy, of bounded size."""
-
-    number = Rational
-
-    @staticmethod
-    def power(base: Any, by: Any) -> Any:
-        """Refuses towers of powers, which only cost time."""
-        size = max(abs(base.p), base.q) if base.is_Rational and by.is_Rational else 1
-        if size > 1 and size.bit_length() * abs(by) > _MAX_BITS:
-            raise Unreadable
-        return base**by
-
-    @staticmethod
-    def call(name: str, *args: Any) -> Any:
-        """A function, a symbol or a constant."""
-        if name == "degree":
-            return sympy.pi / 180
-        if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
-            raise Unreadable
-        if name == "root" and args[0].is_negative and args[1].is_odd:
-            return -sympy.root(-args[0], args[1])
-        found = getattr(sympy, name, None) or getattr(S, name)
-        return found(*args) if args else found
+def call(name: str, *args: Any) -> Any:
+    """A function, a symbol or a constant of SymPy."""
+    if name == "degree":
+        return sympy.pi / 180
+    if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
+        raise Unreadable
+    if name == "root" and args[0].is_negative and args[1].is_odd:
+        return -sympy.root(-args[0], args[1])
+    found = getattr(sympy, name, None) or getattr(S, name)
+    return found(*args) if args else found
 
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
@@ -201,10 +177,12 @@ def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
 def as_set(text: str, names: set[Any]) -> Any:
     """The set that a union, an interval or a condition stands for; adds the variable to `names`."""
     text = plain(text)
-    if encloses(text) and split_relation(text[1:-1]):
+    if notation.encloses(text) and split_relation(text[1:-1]):
         text = text[1:-1]
     call = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
-    pieces, marks = (cut(call[2], ",")[0], [call[1]]) if call else cut(text, f"{AND}|{_UNION}")
+    pieces, marks = (
+        (cut(call[2], ",")[0], [call[1]]) if call else cut(text, f"{notation.AND}|{_UNION}")
+    )
     found, relation = split_list(text), split_relation(text)
     if found is None and any(marks):
         joined = sympy.Intersection if _BOTH & {*marks} else sympy.Union
