@@ -42,8 +42,18 @@ class Lost(Exception):
     """The process ended, did not answer in time, or has no SymPy."""
 
 
+def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
+    """Kills the process, unless it belongs to the one we were forked from."""
+    pipe.close()
+    if os.getpid() == owner:
+        popen.kill()
+        popen.wait()
+    else:
+        popen.returncode = 0  # not ours to wait for
+
+
 class _Process:
-    """One worker and its pipe; raises Lost where it does not start, with the code of its end."""
+    """One worker and its pipe."""
 
     def __init__(self) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
@@ -54,47 +64,30 @@ class _Process:
         with theirs:
             self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
         self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
-        try:
-            self.read(START_S)
-        except Lost:
-            self.ended_itself()
-            self.close()
-            raise Lost(self.popen.returncode) from None
+        self.ready = False
 
     def ask(self, *question: str | int) -> Grade:
         """Asks for the verdict on a pair; raises Lost where there will be none."""
         try:
+            self.ready = self.ready or bool(self._read(START_S))
             self.pipe.send_bytes(json.dumps(question).encode())
-        except OSError as error:
-            raise Lost from error
-        equal, cpu_s = json.loads(self.read(WALL_S))
-        return Grade(equal, "sympy", "", cpu_s)
-
-    def read(self, within_s: float) -> bytes:
-        """The next message; raises Lost where there is none in time."""
-        try:
-            if self.pipe.poll(within_s):
-                return self.pipe.recv_bytes()
+            equal, cpu_s = json.loads(self._read(WALL_S))
         except (OSError, EOFError) as error:
             raise Lost from error
-        raise Lost
+        return Grade(equal, "sympy", "", cpu_s)
 
-    def ended_itself(self) -> bool:
-        """Returns whether a limit ended the process, not a hang or SIGKILL, which comes from outside."""
+    def _read(self, within_s: float) -> bytes:
+        if not self.pipe.poll(within_s):
+            raise Lost
+        return self.pipe.recv_bytes()
+
+    def code(self) -> int | None:
+        """How the process ended; None if it hangs, or SIGKILL came from outside: no limit is to blame."""
         try:
-            return self.popen.wait(1.0) != -signal.SIGKILL
+            code = self.popen.wait(1.0)
         except subprocess.TimeoutExpired:
-            return False
-
-
-def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
-    """Kills the process, unless it belongs to the one we were forked from."""
-    pipe.close()
-    if os.getpid() == owner:
-        popen.kill()
-        popen.wait()
-    else:
-        popen.returncode = 0  # not ours to wait for
+            return None
+        return None if code == -signal.SIGKILL else code
 
 
 class _Grader:
@@ -111,16 +104,16 @@ class _Grader:
             for _ in range(2):
                 if self.missing:
                     return Grade(False, "undecided", MISSING)
+                self.process = process = self.process or _Process()
                 try:
-                    self.process = self.process or _Process()
-                    return self.process.ask(gold, answer, places)
-                except Lost as lost:
-                    blamed = self.process is not None and self.process.ended_itself()
+                    return process.ask(gold, answer, places)
+                except Lost:
+                    code = process.code()
                     self.end()
-                    self.missing = lost.args == (1,)  # Python could not import it
-                if self.missing:
+                if code == 1 and not process.ready:  # Python could not import SymPy
+                    self.missing = True
                     logger.warning("answers are compared exactly only: %s", MISSING)
-                if blamed:
+                elif code is not None:
                     break
             logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
             return Grade(False, "undecided", TOO_LONG, CPU_S)

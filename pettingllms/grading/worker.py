@@ -70,35 +70,26 @@ def equal(gold: str, answer: str, places: int) -> bool:
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
     if wanted and wanted.name == "~":
         return False
-    answers = stated(given, answer, places)
-    return any(
-        same(one, other, places) for one in stated(wanted, gold, places) for other in answers
-    )
-
-
-def value(text: str) -> Any:
-    """The expression that a text stands for."""
-    return Expression(text, Rational, call).value
+    golds, answers = stated(wanted, gold, places), stated(given, answer, places)
+    return any(same(one, other, places) for one in golds for other in answers)
 
 
 def same(gold: str, answer: str, places: int) -> bool:
     """Compares two values, at random points where they have variables."""
-    decimal = any(Expression(text, Rational, call).decimal for text in (gold, answer))
-    one, other = value(gold), value(answer)
-    if one == other:
-        return one not in (S.NaN, S.ComplexInfinity)
-    names = sorted(one.free_symbols | other.free_symbols, key=str)
+    one, other = (Expression(text, Rational, call) for text in (gold, answer))
+    decimal, gold_value, value = one.decimal or other.decimal, one.value, other.value
+    if gold_value == value:
+        return value not in (S.NaN, S.ComplexInfinity)
+    names = sorted(gold_value.free_symbols | value.free_symbols, key=str)
     if not names:
-        return near(one, other, places if decimal else None) is True
+        return near(gold_value, value, places if decimal else None) is True
     chosen, verdicts = random.Random(17), []
     for turn in range(8):
         # Positive points first, then all signs: a root or a logarithm may have no real value there.
-        signs = [chosen.choice((1, 1 if turn < 3 else -1)) for _ in names]
-        point = {
-            n: sign * Rational(chosen.randint(100, 9000), 2003)
-            for n, sign in zip(names, signs, strict=True)
-        }
-        verdicts.append(near(one.subs(point), other.subs(point), -1 if decimal else None, turn > 2))
+        signs = (1, 1) if turn < 3 else (-1, -1) if turn == 3 else (1, -1)
+        point = {n: chosen.choice(signs) * Rational(chosen.randint(100, 9000), 2003) for n in names}
+        two = gold_value.subs(point), value.subs(point)
+        verdicts.append(near(*two, -1 if decimal else None, turn > 2))
     return False not in verdicts and verdicts.count(True) > 2
 
 
@@ -125,14 +116,16 @@ def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]
         sides, signs = sides[1:], signs[1:]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
-        if sign == "~" and (decimal := re.fullmatch(r"-?[0-9]*\.([0-9]+)", side)):
-            off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1])
-            agree = off < Rational(501, 1000)
-        else:
-            agree = same(sides[0], side, places)
-        if not agree:
+        decimal = re.fullmatch(r"-?[0-9]*\.([0-9]+)", side) if sign == "~" else None
+        off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
+        if not (off < Rational(501, 1000) or same(sides[0], side, places)):
             return ()
     return sides[0], sides[-1]
+
+
+def value(text: str) -> Any:
+    """The expression of SymPy that a text stands for."""
+    return Expression(text, Rational, call).value
 
 
 def call(name: str, *args: Any) -> Any:
@@ -149,15 +142,9 @@ def call(name: str, *args: Any) -> Any:
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
-    sides, signs = relation.sides, relation.signs
-    if relation.name not in ("", "~") and {*signs} == {"="}:
-        # What is said of `a` in `a = 2 * 3 = 6` is that it is 6.
-        sides = (sides[0], *stated(relation, "", 6)[-1:])
-    found = []
-    for sign, (left, right) in zip(signs, itertools.pairwise(map(value, sides)), strict=False):
-        turned = ">" in sign
-        found.append((sign.replace(">", "<"), right - left if turned else left - right))
-    return found
+    differences = (left - right for left, right in itertools.pairwise(map(value, relation.sides)))
+    pairs = zip(relation.signs, differences, strict=True)
+    return [(sign.replace(">", "<"), -side if ">" in sign else side) for sign, side in pairs]
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
@@ -179,27 +166,27 @@ def as_set(text: str, names: set[Any]) -> Any:
     text = plain(text)
     if notation.encloses(text) and split_relation(text[1:-1]):
         text = text[1:-1]
-    call = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
-    pieces, marks = (
-        (cut(call[2], ",")[0], [call[1]]) if call else cut(text, f"{notation.AND}|{_UNION}")
-    )
+    if joined := re.fullmatch(r"(Union|Or|And)\((.*)\)", text):
+        pieces, marks = cut(joined[2], ",")[0], [joined[1]]
+    else:
+        pieces, marks = cut(text, f"{notation.AND}|{_UNION}")
     found, relation = split_list(text), split_relation(text)
     if found is None and any(marks):
-        joined = sympy.Intersection if _BOTH & {*marks} else sympy.Union
-        return joined(*(as_set(piece, names) for piece in pieces))
-    items = [value(plain(item)) for item in found.items] if found else []
+        parts = [as_set(piece, names) for piece in pieces]
+        return sympy.Intersection(*parts) if _BOTH & {*marks} else sympy.Union(*parts)
+    items = [
+        value(plain(item)) for item in (found.items if found else [text] if not relation else [])
+    ]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
         return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
-    if found or relation is None:
-        alone = items if found else [value(text)]
-        return alone[0] if isinstance(alone[0], sympy.Set) else sympy.FiniteSet(*alone)
-    parts = []
+    if not relation:
+        return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
+    conditions = []
     for kind, side in links(relation):
-        (name,) = side.free_symbols
-        names.add(name)
-        side = side.subs(name, sympy.Dummy(real=True))
-        parts.append(sympy.Rel(side, 0, "==" if kind == "=" else kind).as_set())
-    return sympy.Intersection(*parts)
+        names |= side.free_symbols
+        real = side.subs(dict.fromkeys(names, sympy.Dummy(real=True)))
+        conditions.append(sympy.Rel(real, 0, "==" if kind == "=" else kind).as_set())
+    return sympy.Intersection(*conditions)
 
 
 if __name__ == "__main__":
