@@ -54,7 +54,6 @@ def same(gold: str | Sequence[str], answer: str, *, strict: bool = False) -> boo
 _ALIKE = [{a, b} for a in ("", "()", "[]") for b in ("row", "column")] + [{"", "()"}]
 _SETS = ({""}, {"{}"}, {"", "{}"}, {"", "[]"})
 _DECIMAL = re.compile(r"-?[0-9]+[.,](?![0-9]{3}$)[0-9]+")
-_WORD = re.compile("[a-zA-Z]+")
 _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a word
 
 
@@ -80,7 +79,7 @@ class _Comparison:
         gold, answer = plain(gold), plain(answer)
         if not gold or not answer or squashed(gold) == squashed(answer):
             return Grade(bool(gold and answer))
-        if _WORD.fullmatch(gold) and _WORD.fullmatch(answer):
+        if gold.isalpha() and answer.isalpha():
             return Grade(bool(_PRODUCT.fullmatch(gold)) and sorted(gold) == sorted(answer))
         return self._measured(*_without_names(gold, answer), depth)
 
@@ -150,14 +149,15 @@ class _Comparison:
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
-    named = []
-    for text in (gold, answer):
-        found = notation.split_relation(text)
-        single = found and found.name not in ("", "~") and found.signs == ("=",)
-        named.append((found.name, found.sides[1]) if found and single else ("", text))
-    (name, value), (other_name, other) = named
-    apart = (name and other_name and name != other_name) or "=" in value + other
-    return (gold, answer) if apart else (value, other)
+    found = [notation.split_relation(text) for text in (gold, answer)]
+    names = [it.name.strip("~") if it and it.signs == ("=",) else "" for it in found]
+    value, other = (
+        it.sides[1] if name else text
+        for it, name, text in zip(found, names, (gold, answer), strict=True)
+    )
+    if (all(names) and names[0] != names[1]) or re.search("[^<>!]=", value + other):
+        return gold, answer
+    return value, other
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.
@@ -170,10 +170,8 @@ def boxed(text: str) -> str | None:
     opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
     for token in _TOKEN.finditer(text):
         mark = token[0]
-        if len(mark) > 2:
-            opened.append(token.end())
-        elif mark == "{":
-            opened.append(None)
+        if mark[-1] == "{" and mark != r"\{":
+            opened.append(token.end() if len(mark) > 1 else None)
         elif mark == "}" and opened and (start := opened.pop()) is not None:
             # A box that closes later and began earlier replaces those within it.
             found = (start, token.start())

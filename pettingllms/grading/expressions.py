@@ -17,14 +17,10 @@ _FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factoria
 FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
 FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
-CONSTANTS = {
-    "pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I",
-    "R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals",
-}  # fmt: skip
-_GREEK = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
-    "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi|ell"
-)
+CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I"}  # fmt: skip
+CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
+_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell"
+_GREEK += "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
 _COUNTS = """0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 12 dozen 100 hundred
 1000 thousand 1000000 million 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth
 1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent"""
@@ -91,9 +87,8 @@ class Expression:
         """Refuses towers of powers before they are computed, and roots of exact numbers."""
         if isinstance(base, Rational) and isinstance(by, Rational):
             bits = max(abs(base.numerator), base.denominator).bit_length()
-            if (bits > 1 and abs(by) * bits > MAX_BITS) or base == 0 >= by:
-                raise Unreadable
-            if self._function_of is None and by.denominator > 1:
+            inexact = self._function_of is None and by.denominator > 1
+            if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):
                 raise Unreadable
         return base**by
 

@@ -82,12 +82,11 @@ class _Process:
         return self.pipe.recv_bytes()
 
     def code(self) -> int | None:
-        """How the process ended; None if it hangs, or SIGKILL came from outside: no limit is to blame."""
+        """How the process ended; None if it hangs."""
         try:
-            code = self.popen.wait(1.0)
+            return self.popen.wait(1.0)
         except subprocess.TimeoutExpired:
             return None
-        return None if code == -signal.SIGKILL else code
 
 
 class _Grader:
@@ -113,7 +112,7 @@ class _Grader:
                 if code == 1 and not process.ready:  # Python could not import SymPy
                     self.missing = True
                     logger.warning("answers are compared exactly only: %s", MISSING)
-                elif code is not None:
+                elif code not in (None, -signal.SIGKILL):  # which comes from outside
                     break
             logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
             return Grade(False, "undecided", TOO_LONG, CPU_S)

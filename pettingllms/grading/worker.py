@@ -1,17 +1,14 @@
 """Main program of the process in which SymPy runs: `python -P worker.py PIPE CPU_S BYTES`, started by `symbolic`.
 
-It says `ready`. Then each message is a JSON list [gold, answer, places] with plain texts, and each answer
-a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes more CPU time or memory
-than it may: only that stops a computer algebra system for certain.
-Values are compared at random points, equations up to a factor, inequalities and unions as sets.
+It answers [gold, answer, places] with [equal, CPU seconds]. The kernel ends it where a pair takes more CPU
+time or memory than it may: only that stops a computer algebra system for certain. Values are compared at
+random points, equations and inequalities up to a factor, or as sets.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
-import logging
 import random
 import re
 import resource
@@ -32,25 +29,23 @@ from pettingllms.grading.notation import Relation, cut, plain, split_list, split
 
 _BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
 _UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
-_SET = re.compile(rf"{_UNION}|[<>]|\\(?:[lg]eq?|leqslant|geqslant|neq?|[lg]t|R)(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
+_SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 
 def main() -> None:
     """Answers pairs until the pipe is closed."""
-    logging.disable()
     pipe, cpu_s, memory_bytes = Connection(int(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     pipe.send_bytes(b"ready")
-    with contextlib.suppress(EOFError, OSError):
-        while question := json.loads(pipe.recv_bytes()):
-            began = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
-            try:
-                verdict = equal(*question)
-            except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
-                verdict = False
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
+    while question := json.loads(pipe.recv_bytes()):
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
+        try:
+            verdict = equal(*question)
+        except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
+            verdict = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
 
 
 def equal(gold: str, answer: str, places: int) -> bool:
@@ -68,9 +63,9 @@ def equal(gold: str, answer: str, places: int) -> bool:
         names: set[Any] = set()
         left, right = as_set(gold, names), as_set(answer, names)
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
+    golds, answers = stated(wanted, gold, places), stated(given, answer, places)
     if wanted and wanted.name == "~":
         return False
-    golds, answers = stated(wanted, gold, places), stated(given, answer, places)
     return any(same(one, other, places) for one in golds for other in answers)
 
 
@@ -96,11 +91,10 @@ def same(gold: str, answer: str, places: int) -> bool:
 def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool | None:
     """Compares two numbers; None where neither has a value, or a real one if it has to be."""
     one, other = (sympy.N(side, 40) for side in (gold, answer))
-    if not (one.is_number and other.is_number) or {S.NaN, S.ComplexInfinity} & {one, other}:
-        return None
     if one.is_infinite or other.is_infinite:
-        return bool(one == other)
-    if real and not (one.is_real or other.is_real):
+        return bool(one == other) and one is not S.ComplexInfinity
+    valued = one.is_number and other.is_number and S.NaN not in (one, other)
+    if not valued or (real and not (one.is_real or other.is_real)):
         return None
     largest = max(abs(one), abs(other))
     allowed = largest / 10**20 + Rational(1, 10**60)
