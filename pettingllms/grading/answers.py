@@ -18,15 +18,12 @@ from pettingllms.grading.notation import Items, plain, read_number, split_list, 
 from pettingllms.grading.symbolic import Grade, symbolic_equal
 
 MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
-PLACES = 6
-"""Decimal places, and digits of numbers below 1, to which a decimal stands for a number."""
-CPU_S = 2.0
-"""Time for all of SymPy's work on one answer; what is undecided by then is unequal."""
+PLACES = 6  # decimal places, and digits of numbers below 1, to which a decimal stands for a number
+CPU_S = 2.0  # for all of SymPy's work on one answer; what is undecided by then is unequal
+Texts = Sequence[str]
 
 
-def grade(
-    gold: str | Sequence[str], answer: str, *, places: int = PLACES, strict: bool = False
-) -> Grade:
+def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool = False) -> Grade:
     """Compares an answer, any text, with the reference; decimals to some places.
 
     Several references are several answers, all of which are asked for, in any order. With `strict`
@@ -45,7 +42,7 @@ def grade(
     return verdict._replace(by="sympy") if comparison.asked and verdict.by == "exact" else verdict
 
 
-def same(gold: str | Sequence[str], answer: str, *, strict: bool = False) -> bool:
+def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
     """Returns whether `answer` equals `gold`; see `grade`."""
     return grade(gold, answer, strict=strict).equal
 
@@ -129,9 +126,7 @@ class _Comparison:
             return Grade(False)
         return self.lists(gold.items, answer.items, ordered, depth)
 
-    def lists(
-        self, gold: Sequence[str], answer: Sequence[str], ordered: bool = False, depth: int = 0
-    ) -> Grade:
+    def lists(self, gold: Texts, answer: Texts, ordered: bool = False, depth: int = 0) -> Grade:
         """Pairs each item of the reference with another item of the answer, or with the next."""
         left, verdict = list(answer), Grade(len(gold) == len(answer) <= MAX_ITEMS)
         for wanted in gold if verdict.equal else ():
@@ -149,15 +144,14 @@ class _Comparison:
 
 def _without_names(gold: str, answer: str) -> tuple[str, str]:
     """Removes `x =` from both, unless they are equations to compare: two names, or `x = 2` and `2 - x = 0`."""
-    found = [notation.split_relation(text) for text in (gold, answer)]
-    names = [it.name.strip("~") if it and it.signs == ("=",) else "" for it in found]
-    value, other = (
-        it.sides[1] if name else text
-        for it, name, text in zip(found, names, (gold, answer), strict=True)
-    )
-    if (all(names) and names[0] != names[1]) or re.search("[^<>!]=", value + other):
-        return gold, answer
-    return value, other
+    named = []
+    for text in (gold, answer):
+        found = notation.split_relation(text)
+        single = found and found.name not in ("", "~") and found.signs == ("=",)
+        named.append((found.name, found.sides[1]) if found and single else ("", text))
+    (name, value), (other_name, other) = named
+    apart = name and other_name and name != other_name
+    return (gold, answer) if apart or re.search("[^<>!]=", value + other) else (value, other)
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.

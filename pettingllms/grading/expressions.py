@@ -11,7 +11,7 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
-MAX_DIGITS, MAX_BITS = 400, 8000
+MAX_BITS = 8000  # of a power
 _TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
 _FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational"
 FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
@@ -57,7 +57,7 @@ class Expression:
         words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS
         unknown = [word for word in words if not _FUSED.fullmatch(word)]
         prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
-        if prose or _DATE.fullmatch(text):
+        if prose or _DATE.fullmatch(text) or re.search(r"[0-9.]{401}", text):
             raise Unreadable
         if "\\" not in text:
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
@@ -65,8 +65,6 @@ class Expression:
         self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
         self._number, self._function_of, self._at = number, call, 0
         numbers = [text for kind, text in self._tokens if kind == "number"]
-        if any(len(digits) > MAX_DIGITS for digits in numbers):
-            raise Unreadable
         self.decimal = any(re.search("[.eE]", digits) for digits in numbers)
         self.value = self._sum()
         if self._tokens[self._at][0]:

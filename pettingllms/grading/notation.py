@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
-MAX_CHARS = 2000
-"""Longer texts are equal only if they are the same text."""
+MAX_CHARS = 2000  # longer texts are equal only if they are the same text
 _WRAPPED = re.compile(r"(?s)\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
@@ -28,8 +27,7 @@ _SIGNS = str.maketrans({
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
         "∨": " or ", "∧": " and ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
 })  # fmt: skip
-_SIMPLER = [
-    (re.compile(pattern), replacement) for pattern, replacement in (
+_SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
         (r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?", lambda found: found[0].replace(".", "").replace(",", ".")),
@@ -52,10 +50,9 @@ _SIMPLER = [
         (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
-    )
-]  # fmt: skip
+)]  # fmt: skip
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
-_CHOICE = re.compile(r"\(?([a-zA-Z])\)")
+_CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
 
@@ -88,9 +85,7 @@ def plain(text: str) -> str:
         text = pattern.sub(replacement, text)
     if ", " in text or not re.search(r"[(\[]|\\\{", text):
         text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
-    text = text.strip().rstrip(".").strip()
-    choice = _CHOICE.fullmatch(text)
-    return choice[1] if choice else text
+    return _CHOICE.sub(r"\1", text.strip().rstrip(".").strip())
 
 
 def squashed(text: str) -> str:

@@ -23,8 +23,7 @@ from typing import Any, Literal, NamedTuple
 logger = logging.getLogger(__name__)
 
 CPU_S, MEMORY_BYTES = 1.0, 2 << 30
-START_S, WALL_S = 120.0, 30.0
-"""Wall time on a busy machine, to import SymPy and for one pair, whose limit of CPU time is much smaller."""
+START_S, WALL_S = 120.0, 30.0  # on a busy machine, to import SymPy and for one pair
 MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
 

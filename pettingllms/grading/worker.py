@@ -7,7 +7,6 @@ random points, equations and inequalities up to a factor, or as sets.
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
 import re
@@ -136,9 +135,9 @@ def call(name: str, *args: Any) -> Any:
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
-    differences = (left - right for left, right in itertools.pairwise(map(value, relation.sides)))
-    pairs = zip(relation.signs, differences, strict=True)
-    return [(sign.replace(">", "<"), -side if ">" in sign else side) for sign, side in pairs]
+    sides = [*map(value, relation.sides)]
+    pairs = zip(relation.signs, sides, sides[1:], strict=False)
+    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in pairs]
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
@@ -168,9 +167,8 @@ def as_set(text: str, names: set[Any]) -> Any:
     if found is None and any(marks):
         parts = [as_set(piece, names) for piece in pieces]
         return sympy.Intersection(*parts) if _BOTH & {*marks} else sympy.Union(*parts)
-    items = [
-        value(plain(item)) for item in (found.items if found else [text] if not relation else [])
-    ]
+    texts = found.items if found else () if relation else (text,)
+    items = [value(plain(item)) for item in texts]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
         return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
     if not relation:
