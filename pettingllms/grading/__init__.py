@@ -1,13 +1,8 @@
-r"""Compares answers with references.
-
-from pettingllms.grading import boxed, grade
-
-boxed(r"... so \boxed{\frac{1}{2}}.")   # "\frac{1}{2}"
-grade("1/2", r"\frac{1}{2}").equal      # True
-"""
+r"""Compares answers with references: `grade("1/2", r"\frac{1}{2}").equal`, and `boxed` finds one in a text."""
 
 from __future__ import annotations
 
-from pettingllms.grading.answers import Grade, boxed, grade, same
+from pettingllms.grading.answers import boxed, grade, same
+from pettingllms.grading.symbolic import Grade
 
 __all__ = ["Grade", "boxed", "grade", "same"]

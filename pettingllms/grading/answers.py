@@ -11,52 +11,38 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Literal, NamedTuple
 
 from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression
 from pettingllms.grading.notation import Items, plain, read_number, split_list, squashed
-from pettingllms.grading.symbolic import symbolic_equal
+from pettingllms.grading.symbolic import Grade, symbolic_equal
 
-MAX_ITEMS = 32
-MAX_NESTING = 4
-MAX_PAIRS = 1500  # of items of an answer, also within sets of sets
-PLACES = 6
-"""Decimal places, and digits of numbers below 1, to which a decimal stands for a number."""
-CPU_S = 2.0
-"""Time for all of SymPy's work on one answer; what is undecided by then is unequal."""
+MAX_ITEMS, MAX_NESTING, MAX_PAIRS = 32, 4, 1500  # pairs of items, also within sets of sets
+PLACES = 6  # decimal places, and digits of numbers below 1, to which a decimal stands for a number
+CPU_S = 2.0  # for all of SymPy's work on one answer; what is undecided by then is unequal
+Texts = Sequence[str]
 
 
-class Grade(NamedTuple):
-    """Result of a comparison: equal or not, what decided it, and why nothing could."""
-
-    equal: bool
-    by: Literal["exact", "sympy", "undecided"] = "exact"
-    note: str = ""
-
-
-def grade(
-    gold: str | Sequence[str], answer: str, *, places: int = PLACES, strict: bool = False
-) -> Grade:
+def grade(gold: str | Texts, answer: str, *, places: int = PLACES, strict: bool = False) -> Grade:
     """Compares an answer, any text, with the reference; decimals to some places.
 
     Several references are several answers, all of which are asked for, in any order. With `strict`
     a missing unit and other brackets count, so that answers fall into classes, whatever their order.
     """
-    golds = (gold,) if isinstance(gold, str) else tuple(gold)
+    golds = [gold] if isinstance(gold, str) else list(gold) if isinstance(gold, Sequence) else []
     if not golds or not all(isinstance(text, str) for text in (*golds, answer)):
         return Grade(False)
     comparison = _Comparison(places, strict)
     if len(golds) == 1:
         verdict = comparison.texts(golds[0], answer)
     else:
-        found = split_list(plain(answer)) if len(answer) <= notation.MAX_CHARS else None
+        found = split_list(plain(answer[: notation.MAX_CHARS]))
         verdict = comparison.lists(golds, found.items) if found else Grade(False)
     # Only the last item of a list may have been decided here.
     return verdict._replace(by="sympy") if comparison.asked and verdict.by == "exact" else verdict
 
 
-def same(gold: str | Sequence[str], answer: str, *, strict: bool = False) -> bool:
+def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
     """Returns whether `answer` equals `gold`; see `grade`."""
     return grade(gold, answer, strict=strict).equal
 
@@ -65,7 +51,6 @@ def same(gold: str | Sequence[str], answer: str, *, strict: bool = False) -> boo
 _ALIKE = [{a, b} for a in ("", "()", "[]") for b in ("row", "column")] + [{"", "()"}]
 _SETS = ({""}, {"{}"}, {"", "{}"}, {"", "[]"})
 _DECIMAL = re.compile(r"-?[0-9]+[.,](?![0-9]{3}$)[0-9]+")
-_WORD = re.compile("[a-zA-Z]+")
 _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a word
 
 
@@ -73,11 +58,8 @@ class _Comparison:
     """Compares one answer: how precisely, and the CPU time that has gone into algebra so far."""
 
     def __init__(self, places: int, strict: bool) -> None:
-        self.places = places
-        self.strict = strict
-        self.pairs = 0
-        self.asked = False
-        self.cpu_s = 0.0
+        self.places, self.strict = places, strict
+        self.pairs, self.asked, self.cpu_s = 0, False, 0.0
 
     def texts(self, gold: str, answer: str, depth: int = 0) -> Grade:
         """Compares two texts: as texts, as numbers, as lists, and else by algebra."""
@@ -94,31 +76,27 @@ class _Comparison:
         gold, answer = plain(gold), plain(answer)
         if not gold or not answer or squashed(gold) == squashed(answer):
             return Grade(bool(gold and answer))
-        if _WORD.fullmatch(gold) and _WORD.fullmatch(answer):
+        if gold.isalpha() and answer.isalpha():
             return Grade(bool(_PRODUCT.fullmatch(gold)) and sorted(gold) == sorted(answer))
         return self._measured(*_without_names(gold, answer), depth)
 
     def _measured(self, gold: str, answer: str, depth: int) -> Grade:
         """Two units that differ tell numbers apart; a missing one does not."""
-        (left, unit, factor), (right, other, times) = (
-            notation.split_unit(gold),
-            notation.split_unit(answer),
-        )
-        if unit and other:
-            if unit == other and factor != times:
-                left, right = f"({left})*{factor}", f"({right})*{times}"
-            return self._values(left, right, depth) if unit == other else Grade(False)
-        if not self.strict or not unit + other:
+        (left, unit, factor), (right, other, times) = map(notation.split_unit, (gold, answer))
+        if unit and other and unit != other:
+            return Grade(False)
+        if unit and other and factor != times:
+            left, right = f"({left})*{factor}", f"({right})*{times}"
+        verdict = Grade(False)
+        if unit == other or not self.strict:
             verdict = self._values(left, right, depth)
-            if verdict.equal or not unit + other:
-                return verdict
         # What looks like a unit is a variable, if the other side has it too.
-        return self._values(gold, answer, depth)
+        return verdict if verdict.equal or unit == other else self._values(gold, answer, depth)
 
     def _values(self, gold: str, answer: str, depth: int) -> Grade:
         gold_number, number = read_number(gold), read_number(answer)
         if gold_number and number:
-            return Grade(self._same_number(gold_number, number))
+            return self._numbers(gold_number, number)
         gold_items = None if gold_number else split_list(gold)
         items = None if number else split_list(answer)
         if gold_items and items:
@@ -131,33 +109,27 @@ class _Comparison:
         asked = symbolic_equal(gold, answer, self.places)
         self.asked = True
         self.cpu_s += asked.cpu_s
-        return Grade(asked.equal, asked.by, asked.note)
+        return asked._replace(cpu_s=0.0)
 
-    def _same_number(self, gold: Expression, answer: Expression) -> bool:
+    def _numbers(self, gold: Expression, answer: Expression) -> Grade:
         """Exactly, or to some places where one is written as a decimal."""
         if self.strict:
-            return bool(round(gold.value, 12) == round(answer.value, 12))
-        largest = max(abs(gold.value), abs(answer.value))
-        allowed = min(Fraction(1), largest) / 10**self.places
-        exactly = not (gold.decimal or answer.decimal)
-        return bool(abs(gold.value - answer.value) <= (0 if exactly else allowed))
+            return Grade(bool(round(gold.value, 12) == round(answer.value, 12)))
+        largest = min(Fraction(1), max(abs(gold.value), abs(answer.value)))
+        allowed = largest / 10**self.places if gold.decimal or answer.decimal else 0
+        return Grade(bool(abs(gold.value - answer.value) <= allowed))
 
     def _items(self, gold: Items, answer: Items, depth: int) -> Grade:
         kinds = {gold.brackets, answer.brackets}
-        if kinds in _SETS and not (self.strict and "[]" in kinds):
-            return self.lists(gold.items, answer.items, depth)
-        if len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
+        ordered = kinds not in _SETS or (self.strict and "[]" in kinds)
+        if ordered and len(kinds) > 1 and (kinds not in _ALIKE or self.strict):
             return Grade(False)
-        return self.lists(gold.items, answer.items, depth, ordered=True)
+        return self.lists(gold.items, answer.items, ordered, depth)
 
-    def lists(
-        self, gold: Sequence[str], answer: Sequence[str], depth: int = 0, ordered: bool = False
-    ) -> Grade:
+    def lists(self, gold: Texts, answer: Texts, ordered: bool = False, depth: int = 0) -> Grade:
         """Pairs each item of the reference with another item of the answer, or with the next."""
-        if len(gold) != len(answer) or len(gold) > MAX_ITEMS:
-            return Grade(False)
-        left, verdict = list(answer), Grade(True)
-        for wanted in gold:
+        left, verdict = list(answer), Grade(len(gold) == len(answer) <= MAX_ITEMS)
+        for wanted in gold if verdict.equal else ():
             for at, item in enumerate(left[:1] if ordered else left):
                 verdict = self.texts(wanted, item, depth + 1)
                 if verdict.by == "undecided":
@@ -178,9 +150,8 @@ def _without_names(gold: str, answer: str) -> tuple[str, str]:
         single = found and found.name not in ("", "~") and found.signs == ("=",)
         named.append((found.name, found.sides[1]) if found and single else ("", text))
     (name, value), (other_name, other) = named
-    if (name and other_name and name != other_name) or "=" in value + other:
-        return gold, answer
-    return value, other
+    apart = name and other_name and name != other_name
+    return (gold, answer) if apart or re.search("[^<>!]=", value + other) else (value, other)
 
 
 # One match per box or brace; an escaped brace opens and closes nothing.
@@ -188,18 +159,13 @@ _TOKEN = re.compile(r"\\(?:boxed|fbox)[ \t\n]*+\{|\\[^a-zA-Z]|[{}]")
 
 
 def boxed(text: str) -> str | None:
-    r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, or None.
-
-    Of boxes within a box, the outermost counts. Linear in the text.
-    """
+    r"""Returns the content of the last `\boxed{...}` or `\fbox{...}` whose braces close, the outermost; or None."""
     found: tuple[int, int] | None = None
     opened: list[int | None] = []  # where the content of each open box begins; None: a plain brace
     for token in _TOKEN.finditer(text):
         mark = token[0]
-        if len(mark) > 2:
-            opened.append(token.end())
-        elif mark == "{":
-            opened.append(None)
+        if mark[-1] == "{" and mark != r"\{":
+            opened.append(token.end() if len(mark) > 1 else None)
         elif mark == "}" and opened and (start := opened.pop()) is not None:
             # A box that closes later and began earlier replaces those within it.
             found = (start, token.start())

@@ -1,45 +1,35 @@
 r"""Reads one expression in the notation of LaTeX, Python, SymPy or Unicode, and computes it as it reads.
 
 A letter is a variable, letters side by side are a product, and a subscript is part of its letter. Any word
-that is not known is prose, and two numbers side by side are not one. What numbers are is the caller's
-choice: `Exact` here, where anything but a rational number is unreadable, or SymPy's expressions.
+that is not known is prose, and two numbers side by side are not one. By default only rational numbers are read.
 """
 
 from __future__ import annotations
 
 import re
 from fractions import Fraction
+from numbers import Rational
 from typing import Any
 
-MAX_DIGITS = 400
+MAX_BITS = 8000  # of a power
 _TRIG = "sin cos tan cot sec csc sinh cosh tanh coth sech csch"
 _FUNCTIONS = "exp log sqrt cbrt root floor ceiling sign re im conjugate factorial binomial gcd lcm Min Max Abs Rational"
 FUNCTIONS = {name: name for name in re.findall(r"\w+", f"{_TRIG} {_FUNCTIONS}")}
 FUNCTIONS |= {arc + n: f"a{n}" for n in re.findall(r"\w+", _TRIG) for arc in ("arc", "a")}
 FUNCTIONS |= {"ln": "log", "abs": "Abs", "min": "Min", "max": "Max", "Fraction": "Rational", "ceil": "ceiling", "binom": "binomial", "frac": "Rational"}  # fmt: skip
-CONSTANTS = {
-    "pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I",
-    "R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals",
-}  # fmt: skip
-_GREEK = (
-    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega"
-    "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi|ell"
-)
-_ONES = "zero one two three four five six seven eight nine ten eleven twelve"
-_SHARES = "half third quarter fifth sixth seventh eighth ninth tenth"
-_LARGE = {word: Fraction(1, n) for n, word in enumerate(re.findall(r"\w+", _SHARES), 2)}
-_LARGE |= {"percent": Fraction(1, 100), "fourth": Fraction(1, 4), "halve": Fraction(1, 2)}
-_LARGE |= {name: Fraction(n) for name, n in (("dozen", 12), ("hundred", 100), ("thousand", 1000), ("million", 10**6), ("billion", 10**9), ("trillion", 10**12))}  # fmt: skip
-NUMBER_WORDS = {word: Fraction(n) for n, word in enumerate(re.findall(r"\w+", _ONES))} | _LARGE
-NUMBER_WORDS |= {f"{word}s": value for word, value in _LARGE.items()}
+CONSTANTS = {"pi": "pi", "infty": "oo", "oo": "oo", "infinity": "oo", "inf": "oo", "degree": "degree", "e": "E", "i": "I"}  # fmt: skip
+CONSTANTS |= {"R": "Reals", "Z": "Integers", "N": "Naturals", "Q": "Rationals", "C": "Complexes", "Reals": "Reals"}  # fmt: skip
+_GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|rho|sigma|tau|upsilon|phi|chi|psi|omega|ell"
+_GREEK += "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
+_COUNTS = """0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 12 dozen 100 hundred
+1000 thousand 1000000 million 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth
+1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent"""
+NUMBER_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _COUNTS) for s in ("", "s")}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
 WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
-_NUMBER = (
-    r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])"
-    r"|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
-)
+_NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
     rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])"
@@ -57,44 +47,25 @@ class Unreadable(ValueError):
     """The text is no expression, or none of this kind."""
 
 
-class Exact:
-    """Rational numbers of bounded size. No function, constant or symbol is one."""
-
-    @classmethod
-    def number(cls, digits: str) -> Fraction:
-        """A number from its digits."""
-        mantissa, _, exponent = digits.lower().partition("e")
-        if len(digits) > MAX_DIGITS:
-            raise Unreadable
-        return Fraction(mantissa) * cls.power(Fraction(10), Fraction(exponent or 0))
-
-    @staticmethod
-    def power(base: Fraction, by: Fraction) -> Fraction:
-        """Tests first, because the result itself might not fit into any memory."""
-        bits = max(abs(base.numerator), base.denominator).bit_length()
-        if by.denominator > 1 or abs(by) * bits > 4 * MAX_DIGITS or base == 0 >= by:
-            raise Unreadable
-        return Fraction(base ** int(by))
-
-
 class Expression:
     """The value of a text, read with a function for each level of precedence.
 
-    `algebra` has `number`, `power` and `call` (a function, a constant or a symbol). Raises Unreadable.
+    It is computed with `number`, and `call` makes functions, constants and symbols. Raises Unreadable.
     """
 
-    def __init__(self, text: str, algebra: Any) -> None:
+    def __init__(self, text: str, number: Any = Fraction, call: Any = None) -> None:
         words = {*re.findall(r"(?<![\\a-zA-Z])[a-zA-Z]{2,}", text)} - WORDS
         unknown = [word for word in words if not _FUSED.fullmatch(word)]
         prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
-        if prose or _DATE.fullmatch(text):
+        if prose or _DATE.fullmatch(text) or re.search(r"[0-9.]{401}", text):
             raise Unreadable
         if "\\" not in text:
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
         self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
-        self._algebra, self._at = algebra, 0
-        self.decimal = any(kind == "number" and re.search("[.eE]", n) for kind, n in self._tokens)
+        self._number, self._function_of, self._at = number, call, 0
+        numbers = [text for kind, text in self._tokens if kind == "number"]
+        self.decimal = any(re.search("[.eE]", digits) for digits in numbers)
         self.value = self._sum()
         if self._tokens[self._at][0]:
             raise Unreadable
@@ -106,9 +77,18 @@ class Expression:
         return found
 
     def _call(self, *args: Any) -> Any:
-        if self._algebra is Exact:
+        if self._function_of is None:
             raise Unreadable
-        return self._algebra.call(*args)
+        return self._function_of(*args)
+
+    def _raised(self, base: Any, by: Any) -> Any:
+        """Refuses towers of powers before they are computed, and roots of exact numbers."""
+        if isinstance(base, Rational) and isinstance(by, Rational):
+            bits = max(abs(base.numerator), base.denominator).bit_length()
+            inexact = self._function_of is None and by.denominator > 1
+            if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):
+                raise Unreadable
+        return base**by
 
     def _sum(self) -> Any:
         value = self._product()
@@ -144,7 +124,7 @@ class Expression:
         if not raised and self._take("!"):
             value = self._call("factorial", value)
         if self._take("^", "**"):
-            value = self._algebra.power(value, self._power(raised=True))
+            value = self._raised(value, self._power(raised=True))
         return -value if sign == "-" else value
 
     def _primary(self) -> Any:
@@ -157,7 +137,7 @@ class Expression:
             return self._name(text)
         if kind == "call":
             return self._function(FUNCTIONS[text])
-        return self._algebra.number(text if kind == "number" else str(NUMBER_WORDS[text]))
+        return self._number(text if kind == "number" else NUMBER_WORDS[text])
 
     def _bracket(self) -> list[Any]:
         closing = _CLOSING.get(self._take(*_CLOSING), "none")
@@ -196,4 +176,4 @@ class Expression:
         if name == "Rational" and len(values) == 2:
             return values[0] / values[1]
         value = self._call(name, *values)
-        return value if power is None else self._algebra.power(value, power)
+        return value if power is None else self._raised(value, power)

@@ -11,32 +11,23 @@ import itertools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
-from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Exact, Expression, Unreadable
+from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
-MAX_CHARS = 2000
-"""Longer texts are equal only if they are the same text."""
-_WRAPPED = re.compile(
-    r"\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}"
-    r"|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)",
-    re.DOTALL,
-)
+MAX_CHARS = 2000  # longer texts are equal only if they are the same text
+_WRAPPED = re.compile(r"(?s)\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
-_SIGNS = str.maketrans(
-    {
+_SIGNS = str.maketrans({
         "×": "*", "·": "*", "⋅": "*", "∗": "*", "÷": "/", "⁄": "/", "∕": "/", "−": "-", "–": "-", "‑": "-", "√": r"\sqrt ", "∛": r"\sqrt[3]",
         "∞": r"\infty ", "°": r"\degree ", "≤": r"\le ", "≥": r"\ge ", "≠": r"\ne ", "≈": r"\approx ", "∈": r"\in ", "∪": r"\cup ", "∩": r"\cap ",
         "∅": r"\emptyset ", "±": r"\pm ", "∓": r"\mp ", "⟨": "(", "⟩": ")", "⌊": r"\lfloor ", "⌋": r"\rfloor ", "⌈": r"\lceil ", "⌉": r"\rceil ",
         "∨": " or ", "∧": " and ", "’": "'", "ℝ": r"\R ", "\u200b": "", "\ufeff": "",
-    }
-)  # fmt: skip
-_SIMPLER = tuple(
-    (re.compile(pattern), replacement)
-    for pattern, replacement in (
+})  # fmt: skip
+_SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         # Blanks or points between groups of three digits; not the `1 100/3` of a mixed number.
         (r"(?<![0-9.,])(?<![0-9.,]\s)[1-9][0-9]{0,2}(?:[ \u00a0\u2009\u202f][0-9]{3})++(?! ?[0-9/])", lambda found: re.sub(r"\s", "", found[0])),
         (r"(?<![0-9.])[0-9]{1,3}(?:\.[0-9]{3}){2,}(?![0-9.])(?:,[0-9]+)?", lambda found: found[0].replace(".", "").replace(",", ".")),
@@ -48,6 +39,7 @@ _SIMPLER = tuple(
         (r"\\lbrace(?![a-zA-Z])", r"\\{"), (r"\\rbrace(?![a-zA-Z])", r"\\}"), (r"(?<=[0-9]) ?degrees?(?![a-zA-Z])|\^ *\{? *\\circ(?![a-zA-Z]) *\}?", r"\\degree "),
         (r"\\?\blog(10|2)(?=\()", r"\\log_{\1}"), (r"\\lg(?![a-zA-Z])", r"\\log_{10}"), (r"\\(sin|cos|tan|cot|sec|csc)(h?) ?\^ ?\{? ?-1 ?\}?", r"\\arc\1\2 "),
         (r"(?<=[0-9)]) (squared|cubed|factorial)\b", lambda found: {"s": "^2", "c": "^3", "f": "!"}[found[1][0]]), (r"\b(one|two|three|four|five|six|seven|eight|nine)-(?=[a-z])", r"\1 "),
+        (r"\\leq?(?:slant)?(?![a-zA-Z])|=<", "<="), (r"\\geq?(?:slant)?(?![a-zA-Z])|=>", ">="), (r"\\neq?(?![a-zA-Z])", " !="), (r"\\lt(?![a-zA-Z])", "<"), (r"\\gt(?![a-zA-Z])", ">"), (r"\\approx(?![a-zA-Z])", "~"), (r"[:=]=|\\in(?![a-zA-Z])", "="),
         # What SymPy and NumPy print; a matrix is a list of rows.
         (r"[(\[]?\s*\\begin\{([pbB]?matrix|smallmatrix|array)\}(?:\{[lcr| ]*\})?((?:(?!\\begin).)*?)(?:\\cr)?\s*\\end\{\1\}\s*[)\]]?", lambda found: f"[[{found[2].replace('&', ',')}]]".replace(r"\cr", "],[")),
         (r"^(?:Matrix|ImmutableDenseMatrix|array|(FiniteSet|set))\((.*)\)$", lambda found: rf"\{{{found[2]}\}}" if found[1] else found[2]), (r"\\(?:emptyset|varnothing)(?![a-zA-Z])|^EmptySet$|^\{\}$", r"\\{\\}"),
@@ -58,10 +50,9 @@ _SIMPLER = tuple(
         (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
-    )
-)  # fmt: skip
+)]  # fmt: skip
 _GROUPED = re.compile(r"(?<![0-9.,])[0-9]{1,3}(?:,[0-9]{3})++(?!,?[0-9])")
-_CHOICE = re.compile(r"\(?([a-zA-Z])\)")
+_CHOICE = re.compile(r"^\(?([a-zA-Z])\)$")
 _BLANKS = re.compile(r"(?<![0-9])\s+|\s+(?![0-9\s])")
 
 
@@ -94,9 +85,7 @@ def plain(text: str) -> str:
         text = pattern.sub(replacement, text)
     if ", " in text or not re.search(r"[(\[]|\\\{", text):
         text = _GROUPED.sub(lambda found: found[0].replace(",", ""), text)
-    text = text.strip().rstrip(".").strip()
-    choice = _CHOICE.fullmatch(text)
-    return choice[1] if choice else text
+    return _CHOICE.sub(r"\1", text.strip().rstrip(".").strip())
 
 
 def squashed(text: str) -> str:
@@ -127,14 +116,11 @@ def encloses(text: str) -> bool:
     return depths[-1:] == [0] and 0 not in depths[:-1]
 
 
-T = TypeVar("T")
-
-
-def _or_none(read: Callable[[str], T | None]) -> Callable[[str], T | None]:
+def _or_none(read: Any) -> Any:
     """Makes None of what cannot be read, and remembers what was."""
 
     @functools.lru_cache(maxsize=4096)
-    def reads(text: str) -> T | None:
+    def reads(text: str) -> Any:
         try:
             return read(text) if len(text) <= MAX_CHARS else None
         except (ArithmeticError, ValueError, RecursionError):
@@ -143,39 +129,27 @@ def _or_none(read: Callable[[str], T | None]) -> Callable[[str], T | None]:
     return reads
 
 
-@_or_none
-def read_number(text: str) -> Expression | None:
-    """Reads a rational number; None for anything else."""
-    return Expression(text, Exact)
-
-
+read_number = _or_none(Expression)
 # Dimension and power, factor, and names of units.
-_TABLE = r"""
+_TABLE = """
 m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetre, 1/1000 mm millimeter, 127/5000 in inch inches, 381/1250 ft foot feet, 1143/1250 yd yard, 201168/125 mi mile
 m 3: 1/1000 L liter litre, 1/1000000 mL ml milliliter, 1/10000 dL
 s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
-month 1: 1 month, 12 yr year
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
-usd 1: 1 $ dollar usd, 1/100 ¢ cent
-eur 1: 1 € euro
-deg 1: 1 degree deg, 180/pi rad radian
-other 1: 1 £, 1 ¥, 1 N newton, 1 J joule, 1 W watt, 1 Hz hertz
+month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; other 1: 1 £, 1 ¥, 1 N newton, 1 J joule, 1 W watt, 1 Hz hertz
 """
 _UNITS = {
     name: (kind.partition(" ")[0].replace("other", name), int(kind[-1]), factor)
-    for kind, _, row in (line.partition(":") for line in _TABLE.strip().splitlines())
+    for kind, _, row in (line.partition(":") for line in re.split("[\n;] ?", _TABLE.strip()))
     for factor, *names in map(str.split, row.split(","))
     for name in names
 }
-_RATES = {"mph": "mi/h", "kph": "km/h"}
 _NO_UNITS = {*WORDS, *["not", "error", "nan", "infinite", "true", "false", "none", "for", "all", "and", "with", "mod", "modulo", "plus", "minus", "times", "over", "choose", "base", "negative", "less", "more", "than", "squared", "cubed", "undefined", "solution", "wrong", "right", "correct", "incorrect", "answer", "above", "below", "except", "but", "the", "are", "was", "too"]}  # fmt: skip
 _VALUE = re.compile(
     r"(?:[-+*/(){}0-9.,\s!^]|(?<=[0-9.])[eE](?=[-+]?[0-9])|\\(?:frac|sqrt|pi|times|cdot|percent)(?![a-zA-Z])"
     rf"|(?:pi|sqrt|{'|'.join(NUMBER_WORDS)})(?![a-zA-Z]))*+(?<=[0-9.)}}!a-z ])"
 )
-_PART = re.compile(
-    r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *"
-)
+_PART = re.compile(r"(/|per )? ?(?:(square|sq|cubic)\.? )?\\?([a-zA-Z]+|[$€£¥¢])\.?(?: ?\^ ?\{?(-?[1-3])\}?| (squared|cubed))? *")  # fmt: skip
 _POWERS = {None: 1, "square": 2, "sq": 2, "squared": 2, "cubic": 3, "cubed": 3}
 _MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
 
@@ -185,9 +159,9 @@ def split_unit(text: str) -> tuple[str, str, str]:
     found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
     if found is None or not found[0].strip():
         return text, "", ""
-    value, rest = found[0], found.string[found.end() :].strip()
+    value, rest = found[0], found.string[found.end() :].strip().replace("mph", "mi/h")
     spaced = value[-1] in " }" or rest[:1] == "\\"
-    rest, at, factor, powers = _RATES.get(rest, rest), 0, "1", Counter[str]()
+    at, factor, powers = 0, "1", Counter[str]()
     while at < len(rest):
         part = _PART.match(rest, at)
         if part is None or (known := _known(part[3], spaced or at > 0)) is None:
@@ -201,16 +175,13 @@ def split_unit(text: str) -> tuple[str, str, str]:
 
 def _known(word: str, spaced: bool) -> tuple[str, int, str] | None:
     """A unit's kind, power and factor. A letter or two right beside a number is a variable."""
-    lower = word.lower()
-    names = [word, lower, lower.removesuffix("s"), lower.removesuffix("es")]
-    for name in names:
-        if found := _UNITS.get(name):
-            return found if spaced or len(name) > 2 or not name.isalpha() else None
+    names = [word, lower := word.lower(), lower.removesuffix("s"), lower.removesuffix("es")]
+    for name in filter(_UNITS.__contains__, names):
+        return _UNITS[name] if spaced or len(name) > 2 or not name.isalpha() else None
     # A word has a vowel, and letters in the order of the alphabet are a product.
-    if len(word) < 4 and not re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word):
-        return None
+    noun = len(word) > 3 or re.fullmatch("[b-df-hj-np-tv-z][aeiou][b-df-hj-np-tv-z]", word)
     product = word == "".join(sorted({*word})) or not re.search("[aeiou]", lower)
-    return None if product or {*names} & _NO_UNITS else (names[2], 1, "1")
+    return (names[2], 1, "1") if noun and not product and not {*names} & _NO_UNITS else None
 
 
 class Items(NamedTuple):
@@ -221,9 +192,7 @@ class Items(NamedTuple):
 
 
 AND = r",? *(?:(?<=[ )}\]])(?:and|or)(?=[ (\\{\[])|\\(?:land|lor|wedge|vee)(?![a-zA-Z]))|,|(?<=\)) *[|&] *(?=\()"
-_CONDITION = re.compile(
-    r"(?=.*(?:[<>]|\\(?:[lg]eq?|neq?)(?![a-zA-Z]))).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])"
-)
+_CONDITION = re.compile(r"(?=.*(?:[<>]|!=)).*(?:\b(?:and|or)\b|\\(?:land|lor|wedge|vee)(?![a-zA-Z])|[|&])")  # fmt: skip
 
 
 @_or_none
@@ -240,9 +209,8 @@ def split_list(inner: str) -> Items | None:
     if rows and all(row.startswith("[") and encloses(row) for row in rows):
         cells = [cut(row[1:-1], ",")[0] for row in rows]
         size = (len(rows), *{len(row) for row in cells})
-        kind = (
-            "row" if len(rows) == 1 else "column" if size[1:] == (1,) else "x".join(map(str, size))
-        )
+        line = "row" if len(rows) == 1 else "column" if size[1:] == (1,) else ""
+        kind = line or "x".join(map(str, size))
         return Items(kind, tuple(cell for row in cells for cell in row)) if len(size) == 2 else None
     items = tuple(_items(inner)) if inner.strip() else ()
     # Brackets around one value only group it.
@@ -255,23 +223,12 @@ def _items(text: str) -> Iterator[str]:
     r"""Cuts `text` outside of brackets at commas, `and` and `or`, or at semicolons; `\pm` is two."""
     pieces = cut(text, ";")[0]
     for piece in pieces if len(pieces) > 1 else cut(text, AND)[0]:
-        signs = re.findall(r"\\(?:pm|mp)(?![a-zA-Z])", piece)
         # With two of them it would be open which values belong together.
-        if not signs or signs.count(r"\pm") > 1:
-            yield piece
-        else:
-            yield piece.replace(r"\pm", "+").replace(r"\mp", "-").strip()
-            yield piece.replace(r"\pm", "-").replace(r"\mp", "+").strip()
+        for plus, minus in ("+-", "-+") if piece.count(r"\pm") == 1 else [(r"\pm", r"\mp")]:
+            yield piece.replace(r"\pm", plus).replace(r"\mp", minus).strip()
 
 
-_SIGN = {
-    r"\approx": "~", r"\in": "=", "==": "=", ":=": "=", r"\ne": "!=", r"\neq": "!=", r"\lt": "<", r"\gt": ">", "=<": "<=", "=>": ">=",
-    r"\le": "<=", r"\leq": "<=", r"\leqslant": "<=", r"\ge": ">=", r"\geq": ">=", r"\geqslant": ">=",
-}  # fmt: skip
-_RELATION = r"\\(?:approx|in|leqslant|geqslant|leq?|geq?|neq?|lt|gt)(?![a-zA-Z])|(?<= )!=|[<>:=]=|=[<>]|[<>=]"
-_NAME = re.compile(
-    r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)"
-)
+_NAME = re.compile(r"(?!(?:\\?pi|e|i|\\infty)$)(?:[a-zA-Z]+(?: ?_ ?(?:\w|\{\w*\}))?'*|[a-zA-Z]\w*\([^()]*\)|\([a-z](?:, ?[a-z])*\)|\\[a-zA-Z]+)")  # fmt: skip
 _NAMES = re.compile(r"(?!\\pi)[^0-9]*[a-zA-Z][^0-9]*")
 
 
@@ -286,9 +243,9 @@ class Relation(NamedTuple):
 @_or_none
 def split_relation(text: str) -> Relation | None:
     """Takes a chain of relations apart; None for any other text."""
-    sides, signs = ([], []) if _CONDITION.match(text) else cut(text, _RELATION)
+    sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=~]")
     if not signs or not all(sides):
         return None
     named = _NAME.fullmatch(sides[0])
     name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""
-    return Relation(name, tuple(_SIGN.get(sign, sign) for sign in signs), tuple(sides))
+    return Relation(name, tuple(signs), tuple(sides))

@@ -1,7 +1,6 @@
-"""Compares short answers by their words: exact match, F1, and containment.
+"""Compares short answers by their words, as SQuAD does (Rajpurkar et al. 2016): exact match, F1, and containment.
 
-The rules of SQuAD (Rajpurkar et al. 2016), which open-domain question answering shares: case, punctuation,
-articles and spacing do not count. Pure, and linear in the length of the texts.
+Case, punctuation, articles and spacing do not count. Pure, and linear in the length of the texts.
 """
 
 from __future__ import annotations
@@ -28,22 +27,17 @@ def normal(text: str) -> str:
 
 def exact_match(answer: str, accepted: Iterable[str]) -> bool:
     """Returns whether an answer equals one of those accepted."""
-    said = normal(answer)
-    return any(said == normal(other) for other in accepted)
+    return normal(answer) in map(normal, accepted)
 
 
 def f1(answer: str, accepted: Iterable[str]) -> float:
     """The greatest F1 of the words of an answer with those of one accepted, from 0 to 1."""
-    said = normal_words(answer)
-    return max((_f1(said, normal_words(other)) for other in accepted), default=0.0)
-
-
-def _f1(left: list[str], right: list[str]) -> float:
-    # As SQuAD has it: where nothing counts, only another empty answer is the same.
-    if not left or not right:
-        return float(left == right)
-    shared = (Counter(left) & Counter(right)).total()
-    return 2 * shared / (len(left) + len(right))
+    said, best = Counter(normal_words(answer)), 0.0
+    for right in map(Counter, map(normal_words, accepted)):
+        # As SQuAD has it: where nothing counts, only another empty answer is the same.
+        words = said.total() + right.total()
+        best = max(best, 2 * (said & right).total() / words if words else 1.0)
+    return best
 
 
 def contains(text: str, accepted: Iterable[str]) -> bool:

@@ -23,68 +23,22 @@ from typing import Any, Literal, NamedTuple
 logger = logging.getLogger(__name__)
 
 CPU_S, MEMORY_BYTES = 1.0, 2 << 30
-START_S, WALL_S = 120.0, 30.0
-"""Wall time on a busy machine, to import SymPy and for one pair, whose limit of CPU time is much smaller."""
+START_S, WALL_S = 120.0, 30.0  # on a busy machine, to import SymPy and for one pair
 MISSING = "SymPy cannot be used; pip install 'pettingllms[math]'"
 TOO_LONG = "SymPy took too long or too much memory"
 
 
-class Answered(NamedTuple):
-    """The verdict on a pair, what it came from, why there is none, and what it cost."""
+class Grade(NamedTuple):
+    """Result of a comparison: equal or not, what decided it, why nothing could, and what it cost."""
 
     equal: bool
-    by: Literal["sympy", "undecided"]
+    by: Literal["exact", "sympy", "undecided"] = "exact"
     note: str = ""
     cpu_s: float = 0.0
 
 
 class Lost(Exception):
     """The process ended, did not answer in time, or has no SymPy."""
-
-
-class _Process:
-    """One worker and its pipe; raises Lost where it does not start, with the code of its end."""
-
-    def __init__(self) -> None:
-        self.pipe, theirs = multiprocessing.Pipe()
-        worker = str(Path(__file__).with_name("worker.py"))
-        # With `-P` the folder of the script, whose modules have common names, is not searched.
-        command = [sys.executable, "-P", worker, *map(str, (theirs.fileno(), CPU_S, MEMORY_BYTES))]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
-        with theirs:
-            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
-        self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
-        try:
-            self.read(START_S)
-        except Lost:
-            self.ended_itself()
-            self.close()
-            raise Lost(self.popen.returncode) from None
-
-    def ask(self, *question: str | int) -> Answered:
-        """Asks for the verdict on a pair; raises Lost where there will be none."""
-        try:
-            self.pipe.send_bytes(json.dumps(question).encode())
-        except OSError as error:
-            raise Lost from error
-        equal, cpu_s = json.loads(self.read(WALL_S))
-        return Answered(equal, "sympy", "", cpu_s)
-
-    def read(self, within_s: float) -> bytes:
-        """The next message; raises Lost where there is none in time."""
-        try:
-            if self.pipe.poll(within_s):
-                return self.pipe.recv_bytes()
-        except (OSError, EOFError) as error:
-            raise Lost from error
-        raise Lost
-
-    def ended_itself(self) -> bool:
-        """Returns whether a limit ended the process, not a hang or SIGKILL, which comes from outside."""
-        try:
-            return self.popen.wait(1.0) != -signal.SIGKILL
-        except subprocess.TimeoutExpired:
-            return False
 
 
 def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
@@ -97,6 +51,43 @@ def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
         popen.returncode = 0  # not ours to wait for
 
 
+class _Process:
+    """One worker and its pipe."""
+
+    def __init__(self) -> None:
+        self.pipe, theirs = multiprocessing.Pipe()
+        worker = str(Path(__file__).with_name("worker.py"))
+        # With `-P` the folder of the script, whose modules have common names, is not searched.
+        command = [sys.executable, "-P", worker, *map(str, (theirs.fileno(), CPU_S, MEMORY_BYTES))]
+        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        with theirs:
+            self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
+        self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
+        self.ready = False
+
+    def ask(self, *question: str | int) -> Grade:
+        """Asks for the verdict on a pair; raises Lost where there will be none."""
+        try:
+            self.ready = self.ready or bool(self._read(START_S))
+            self.pipe.send_bytes(json.dumps(question).encode())
+            equal, cpu_s = json.loads(self._read(WALL_S))
+        except (OSError, EOFError) as error:
+            raise Lost from error
+        return Grade(equal, "sympy", "", cpu_s)
+
+    def _read(self, within_s: float) -> bytes:
+        if not self.pipe.poll(within_s):
+            raise Lost
+        return self.pipe.recv_bytes()
+
+    def code(self) -> int | None:
+        """How the process ended; None if it hangs."""
+        try:
+            return self.popen.wait(1.0)
+        except subprocess.TimeoutExpired:
+            return None
+
+
 class _Grader:
     """The worker of this process, with a lock: it answers one question at a time."""
 
@@ -105,25 +96,25 @@ class _Grader:
         self.process: _Process | None = None
         self.missing = False
 
-    def ask(self, gold: str, answer: str, places: int) -> Answered:
+    def ask(self, gold: str, answer: str, places: int) -> Grade:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
             for _ in range(2):
                 if self.missing:
-                    return Answered(False, "undecided", MISSING)
+                    return Grade(False, "undecided", MISSING)
+                self.process = process = self.process or _Process()
                 try:
-                    self.process = self.process or _Process()
-                    return self.process.ask(gold, answer, places)
-                except Lost as lost:
-                    blamed = self.process is not None and self.process.ended_itself()
+                    return process.ask(gold, answer, places)
+                except Lost:
+                    code = process.code()
                     self.end()
-                    self.missing = lost.args == (1,)  # Python could not import it
-                if self.missing:
+                if code == 1 and not process.ready:  # Python could not import SymPy
+                    self.missing = True
                     logger.warning("answers are compared exactly only: %s", MISSING)
-                if blamed:
+                elif code not in (None, -signal.SIGKILL):  # which comes from outside
                     break
             logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
-            return Answered(False, "undecided", TOO_LONG, CPU_S)
+            return Grade(False, "undecided", TOO_LONG, CPU_S)
 
     def end(self) -> None:
         """Kills the worker; the next question starts another."""
@@ -142,6 +133,6 @@ os.register_at_fork(after_in_child=lambda: _GRADER.forget())
 
 
 @functools.lru_cache(maxsize=4096)
-def symbolic_equal(gold: str, answer: str, places: int) -> Answered:
+def symbolic_equal(gold: str, answer: str, places: int) -> Grade:
     """Asks whether `answer` equals `gold`, both plain texts, decimals to `places` places."""
     return _GRADER.ask(gold, answer, places)

@@ -1,17 +1,13 @@
 """Main program of the process in which SymPy runs: `python -P worker.py PIPE CPU_S BYTES`, started by `symbolic`.
 
-It says `ready`. Then each message is a JSON list [gold, answer, places] with plain texts, and each answer
-a JSON list [equal, CPU seconds]. The kernel ends the process where a pair takes more CPU time or memory
-than it may: only that stops a computer algebra system for certain.
-Values are compared at random points, equations up to a factor, inequalities and unions as sets.
+It answers [gold, answer, places] with [equal, CPU seconds]. The kernel ends it where a pair takes more CPU
+time or memory than it may: only that stops a computer algebra system for certain. Values are compared at
+random points, equations and inequalities up to a factor, or as sets.
 """
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 import json
-import logging
 import random
 import re
 import resource
@@ -26,41 +22,29 @@ import sympy
 from sympy import Rational, S
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
+from pettingllms.grading import notation
 from pettingllms.grading.expressions import Expression, Unreadable
-from pettingllms.grading.notation import (
-    AND,
-    Relation,
-    cut,
-    encloses,
-    plain,
-    split_list,
-    split_relation,
-)
+from pettingllms.grading.notation import Relation, cut, plain, split_list, split_relation
 
-_MAX_BITS = 20_000
 _BOTH = {"and", "And", "&", r"\land", r"\wedge", r"\cap"}
 _UNION = r"\\(?:big)?(?:cup|cap)(?![a-zA-Z])|(?<=[)\]}]) *U *(?=[(\[{\\])"
-_SET = re.compile(
-    rf"{_UNION}|[<>]|\\(?:[lg]eq?|leqslant|geqslant|neq?|[lg]t|R)(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)"
-)
+_SET = re.compile(rf"{_UNION}|[<>]|\\R(?![a-zA-Z])|!=|^(?:Union|Interval|Or|And|Ne|FiniteSet|Reals)")  # fmt: skip
 
 
 def main() -> None:
     """Answers pairs until the pipe is closed."""
-    logging.disable()
     pipe, cpu_s, memory_bytes = Connection(int(sys.argv[1])), float(sys.argv[2]), int(sys.argv[3])
     resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
     pipe.send_bytes(b"ready")
-    with contextlib.suppress(EOFError, OSError):
-        while question := json.loads(pipe.recv_bytes()):
-            began = time.process_time()
-            signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
-            try:
-                verdict = equal(*question)
-            except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
-                verdict = False
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
+    while question := json.loads(pipe.recv_bytes()):
+        began = time.process_time()
+        signal.setitimer(signal.ITIMER_PROF, cpu_s)  # SIGPROF ends the process
+        try:
+            verdict = equal(*question)
+        except Exception:  # noqa: BLE001 - it is a verdict that this pair cannot be compared
+            verdict = False
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        pipe.send_bytes(json.dumps([verdict, time.process_time() - began]).encode())
 
 
 def equal(gold: str, answer: str, places: int) -> bool:
@@ -78,48 +62,38 @@ def equal(gold: str, answer: str, places: int) -> bool:
         names: set[Any] = set()
         left, right = as_set(gold, names), as_set(answer, names)
         return len(names) < 2 and bool(left == right or left.symmetric_difference(right).is_empty)
+    golds, answers = stated(wanted, gold, places), stated(given, answer, places)
     if wanted and wanted.name == "~":
         return False
-    answers = stated(given, answer, places)
-    return any(
-        same(one, other, places) for one in stated(wanted, gold, places) for other in answers
-    )
-
-
-def value(text: str) -> Any:
-    """The expression that a text stands for."""
-    return Expression(text, Algebra).value
+    return any(same(one, other, places) for one in golds for other in answers)
 
 
 def same(gold: str, answer: str, places: int) -> bool:
     """Compares two values, at random points where they have variables."""
-    decimal = any(Expression(text, Algebra).decimal for text in (gold, answer))
-    one, other = value(gold), value(answer)
-    if one == other:
-        return one not in (S.NaN, S.ComplexInfinity)
-    names = sorted(one.free_symbols | other.free_symbols, key=str)
+    one, other = (Expression(text, Rational, call) for text in (gold, answer))
+    decimal, gold_value, value = one.decimal or other.decimal, one.value, other.value
+    if gold_value == value:
+        return value not in (S.NaN, S.ComplexInfinity)
+    names = sorted(gold_value.free_symbols | value.free_symbols, key=str)
     if not names:
-        return near(one, other, places if decimal else None) is True
+        return near(gold_value, value, places if decimal else None) is True
     chosen, verdicts = random.Random(17), []
     for turn in range(8):
         # Positive points first, then all signs: a root or a logarithm may have no real value there.
-        signs = [chosen.choice((1, 1 if turn < 3 else -1)) for _ in names]
-        point = {
-            n: sign * Rational(chosen.randint(100, 9000), 2003)
-            for n, sign in zip(names, signs, strict=True)
-        }
-        verdicts.append(near(one.subs(point), other.subs(point), -1 if decimal else None, turn > 2))
+        signs = (1, 1) if turn < 3 else (-1, -1) if turn == 3 else (1, -1)
+        point = {n: chosen.choice(signs) * Rational(chosen.randint(100, 9000), 2003) for n in names}
+        two = gold_value.subs(point), value.subs(point)
+        verdicts.append(near(*two, -1 if decimal else None, turn > 2))
     return False not in verdicts and verdicts.count(True) > 2
 
 
 def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool | None:
     """Compares two numbers; None where neither has a value, or a real one if it has to be."""
     one, other = (sympy.N(side, 40) for side in (gold, answer))
-    if not (one.is_number and other.is_number) or {S.NaN, S.ComplexInfinity} & {one, other}:
-        return None
     if one.is_infinite or other.is_infinite:
-        return bool(one == other)
-    if real and not (one.is_real or other.is_real):
+        return bool(one == other) and one is not S.ComplexInfinity
+    valued = one.is_number and other.is_number and S.NaN not in (one, other)
+    if not valued or (real and not (one.is_real or other.is_real)):
         return None
     largest = max(abs(one), abs(other))
     allowed = largest / 10**20 + Rational(1, 10**60)
@@ -135,53 +109,35 @@ def stated(relation: Relation | None, text: str, places: int) -> tuple[str, ...]
         sides, signs = sides[1:], signs[1:]
     for sign, side in zip(signs, sides[1:], strict=True):
         # What is about equal is rounded to the places that are written.
-        if sign == "~" and (decimal := re.fullmatch(r"-?[0-9]*\.([0-9]+)", side)):
-            off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1])
-            agree = off < Rational(501, 1000)
-        else:
-            agree = same(sides[0], side, places)
-        if not agree:
+        decimal = re.fullmatch(r"-?[0-9]*\.([0-9]+)", side) if sign == "~" else None
+        off = abs(value(sides[0]) - Rational(side)) * 10 ** len(decimal[1]) if decimal else 1
+        if not (off < Rational(501, 1000) or same(sides[0], side, places)):
             return ()
     return sides[0], sides[-1]
 
 
-class Algebra:
-    """Expressions of SymPy, of bounded size."""
+def value(text: str) -> Any:
+    """The expression of SymPy that a text stands for."""
+    return Expression(text, Rational, call).value
 
-    number = Rational
 
-    @staticmethod
-    def power(base: Any, by: Any) -> Any:
-        """Refuses towers of powers, which only cost time."""
-        size = max(abs(base.p), base.q) if base.is_Rational and by.is_Rational else 1
-        if size > 1 and size.bit_length() * abs(by) > _MAX_BITS:
-            raise Unreadable
-        return base**by
-
-    @staticmethod
-    def call(name: str, *args: Any) -> Any:
-        """A function, a symbol or a constant."""
-        if name == "degree":
-            return sympy.pi / 180
-        if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
-            raise Unreadable
-        if name == "root" and args[0].is_negative and args[1].is_odd:
-            return -sympy.root(-args[0], args[1])
-        found = getattr(sympy, name, None) or getattr(S, name)
-        return found(*args) if args else found
+def call(name: str, *args: Any) -> Any:
+    """A function, a symbol or a constant of SymPy."""
+    if name == "degree":
+        return sympy.pi / 180
+    if name in ("factorial", "binomial") and any(n.is_Rational and abs(n) > 3000 for n in args):
+        raise Unreadable
+    if name == "root" and args[0].is_negative and args[1].is_odd:
+        return -sympy.root(-args[0], args[1])
+    found = getattr(sympy, name, None) or getattr(S, name)
+    return found(*args) if args else found
 
 
 def links(relation: Relation) -> list[tuple[str, Any]]:
     """Each relation of a chain: its kind, and what it compares with 0."""
-    sides, signs = relation.sides, relation.signs
-    if relation.name not in ("", "~") and {*signs} == {"="}:
-        # What is said of `a` in `a = 2 * 3 = 6` is that it is 6.
-        sides = (sides[0], *stated(relation, "", 6)[-1:])
-    found = []
-    for sign, (left, right) in zip(signs, itertools.pairwise(map(value, sides)), strict=False):
-        turned = ">" in sign
-        found.append((sign.replace(">", "<"), right - left if turned else left - right))
-    return found
+    sides = [*map(value, relation.sides)]
+    pairs = zip(relation.signs, sides, sides[1:], strict=False)
+    return [(sign.replace(">", "<"), b - a if ">" in sign else a - b) for sign, a, b in pairs]
 
 
 def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
@@ -201,27 +157,28 @@ def related(gold: tuple[str, Any], answer: tuple[str, Any]) -> bool:
 def as_set(text: str, names: set[Any]) -> Any:
     """The set that a union, an interval or a condition stands for; adds the variable to `names`."""
     text = plain(text)
-    if encloses(text) and split_relation(text[1:-1]):
+    if notation.encloses(text) and split_relation(text[1:-1]):
         text = text[1:-1]
-    call = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
-    pieces, marks = (cut(call[2], ",")[0], [call[1]]) if call else cut(text, f"{AND}|{_UNION}")
+    if joined := re.fullmatch(r"(Union|Or|And)\((.*)\)", text):
+        pieces, marks = cut(joined[2], ",")[0], [joined[1]]
+    else:
+        pieces, marks = cut(text, f"{notation.AND}|{_UNION}")
     found, relation = split_list(text), split_relation(text)
     if found is None and any(marks):
-        joined = sympy.Intersection if _BOTH & {*marks} else sympy.Union
-        return joined(*(as_set(piece, names) for piece in pieces))
-    items = [value(plain(item)) for item in found.items] if found else []
+        parts = [as_set(piece, names) for piece in pieces]
+        return sympy.Intersection(*parts) if _BOTH & {*marks} else sympy.Union(*parts)
+    texts = found.items if found else () if relation else (text,)
+    items = [value(plain(item)) for item in texts]
     if found and found.brackets in ("()", "(]", "[)", "[]") and len(items) == 2:
         return sympy.Interval(*items, found.brackets[0] == "(", found.brackets[1] == ")")
-    if found or relation is None:
-        alone = items if found else [value(text)]
-        return alone[0] if isinstance(alone[0], sympy.Set) else sympy.FiniteSet(*alone)
-    parts = []
+    if not relation:
+        return items[0] if isinstance(items[0], sympy.Set) else sympy.FiniteSet(*items)
+    conditions = []
     for kind, side in links(relation):
-        (name,) = side.free_symbols
-        names.add(name)
-        side = side.subs(name, sympy.Dummy(real=True))
-        parts.append(sympy.Rel(side, 0, "==" if kind == "=" else kind).as_set())
-    return sympy.Intersection(*parts)
+        names |= side.free_symbols
+        real = side.subs(dict.fromkeys(names, sympy.Dummy(real=True)))
+        conditions.append(sympy.Rel(real, 0, "==" if kind == "=" else kind).as_set())
+    return sympy.Intersection(*conditions)
 
 
 if __name__ == "__main__":
