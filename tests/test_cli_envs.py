@@ -28,13 +28,19 @@ def test_every_environment_is_listed_and_explained(capsys):
     assert envs.main(["list"]) == 0
     listed = capsys.readouterr().out.splitlines()
     names = [line.split()[0] for line in listed]
-    assert names == [*ENVIRONMENTS.own, "textarena:GAME", "pettingzoo:GAME"]
+    assert names == [
+        *ENVIRONMENTS.own,
+        "program:FILE.py:FUNCTION",
+        "textarena:GAME",
+        "pettingzoo:GAME",
+    ]
     for name in ENVIRONMENTS.own:
         assert envs.main(["show", name]) == 0
         shown = capsys.readouterr().out
         assert "max_turns: int | None, default None" in shown
         assert "weight of the team reward" in shown
-        assert "reward schemes: " + ("dense" if name in ("search", "signal") else "paper") in shown
+        first = {"search": "dense", "read": "graded"}.get(name, "paper")
+        assert f"reward schemes: {first}" in shown
 
 
 def test_an_environment_of_ones_own_is_explained(capsys):
@@ -109,7 +115,7 @@ def test_an_environment_of_any_kind_is_played(monkeypatch, capsys):
             ["play", "plan_path", "--env-args.height", "null"],
             "made with height=None: .*pettingllms-envs show",
         ),
-        (["check", "math", "--env-args.dataset", "5"], "made with dataset=5: TypeError"),
+        (["check", "math", "--env-args.dataset", "5"], "a dataset must be a name, a path or rows"),
         (["show", "sokoban", "--env-args"], "--env-args is not taken here, but by: check, play"),
         (["show", "sokoban", "--env-args.size", "7"], "is not taken here, but by: check, play"),
         (["check", "sokoban", "--replies", "no_such.txt"], "no_such.txt: No such file"),

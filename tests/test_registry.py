@@ -88,8 +88,12 @@ TEXT_WARNINGS = (
     "ignore:Observation space for each agent probably should be:UserWarning",
     "ignore:Action space for each agent probably should be:UserWarning",
 )
-COUNTED = {**ENVIRONMENTS.own, **{name: name for name in MOVED}, "toy": "tests.toy_env:env"}
-DECIDED = {ENVIRONMENTS.own["search"], "debugging"}
+COUNTED = {
+    **ENVIRONMENTS.own,
+    **{name: f"benchmarks.environments.{name}_v0:env" for name in MOVED},
+    "toy": "tests.toy_env:env",
+}
+DECIDED = {ENVIRONMENTS.own["search"], "benchmarks.environments.debugging_v0:env"}
 """Environments that decide who acts."""
 CALLING = {"nested search": "tests.calling_envs:search"}
 FACTORIES = {**COUNTED, **CALLING, "delegating": "tests.delegating_env:env"}
@@ -261,6 +265,7 @@ LEGAL: dict[str, dict[str, Sequence[Any]]] = {
         "walls": (0.0, 0.4, 0.6),
         "moves": ((1, 2), (5, 40), (9, 9)),
     },
+    "read": {"sentences": (2, 6), "rewards": ("sparse",)},
     "search": {
         "hops": ((2, 2), (2, 3), (3, 3)),
         "topology": ("chain", "single", "nested"),

@@ -116,7 +116,8 @@ def _list(options: argparse.Namespace) -> int:
         print(f"{name:<12} {_summary(module.__doc__)}")
     for name, path in BRIDGES.items():
         module = importlib.import_module(path.partition(":")[0])
-        print(f"{name + ':GAME':<12} {_summary(module.__doc__)}")
+        what = "FILE.py:FUNCTION" if name == "program" else "GAME"
+        print(f"{f'{name}:{what}':<12} {_summary(module.__doc__)}")
     return 0
 
 

@@ -114,8 +114,6 @@ def parse(argv: Sequence[str]) -> tuple[str, ServeOptions]:
 
 def _run(run: str, options: ServeOptions) -> int:
     # Here and not above, so that --help does not wait for torch.
-    import torch
-
     from pettingllms.assembly import check_adapters, make_env
     from pettingllms.evaluation import seats_of
     from pettingllms.evaluation.config import EvalConfig
@@ -142,12 +140,9 @@ def _run(run: str, options: ServeOptions) -> int:
     roles_to_policies = {r: p for r, p in roles_to_policies.items() if not is_partner(p)}
     check_adapters(config, roles_to_policies)
     common = common_settings(config, own_names(roles_to_policies))
-    could = options.backend == "auto" and installed() and common is not None
-    with_vllm = options.backend == "vllm" or (
-        could and (vllm is not None or torch.cuda.is_available())
-    )
-    if could and not with_vllm:
-        print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
+    with_vllm = options.backend == "vllm"
+    if options.backend == "auto" and installed() and common is not None:
+        with_vllm = vllm is not None or _has_gpu()
     log = Path(run if (Path(run) / CONFIG).is_file() else "") / LOG
     if not with_vllm and vllm is not None:
         raise ConfigError("vllm: these settings are for a team that vLLM serves")
@@ -167,6 +162,15 @@ def _run(run: str, options: ServeOptions) -> int:
         # The interpreter would look for garbage in all of torch once more, for seconds.
         gc.freeze()
     return 0
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    found = torch.cuda.is_available()
+    if not found:
+        print("serving with transformers: on a CPU, vLLM is slower (--backend vllm takes it)")
+    return found
 
 
 def _key(options: ServeOptions) -> str:
