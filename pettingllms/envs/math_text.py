@@ -24,7 +24,8 @@ _INSIDE = r"[^{}]"
 for _ in range(3):
     _INSIDE = rf"(?:[^{{}}]|\{{{_INSIDE}*+\}})"
 _BOX = re.compile(rf"\\f?boxed\s*+\{{({_INSIDE}*+)\}}")
-_BOXES = re.compile(rf"{_BOX.pattern}(?:[\s$,;]*+(?:and|or)?+[\s$]*+{_BOX.pattern})*+")
+_JOINT = r"[\s$,;]*+(?:and|or)?+[\s$]*+(?:[A-Za-z]\w{0,3}\s*=\s*)?+"
+_BOXES = re.compile(rf"{_BOX.pattern}(?:{_JOINT}{_BOX.pattern})*+")
 """Boxes that are one list of answers."""
 SOLVER = "solver"
 """The role of an agent that works alone."""
