@@ -14,6 +14,7 @@ from pettingzoo import AECEnv
 
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
+from pettingllms.data.objects import as_path
 from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
@@ -377,8 +378,8 @@ def make_env(
         base.__name__ == "raw_env" and base.__module__.startswith("pettingllms.envs.")
         for base in getattr(kind, "__mro__", ())
     )
-    if divide and ours and arguments.get("dataset") is not None:
-        arguments["dataset"] = divided(arguments["dataset"])
+    if ours and arguments.get("dataset") is not None:
+        arguments["dataset"] = (divided if divide else as_path)(arguments["dataset"])
     return made_with(config.env, maker, arguments, given)
 
 

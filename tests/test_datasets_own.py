@@ -167,9 +167,13 @@ def test_settings_name_a_file_of_rows_that_are_given_as_objects():
         config.dataset == ATGRPOConfig(env="math", dataset=datasets.Dataset.from_list(rows)).dataset
     )
     assert config.dataset != ATGRPOConfig(env="math", dataset=rows[:1]).dataset
-    given = ATGRPOConfig(env="math", env_args={"dataset": rows})
-    assert given.mapping("env_args") == {"dataset": config.dataset}
-    for each in (config, given):
+    tables = (
+        datasets.Dataset.from_list(rows),
+        datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)}),
+    )
+    given = [ATGRPOConfig(env="math", env_args={"dataset": each}) for each in (rows, *tables)]
+    assert given[1].mapping("env_args") == {"dataset": config.dataset}
+    for each in (config, *given):
         env = make_env(each, "test")
         assert env.unwrapped.num_tasks == 2
         env.close()
@@ -181,7 +185,7 @@ def test_settings_name_a_file_of_rows_that_are_given_as_objects():
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        (7, "must be a name, a path or rows"),
+        ({"test": [7]}, "row 1 of a dataset must be a dict, got 7"),
         (["a row"], "row 1 of a dataset must be a dict, got 'a row'"),
         ([{"question": "?", "tests": "[{"}], "field 'tests' is not JSON"),
     ],

@@ -465,6 +465,7 @@ def test_what_a_single_agents_program_prints_counts_until_it_answers(play):
     [
         (r"So \boxed{1} and $\boxed{2}$", "1, 2"),
         ("\\boxed{1},\n\\boxed{\\frac{1}{2}}.", r"1, \frac{1}{2}"),
+        (r"$x=\boxed{1}$ or $x_2 = \boxed{-1}$", "1, -1"),
         (r"\boxed{1}, no: \boxed{2}", "2"),
         (r"\boxed{\frac{1}{2}}, \boxed{\frac{1}{2}}.", r"\frac{1}{2}"),
         ("\\boxed{3}\n~~~python\nprint(r'\\boxed{9}')\n~~~", "3"),

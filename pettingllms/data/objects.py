@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import threading
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -21,12 +22,12 @@ Source = str | Path | Iterable[Mapping[str, Any]]
 
 
 def as_path(source: Any) -> Any:
-    """Returns a file or folder of rows that are given as objects; names and paths as they are.
+    """Returns a file or folder of rows that are given as objects; anything else as it is.
 
     Raises:
-        DatasetError: it is neither, or the rows cannot be written.
+        DatasetError: a row is no dict, or the rows cannot be written.
     """
-    if source is None or isinstance(source, str | os.PathLike):
+    if isinstance(source, str | os.PathLike) or not isinstance(source, Iterable):
         return source
     parts = source if isinstance(source, Mapping) else {"rows": source}
     texts = {f"{name}.jsonl": _text(rows) for name, rows in parts.items()}
@@ -36,7 +37,7 @@ def as_path(source: Any) -> Any:
         folder.mkdir(parents=True, exist_ok=True)
         for name, text in texts.items():
             # Under another name first, so that no other process reads half of it.
-            part = folder / f"{name}.{os.getpid()}"
+            part = folder / f"{name}.{os.getpid()}-{threading.get_ident()}"
             part.write_text(text, encoding="utf-8")
             part.replace(folder / name)
     except OSError as error:
@@ -44,12 +45,12 @@ def as_path(source: Any) -> Any:
     return folder if parts is source else folder / "rows.jsonl"
 
 
+def is_table(value: object) -> bool:
+    """Returns whether a value is an object of the `datasets` library."""
+    return type(value).__module__.partition(".")[0] == "datasets"
+
+
 def _text(rows: Any) -> str:
-    if not isinstance(rows, Iterable):
-        raise DatasetError(
-            "a dataset must be a name, a path or rows (a list of dicts, a datasets.Dataset), "
-            f"got {type(rows).__name__}"
-        )
     lines = []
     for number, row in enumerate(rows, start=1):
         if not isinstance(row, Mapping):

@@ -20,9 +20,13 @@ SHOWN_CHARS = 2000
 """Of a longer text, half of this from its beginning and half from its end is shown."""
 # A program may print a whole line as its answer, which would fill a small model's context.
 COMPACT_CHARS = 24
-_BOX = re.compile(r"\\f?boxed\s*$")
-_JOINT = re.compile(r"\}[\s$,;]*(?:and|or)?[\s$]*\\f?boxed\s*$")
-"""From the end of a box to the beginning of the next in one list of answers."""
+_INSIDE = r"[^{}]"
+for _ in range(3):
+    _INSIDE = rf"(?:[^{{}}]|\{{{_INSIDE}*+\}})"
+_BOX = re.compile(rf"\\f?boxed\s*+\{{({_INSIDE}*+)\}}")
+_JOINT = r"[\s$,;]*+(?:and|or)?+[\s$]*+(?:[A-Za-z]\w{0,3}\s*=\s*)?+"
+_BOXES = re.compile(rf"{_BOX.pattern}(?:{_JOINT}{_BOX.pattern})*+")
+"""Boxes that are one list of answers."""
 SOLVER = "solver"
 """The role of an agent that works alone."""
 
@@ -80,16 +84,10 @@ def parse_answer(text: str) -> str | ParseError:
     answer = boxed(text)
     if answer is None or not answer.strip():
         return ParseError(r"no \boxed{...} with an answer")
-    stop = text.rindex(f"{{{answer}}}")
-    found, head = [answer.strip()], text[max(0, stop - 2 * MAX_ANSWER_CHARS) : stop]
-    while joint := _JOINT.search(head):
-        earlier = boxed(head[: joint.start() + 1])
-        head = head[: joint.start() + 1].removesuffix(f"{{{earlier}}}")
-        if earlier is None or not _BOX.search(head):
-            break
-        found.insert(0, earlier.strip())
+    *_, last = [answer, *(found[0] for found in _BOXES.finditer(text))]
     # Boxes that repeat one another are one answer.
-    answer = ", ".join(dict.fromkeys(found))
+    several = list(dict.fromkeys(filter(None, map(str.strip, _BOX.findall(last)))))
+    answer = ", ".join(several) if several[-1:] == [answer.strip()] else answer.strip()
     if len(answer) > MAX_ANSWER_CHARS:
         return ParseError(f"the answer is longer than {MAX_ANSWER_CHARS} characters")
     return answer

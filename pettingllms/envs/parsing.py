@@ -18,9 +18,8 @@ _MARK = "####"
 _BETWEEN = re.compile(r"[,;|\[\]\"'`]+|(?<=\w)[ \t]*->[ \t]*(?=\w)")
 """Between the items of a list of moves."""
 _NUMBERED = re.compile(r"(\d{1,3})[.):]\s*(.+)", re.DOTALL)
-_BEFORE = re.compile(r"\d\s*[x×*]\s*$")
+_BEFORE = re.compile(r"(\]|\d\s*[x×*])[ ,;]*$")
 _AFTER = re.compile(r"\s*([x×*]\s*\d|\d+ times)")
-_BESIDE = re.compile(r"\][ ,;]*$")
 _CELL = re.compile(r"[A-Za-z]\d{1,3}")
 _NAMES = {
     **dict.fromkeys(("U", "u", "up", "north"), "U"),
@@ -50,8 +49,11 @@ def last_list(text: str) -> str | ParseError:
     window = text[max(0, stop - MAX_LIST_CHARS) : stop]
     before, opening, last = window.rpartition("[")
     if opening and last.find("]") == len(last) - 1:  # the usual case: a list without lists in it
-        several = _BESIDE.search(before[-9:]) is not None
-        return ParseError("several lists side by side; give one list") if several else last[:-1]
+        if _BEFORE.search(before[-9:]) or _AFTER.match(text[stop : stop + 9]):
+            return ParseError(
+                "lists side by side, or one that is repeated; write out a single list"
+            )
+        return last[:-1]
     opened: list[int] = []
     found: str | None = None
     for bracket in re.finditer(r"[\[\]]", window):
@@ -82,9 +84,6 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
     inside = last_list(text)
     if isinstance(inside, ParseError):
         return inside
-    before, found, after = text.rpartition(f"[{inside}]")
-    if found and (_BEFORE.search(before[-9:]) or _AFTER.match(after[:9])):
-        return ParseError("a list cannot be repeated; write out every move")
     parts = map(str.strip, _BETWEEN.split(inside.strip().removesuffix(".")))
     items = [part for part in parts if part]
     numbered = [match for item in items if (match := _NUMBERED.fullmatch(item))]

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pettingllms.data.objects import as_path
+from pettingllms.data.objects import as_path, is_table
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.trl_names import advice
 
@@ -110,8 +110,9 @@ def as_text(name: str, value: Any) -> Any:
     """
     if name == "dataset":
         value = as_path(value)
-    elif name == "env_args" and isinstance(value, Mapping) and "dataset" in value:
-        value = {**value, "dataset": str(as_path(value["dataset"]))}
+    elif name == "env_args" and isinstance(value, Mapping):
+        # Lists of dicts are JSON, and an environment of one's own may want them as they are.
+        value = {key: str(as_path(v)) if is_table(v) else v for key, v in value.items()}
     if isinstance(value, Path):
         return str(value)
     # These have a shorter form than JSON, the one that is typed: coder=a,tester=b.
