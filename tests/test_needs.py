@@ -113,6 +113,7 @@ def test_a_method_of_self_play_is_accepted_where_the_outcome_is_late():
             {"reward_transform": "m_grpo", "estimator": "agent", "shape": "fork_on_first"},
             "samples fork_on_first, whose candidates",
         ),
+        ({"reward_transform": "shared", "estimator": "gigpo"}, "later rounds pay once for each"),
         ({"reward_transform": "shared", "estimator": "gdpo"}, "compares the parts"),
     ],
 )

@@ -70,9 +70,11 @@ def _check_rewards(
     )
     if compares == "parts" and type(transform) is not RewardTransform:
         why = "compares the parts that the environment paid, which the transform does not change"
-    elif transform.compared == "reward" and compares == "return":
+    elif transform.compared == "reward" and compares in ("return", "to_go"):
         why = "adds up what it pays for each decision, so that an episode earns by going on"
-    elif transform.compared == "return" and compares != "return":
+    elif transform.compared == "whole" and compares == "to_go":
+        why = "would count what later rounds pay once for each agent, and this round once"
+    elif transform.compared == "return" and compares not in ("return", "to_go"):
         why = "compares decisions, and it pays an episode once"
     elif transform.shapes and shape in SHAPES.own and shape not in transform.shapes:
         why = f"samples {shape}, whose candidates it cannot tell apart; it takes shape {', '.join(transform.shapes)}"

@@ -39,7 +39,7 @@ class Estimator(Plugin, ABC):
     """The smallest K (`num_generations`) that it can work with."""
 
     compares: str = "return"
-    """Whether it adds up the rewards of several decisions ("return"), or not ("reward")."""
+    """What it compares: sums over an episode ("return"), or over what is left of one ("to_go"), or "reward"."""
     frozen_base: ClassVar[bool] = False
     """Whether it reads the base model as it was before training, which full policies do not keep."""
 

@@ -50,6 +50,7 @@ class Gae(Estimator):
 
     least = 1
     frozen_base = True
+    compares = "to_go"
 
     def __init__(
         self,

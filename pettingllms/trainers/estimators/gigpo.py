@@ -47,7 +47,7 @@ class Gigpo(Grpo):
             raise ConfigError(f"estimator_args: gamma must be above 0 and at most 1, got {gamma}")
         if not omega >= 0:
             raise ConfigError(f"estimator_args: omega must be at least 0, got {omega}")
-        self.gamma, self.omega = gamma, omega
+        self.gamma, self.omega, self.compares = gamma, omega, "to_go"
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """Both terms added; the second is 0 where an anchor was met once."""

@@ -26,7 +26,7 @@ class RewardTransform(Plugin):
     needs: ClassVar[tuple[str, ...]] = ()
     """What it needs of an environment: words of `pettingllms.trainers.estimators.needs`."""
     compared: ClassVar[str] = "any"
-    """What an estimator may compare: the "return" of an episode, the "reward" of each decision, or "any"."""
+    """What an estimator may compare: "return" of an episode, "reward" of each decision, "whole" for these two, or "any"."""
     shapes: ClassVar[tuple[str, ...]] = ()
     """Rollout shapes whose candidates it can tell apart; all if empty."""
 

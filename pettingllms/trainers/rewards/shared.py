@@ -29,6 +29,7 @@ class SharedRewards(RewardTransform):
 
     by_task = True
     needs: ClassVar[tuple[str, ...]] = ("rounds",)
+    compared = "whole"
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with the sums."""

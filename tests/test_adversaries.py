@@ -1,0 +1,172 @@
+"""The contract of rewards: no adversary earns more than an honest player, as paid and as compared."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import statistics
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pettingllms.envs import ENVIRONMENTS
+from pettingllms.errors import ConfigError
+from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.shapes import Episodes, LookAheadTree, RolloutShape, Tree
+from pettingllms.rollout.trajectory import Trajectory, in_order
+from pettingllms.samplers.scripted import ScriptedSampler
+from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.fitting import check_method
+from pettingllms.trainers.plugins import plugin_of
+from pettingllms.trainers.rewards import REWARD_TRANSFORMS
+from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.types import Group, Task, role_of
+from tests.adversaries import ADVERSARIES, HONEST, Player, adversaries, opened
+
+HONESTLY, OTHERWISE = "+", "-"
+CASES = [(name, role) for name, roles in ADVERSARIES.items() for role in roles]
+
+
+def guided(env: Any, name: str, role: str, other: Player) -> Any:
+    """The environment, with replies that name who gives them: the role's honest player, or the other one."""
+    honest = HONEST[name]
+
+    def text(env: Any, agent: str, reply: str) -> str:
+        way = other if reply == OTHERWISE and role_of(agent) == role else honest
+        return way(env, agent)
+
+    class Guided(type(env)):  # type: ignore[misc]
+        def _outcomes(self, agent: str, replies: Sequence[str]) -> Any:
+            return super()._outcomes(agent, [text(self, agent, reply) for reply in replies])
+
+        def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Any:
+            self.turn = 1  # a reply that was readable; those that stall at first are not
+            pairs = zip(("coder_0", "tester_0"), (programs, tests), strict=True)
+            return super().cross(*([text(self, a, t) if t else "" for t in ts] for a, ts in pairs))
+
+    twin = env.clone()
+    twin.__class__ = Guided
+    return twin
+
+
+def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
+    """Two tasks in each shape, or one whose tests take a while: in half of the episodes, or as half of the candidates, the adversary plays."""
+    tasks = [Task(f"t:{n}", n) for n in range(1 if env.metadata.get("cross_runs") else 2)]
+
+    def play(shape: RolloutShape, script: Any) -> list[Trajectory]:
+        sampler = ScriptedSampler(script)
+        with ThreadPoolExecutor(1) as pool:
+            engine = RolloutEngine(
+                env,
+                sampler,
+                pool,
+                shape=shape,
+                settings={"max_new_tokens": 4},
+                seed=(0,),
+                wide={role},
+            )
+            return engine.run(tasks)
+
+    def both(_policy: str, _prompt: str, seed: int) -> str:
+        return (HONESTLY, OTHERWISE)[seed % 2]
+
+    found = {}
+    for kind in (Tree, LookAheadTree):
+        found[kind] = play(kind(width=4, branch="sample"), both)
+    ways = ((HONESTLY, 0), (OTHERWISE, 2))
+    each = [
+        play(Episodes(episodes=2, first=first), lambda p, *_, w=way: w if p == role else HONESTLY)
+        for way, first in ways
+    ]
+    found[Episodes] = [t for both_ways in each for t in both_ways]
+    return found
+
+
+def credited(
+    groups: Sequence[Group], role: str, turns: int, values: Sequence[Any]
+) -> tuple[float, float]:
+    """The mean advantage of the role's honest replies, and of its other ones, in its first turns."""
+    at = iter(values)
+    by: dict[str, list[float]] = {HONESTLY: [], OTHERWISE: []}
+    for group in groups:
+        for candidate in group.candidates:
+            value = next(at)
+            if group.key.role == role and group.key.turn < turns:
+                by[candidate.completion.text].append(value)
+    return statistics.mean(by[HONESTLY]), statistics.mean(by[OTHERWISE])
+
+
+@functools.cache
+def accepted(name: str, folder: Path) -> list[tuple[str, Estimator, RewardTransform]]:
+    """Every combination of estimator and reward transform that the settings accept for an environment."""
+    env = opened(name, folder)
+    players = dict.fromkeys(map(role_of, env.possible_agents), "p")
+    resolved = resolve(ATGRPOConfig(env=name.rpartition(" ")[2], policies="shared"), env)
+    found = []
+    for estimator, transform in itertools.product([*ESTIMATORS.own, "mean"], REWARD_TRANSFORMS.own):
+        args = {"estimator": "grpo", "estimator_args": {"mean": True}}
+        args = args if estimator == "mean" else {"estimator": estimator}
+        config = replace(resolved, reward_transform=transform, **args)
+        try:
+            check_method(config, env, players, {})
+        except ConfigError:
+            continue
+        parts = estimator_of(config, env=env), plugin_of(RewardTransform, config)
+        if estimator == "gae":  # its critics, which expect nothing before the first step
+            parts[0]._features = lambda _: {}  # type: ignore[attr-defined]
+        found.append((f"{estimator} {transform}", *parts))
+    return found
+
+
+def test_every_environment_and_role_has_adversaries() -> None:
+    assert {name.rpartition(" ")[2] for name in ADVERSARIES} == set(ENVIRONMENTS.own)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("tasks")
+
+
+@pytest.mark.parametrize(("name", "role"), CASES)
+def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
+    """In the environment's rewards, and after every combination that the settings accept."""
+    env = opened(name, folder)
+    combinations, wrong = accepted(name, folder), []
+    for kind, other in adversaries(name, role).items():
+        played_env = guided(env, name, role, other)
+        records = played(played_env, role)
+        paid = {
+            way: statistics.mean(
+                sum(
+                    g.chosen.team_reward + g.chosen.local_reward * (g.key.role == role)
+                    for g in each.groups
+                )
+                for each in records[Episodes]
+                if each.episode in episodes
+            )
+            for way, episodes in ((HONESTLY, (0, 1)), (OTHERWISE, (2, 3)))
+        }
+        if not (
+            paid[HONESTLY] > paid[OTHERWISE]
+            or (kind in ("stalling", "copying") and paid[HONESTLY] == paid[OTHERWISE])
+        ):
+            wrong.append((kind, "as paid", paid))
+        for label, estimator, transform in combinations:
+            for part in (estimator, transform):
+                part.attach(played_env, None)
+                part.load_state_dict({})
+            compared = in_order(transform(records[type(estimator.shape())]))
+            # In a tree, roles that do not learn have one candidate.
+            groups = [g for g in compared if not estimator.tree or g.key.role == role]
+            # What stalls at first is honest later.
+            turns = 1 if kind == "stalling" else 9
+            honest, another = credited(groups, role, turns, estimator.advantages(groups))
+            if another > honest + 1e-6:
+                wrong.append((kind, label, round(honest, 2), round(another, 2)))
+    assert not wrong, "\n".join(map(str, wrong))
