@@ -11,6 +11,7 @@ from pettingllms.assembly import EnvSource, name_of_env
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.run import EvalResult, run_evaluation
+from pettingllms.runs.folder import check_unused
 from pettingllms.session import Summary
 from pettingllms.session import train as run_training
 from pettingllms.trainers.callbacks import Callback, Display
@@ -77,6 +78,8 @@ def train(
         if part is not None:
             settings[kind.setting] = path_of(kind, part)
     config = ATGRPOConfig(**settings)
+    if config.output_dir is not None:
+        check_unused(config.output_dir)
     return run_training(config, env=source, callbacks=callbacks, display=display)
 
 

@@ -20,6 +20,7 @@ from pettingllms.evaluation import evaluate as play_held_out
 from pettingllms.evaluation.config import SPLITS
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import BASE
+from pettingllms.runs.folder import check_unused
 from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
@@ -160,7 +161,9 @@ class ATGRPOTrainer:
             hint = advice(name, ["resume"]) or did_you_mean(name, ["resume"])
             raise ConfigError(f"train has no argument {name!r}; {hint}")
         plan = self._plan
-        if resume is not None:
+        if resume is None:
+            check_unused(plan.path)
+        else:
             plan = self._plan = self._plan_for(plan.config, Path(resume))
         with plan.cluster() as ray, plan.folder() as folder:
             return plan.run(

@@ -722,7 +722,7 @@ def test_an_attribute_that_reset_would_overwrite_is_refused_by_name(name):
 def test_an_attribute_that_the_constructor_would_overwrite_is_refused_and_others_stay():
     class Before(toy_env.raw_env):
         def __init__(self, **kwargs):
-            self.alpha = "mine"
+            self.alpha = 0.5
             super().__init__(**kwargs)
 
     class Notes(toy_env.raw_env):

@@ -8,7 +8,8 @@ import time
 import pytest
 from rich.console import Console
 
-from pettingllms.cli.display import PlainDisplay, TerminalDisplay, TimeLeft, duration
+from pettingllms.cli.display import PlainDisplay, TerminalDisplay
+from pettingllms.trainers.callbacks import TimeLeft, duration
 
 
 def row(**more: float) -> dict[str, float]:

@@ -52,7 +52,7 @@ def test_every_setting_of_trl_is_here_or_has_an_answer():
     assert {where.partition(": ")[0] for where in HERE.values()} <= {*FIELDS, "resume"}
     for name in theirs - {*FIELDS}:
         with pytest.raises(ConfigError, match=f"unknown setting '{name}'; (use|TRL's {name} is) "):
-            ATGRPOConfig(**{name: 1})
+            a_config(**{name: 1})
 
 
 @pytest.mark.parametrize(
@@ -60,13 +60,13 @@ def test_every_setting_of_trl_is_here_or_has_an_answer():
 )
 def test_numbers_that_an_optimizer_or_a_loss_refuses_are_refused_at_once(wrong):
     with pytest.raises(ConfigError, match=f"^{next(iter(wrong))} must be "):
-        ATGRPOConfig(**wrong)
+        a_config(**wrong)
 
 
 @pytest.mark.parametrize("name", ["gamma", "top_layer", "kl", "batching"])
 def test_nothing_far_away_is_suggested(name):
     with pytest.raises(ConfigError) as e:
-        ATGRPOConfig(**{name: 1})
+        a_config(**{name: 1})
     assert "did you mean" not in str(e.value)
 
 

@@ -235,7 +235,8 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from pettingllms.runs import read_config
-from pettingllms.session import Silent, train
+from pettingllms.session import train
+from pettingllms.trainers.callbacks import Silent
 
 class KillAfterStep3(Silent):
     def step(self, step, total, row):

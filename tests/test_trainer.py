@@ -291,7 +291,7 @@ def test_a_resumed_trainer_ends_where_an_uninterrupted_one_does(
         if callbacks:
             trainer = pl.ATGRPOTrainer(model_of(folder), LETTERS, config)
             with pytest.raises(
-                RunFolderError, match=r"holds a run already; .* resume .* output_dir"
+                RunFolderError, match=r"holds a run already; .* train\(resume=.* output_dir"
             ) as e:
                 trainer.train()
             assert "--" not in str(e.value), "advice for the command line"

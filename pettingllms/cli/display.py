@@ -10,7 +10,6 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from pettingllms.trainers.callbacks import Lines, TimeLeft, step_text
-from pettingllms.trainers.callbacks import duration as duration
 
 
 class PlainDisplay(Lines):

@@ -182,8 +182,8 @@ class RunFolder(Folder):
         if (path / CONFIG).exists():
             folder.close()
             raise RunFolderError(
-                f"{path} holds a run already; continue it with resume {path}, or choose another "
-                "output_dir"
+                f"{path} holds a run already; continue it with --resume {path}, or choose another "
+                "--output-dir"
             )
         return folder
 
@@ -290,6 +290,19 @@ class RunFolder(Folder):
 
 
 # --------------------------------------------------------------------------------------- settings
+
+
+def check_unused(path: str | Path) -> None:
+    """Refuses the folder of a run with the advice for Python; `RunFolder.create` has the command's.
+
+    Raises:
+        RunFolderError: it holds a run.
+    """
+    if (Path(path) / CONFIG).exists():
+        raise RunFolderError(
+            f"{path} holds a run already; continue it with train(resume={str(path)!r}), or give "
+            "another output_dir"
+        )
 
 
 def config_text(config: ATGRPOConfig) -> str:
