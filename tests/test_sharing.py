@@ -185,9 +185,11 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     assert found is not None
     assert found.mapping("env_args") == {"max_turns": 2, "topology": "star"}
     assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
-    (tmp_path / "team.json").write_text("[" * 100_000)
-    with pytest.raises(RunFolderError, match="is damaged"):
-        team_of(tmp_path, None)
+    settings["model"] = "../secret"
+    for damaged in (json.dumps(team), "[" * 100_000):
+        (tmp_path / "team.json").write_text(damaged)
+        with pytest.raises(RunFolderError, match="is damaged"):
+            team_of(tmp_path, None)
 
 
 def test_the_program_of_each_role_on_a_card_works(run, model, tmp_path, monkeypatch, capsys):
