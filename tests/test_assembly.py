@@ -102,7 +102,8 @@ def test_a_word_means_the_same_where_a_folder_has_its_name(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path(value).mkdir()
-    config = located(ATGRPOConfig(**{name: value}))
+    given: dict[str, Any] = {name: value}
+    config = located(ATGRPOConfig(**given))
     assert getattr(config, name) == value
     own = located(ATGRPOConfig(policy_settings=json.dumps({"a": {name: value}})))
     assert own.mapping("policy_settings") == {"a": {name: value}}

@@ -25,6 +25,7 @@ from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.runs.team import team_of
+from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import plan_run, train
 from pettingllms.sharing import share
 from pettingllms.sharing.card import license_of, training_command
@@ -155,18 +156,13 @@ def test_a_shared_team_is_evaluated_and_served_as_it_is(run, model, tmp_path, mo
     )
     served: list[Any] = []
     monkeypatch.setattr(serve_command, "_front", lambda options, listening: served.append)
-    words = [
-        str(tmp_path / "mine"),
-        "--env",
-        "tests.letters_env:env",
-        "--model",
-        str(model),
-        "--port",
-        "8951",
-    ]
-    assert serve_command.main([*words, "--backend", "transformers"]) == 0
-    assert served[0].reader.roles == ROLES
-    served[0].close()
+    more = ["--env", "tests.letters_env:env", "--model", str(model), "--backend", "transformers"]
+    # A team, and one adapter of another program, which does not say what it plays.
+    for words in (["mine"], ["mine/writer", "--policies", "shared"]):
+        words[0] = str(tmp_path / words[0])
+        assert serve_command.main([*words, *more, "--port", str(free_port("127.0.0.1"))]) == 0
+        assert served[-1].reader.roles == ROLES
+        served[-1].close()
 
 
 def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
@@ -189,9 +185,11 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     assert found is not None
     assert found.mapping("env_args") == {"max_turns": 2, "topology": "star"}
     assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
-    (tmp_path / "team.json").write_text("[" * 100_000)
-    with pytest.raises(RunFolderError, match="is damaged"):
-        team_of(tmp_path, None)
+    settings["model"] = "../secret"
+    for damaged in (json.dumps(team), "[" * 100_000):
+        (tmp_path / "team.json").write_text(damaged)
+        with pytest.raises(RunFolderError, match="is damaged"):
+            team_of(tmp_path, None)
 
 
 def test_the_program_of_each_role_on_a_card_works(run, model, tmp_path, monkeypatch, capsys):

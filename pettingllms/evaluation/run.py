@@ -222,9 +222,10 @@ class EvalResult:
         for role, row in self.matrix().items():
             name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
             own = _of_score(self.episodes[ADAPTERS], name)
-            for other in row.keys() - {role}:
+            for other in (each for each in row if each != role):
                 theirs = _of_score(self.episodes[title_of_swap(role, other)], name)
-                [rows[role, other]] = differences(own, theirs, self.plan.sampling.seed).values()
+                for gain in differences(own, theirs, self.plan.sampling.seed).values():
+                    rows[role, other] = gain
         found: dict[str, dict[str, Difference]] = {}
         for (role, other), gain in corrected(rows).items():
             found.setdefault(role, {})[other] = gain

@@ -28,6 +28,7 @@ SETTINGS = (
     *("env", "env_args", "alpha", "model", "revision", "max_completion_length", "temperature"),
     "chat_template_kwargs",
 )
+_MODEL = re.compile(r"(\w[\w.:-]*(/\w[\w.-]*)?)?")
 _PLAIN = re.compile(r"[\w ., -]*")
 
 
@@ -63,6 +64,8 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
         values = {name: team["settings"][name] for name in SETTINGS if name in team["settings"]}
         arguments = _plain(json.loads(values.get("env_args", "{}")))
         policies = ",".join(f"{role}={policy}" for role, policy in team["policies"].items())
+        if not _MODEL.fullmatch(str(values.get("model", ""))):
+            raise ValueError(f"model is {values['model']!r}, which is no name of a model")
     except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         raise RunFolderError(f"{path} is damaged: {error}; download it again") from error
     if str(values.get("env")) not in ENVIRONMENTS and env is None:
