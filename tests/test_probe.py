@@ -6,7 +6,7 @@ import pytest
 
 from pettingllms.cli.train import parse
 from pettingllms.errors import ConfigError
-from pettingllms.evaluation.probe import Replies, advice, probe, report
+from pettingllms.evaluation.probe import ReplyShares, advice, probe, report
 from pettingllms.policies.loading import load_policies
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.graded_env import GradedEnv
@@ -55,7 +55,9 @@ def test_a_probe_plays_a_first_step_and_counts_replies_by_role_and_temperature(t
     ],
 )
 def test_advice_follows_from_what_was_counted(cold, warm, said):
-    assert said in advice("a", {0.7: Replies._make((*cold, ())), 1.0: Replies._make((*warm, ()))})
+    assert said in advice(
+        "a", {0.7: ReplyShares._make((*cold, ())), 1.0: ReplyShares._make((*warm, ()))}
+    )
 
 
 def test_the_number_of_replies_is_64_unless_it_is_given():

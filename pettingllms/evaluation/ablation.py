@@ -45,7 +45,7 @@ class RoleTeam(NamedTuple):
     """Policy -> the one that plays in its place."""
 
 
-class Row(NamedTuple):
+class TeamScore(NamedTuple):
     """What a team scored, and what all trained policies scored above it."""
 
     score: Estimate
@@ -60,7 +60,7 @@ class RoleTable:
     score: str
     tasks: int
     policies: Sequence[str]
-    rows: Mapping[str, Row]
+    rows: Mapping[str, TeamScore]
     """Team -> its score."""
 
     def table(self) -> list[list[str]]:
@@ -198,7 +198,7 @@ def switched_off(policies: PolicySet, names: Sequence[str]) -> Iterator[None]:
 def _compared(
     episodes: Mapping[str, Sequence[Trajectory]], trained: Sequence[str], tasks: int, seed: int
 ) -> RoleTable | None:
-    every, rows = all_of(trained), dict[str, Row]()
+    every, rows = all_of(trained), dict[str, TeamScore]()
     score = ""
     for title, own in episodes.items():
         against = paired(own, episodes[every], (title, every), seed)
@@ -206,5 +206,5 @@ def _compared(
         if score not in against.means:
             return None
         short = None if title == every else against.differences[score]
-        rows[title] = Row(against.means[score][0], short)
+        rows[title] = TeamScore(against.means[score][0], short)
     return RoleTable(score, tasks, tuple(trained), rows)

@@ -27,12 +27,12 @@ from pettingllms.types import Candidate, Group
 
 TEMPERATURES = (0.7, 1.0)
 COMMONEST, SHOWN = 3, 60
-"""Replies that are shown of a role, and characters of each."""
+"""ReplyShares that are shown of a role, and characters of each."""
 RARE, OFTEN, MORE = 0.1, 0.9, 0.15
 """Shares of replies or groups from which on advice changes."""
 
 
-class Replies(NamedTuple):
+class ReplyShares(NamedTuple):
     """The replies of a role at one temperature."""
 
     readable: float
@@ -53,7 +53,7 @@ def probe(
     policies: PolicySet,
     completions: int,
     temperatures: Sequence[float] = TEMPERATURES,
-) -> dict[float, dict[str, Replies]]:
+) -> dict[float, dict[str, ReplyShares]]:
     """Plays tasks as a first step does: temperature -> role -> its replies.
 
     Args:
@@ -79,7 +79,7 @@ def probe(
     return found
 
 
-def replies_of(groups: Sequence[Group]) -> Replies:
+def replies_of(groups: Sequence[Group]) -> ReplyShares:
     """Counts the replies of one role."""
     candidates = [candidate for group in groups for candidate in group.candidates]
     right = [_is_right(each) for each in candidates]
@@ -87,7 +87,7 @@ def replies_of(groups: Sequence[Group]) -> Replies:
     readable = [not each.info.get("parse_error") for each in candidates]
     signal = [len({c.reward for c in group.candidates}) > 1 for group in groups]
     texts = Counter(" ".join(each.completion.text.split())[:SHOWN] for each in candidates)
-    return Replies(
+    return ReplyShares(
         fmean(readable),
         fmean(partly),
         fmean(right),
@@ -96,7 +96,7 @@ def replies_of(groups: Sequence[Group]) -> Replies:
     )
 
 
-def report(found: Mapping[float, Mapping[str, Replies]]) -> str:
+def report(found: Mapping[float, Mapping[str, ReplyShares]]) -> str:
     """The table, the commonest replies, and a line of advice for each role."""
     table = [["role", "temperature", "readable", "partly right", "right", "groups with signal"]]
     roles = dict.fromkeys(role for each in found.values() for role in each)
@@ -114,7 +114,7 @@ def report(found: Mapping[float, Mapping[str, Replies]]) -> str:
     return "\n".join(lines)
 
 
-def advice(role: str, own: Mapping[float, Replies]) -> str:
+def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
     """One line about what to change before this role is trained."""
     best = max(own, key=lambda temperature: own[temperature].signal)
     readable = max(each.readable for each in own.values())

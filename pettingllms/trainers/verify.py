@@ -36,7 +36,7 @@ ROUNDING = 1e-4
 """Nats of a token by which sampler and trainer may differ in any case."""
 
 
-class Finding(NamedTuple):
+class Proof(NamedTuple):
     """One checked property."""
 
     holds: bool
@@ -60,7 +60,7 @@ class Verifier:
         """Policies that are still to be checked."""
         self._before: dict[str, dict[str, torch.Tensor]] = {}
         self._players = dict(trainer.policies.roles_to_policies)
-        self._found: dict[str, list[Finding]] = {}
+        self._found: dict[str, list[Proof]] = {}
         self._noise: dict[str, float] = {}
         self._own: dict[str, list[Group]] = {}
 
@@ -92,7 +92,7 @@ class Verifier:
         if step >= LATEST:
             for policy in self.pending:
                 why = f"no group of {policy} had a signal in {step} steps: it has learned nothing"
-                blocks.append(str(Finding(False, f"{why}; --probe 64 says why")))
+                blocks.append(str(Proof(False, f"{why}; --probe 64 says why")))
             self.pending.clear()
         self._found.clear()
         self._own.clear()
@@ -102,7 +102,7 @@ class Verifier:
         agent = group.key.agent
         return self._players.get(agent) or self._players.get(role_of(agent))
 
-    def _update(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Iterator[Finding]:
+    def _update(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Iterator[Proof]:
         """Yields what the weights before and after the step say."""
         parameters, after = self.policies.parameters(policy), self.policies.state(policy)
         used = [None if p.grad is None else p.grad.clone() for p in parameters]
@@ -118,14 +118,14 @@ class Verifier:
         alike = cosine(used, again)
         count = sum(sample.count for sample in batch.samples)
         alone = "" if several else f", by the gradient of its own {count} completions ({alike:.3f})"
-        yield Finding(
+        yield Proof(
             largest > 0 and (several or alike > SAME_DIRECTION),
             f"the weights changed by up to {largest:.1e}{alone}",
         )
         yield prompts(own)
         yield self._endings(policy, own, batch)
         silent = sum(1 for group in own if not any(c.advantage for c in group.candidates))
-        yield Finding(silent < len(own), f"{len(own) - silent} of {len(own)} groups have a signal")
+        yield Proof(silent < len(own), f"{len(own) - silent} of {len(own)} groups have a signal")
         yield _rise(batch, before_BT, after_BT, noise)
         for parameter, gradient in zip(parameters, used, strict=True):
             parameter.grad = gradient
@@ -164,7 +164,7 @@ class Verifier:
                 found[sample] = logp_T[: len(sample.token_ids)].float().cpu()
         return found
 
-    def _endings(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Finding:
+    def _endings(self, policy: str, own: Sequence[Group], batch: PolicyBatch) -> Proof:
         """Whether the last token of completions that ended by themselves counts in the loss."""
         ends = self.policies.chat_for(policy).end_ids
         config = self.trainer.settings[policy]
@@ -179,9 +179,9 @@ class Verifier:
         what = f"end-of-turn tokens are in the loss ({len(whole) - truncated} of {len(whole)} completions ended)"
         if lost or open_:
             what = f"{lost + open_} completions ended without an end-of-turn token in the loss"
-        return Finding(not lost and not open_, what)
+        return Proof(not lost and not open_, what)
 
-    def _sampler(self, policy: str, own: Sequence[Group]) -> Finding:
+    def _sampler(self, policy: str, own: Sequence[Group]) -> Proof:
         """Whether new completions of the sampler are those of the trainer's new weights."""
         config, version = self.trainer.config, self.policies.versions[policy]
         prompts = list(dict.fromkeys(group.prompt_ids for group in own))[:4]
@@ -201,7 +201,7 @@ class Verifier:
             (logp - torch.tensor(sample.logprobs)).abs().mean() for sample, logp in found.items()
         ]
         gap, noise = float(torch.stack(gaps).mean()), self._noise[policy]
-        return Finding(
+        return Proof(
             gap <= max(3 * noise, ROUNDING),
             f"the sampler answers with version {version} (log-probabilities differ by {gap:.1e} from the "
             f"trainer's; before the update by {noise:.1e})",
@@ -213,7 +213,7 @@ def _rise(
     before: dict[Sample, torch.Tensor],
     after: dict[Sample, torch.Tensor],
     noise: float,
-) -> Finding:
+) -> Proof:
     """Whether the update made what was better than its group more likely, and the rest less.
 
     `noise` is the mean rounding of a token's log-probability, which in bfloat16 may hide a first step.
@@ -230,11 +230,11 @@ def _rise(
     shown = f"mean change {math.fsum(good) / max(1, len(good)):+.3f}"
     what = "the log-probability of rewarded completions"
     if abs(total) <= bound:
-        return Finding(True, f"{what} changed by less than rounding ({shown})")
-    return Finding(total > 0, f"{what} {'rose' if total > 0 else 'did not rise'} ({shown})")
+        return Proof(True, f"{what} changed by less than rounding ({shown})")
+    return Proof(total > 0, f"{what} {'rose' if total > 0 else 'did not rise'} ({shown})")
 
 
-def prompts(own: Sequence[Group]) -> Finding:
+def prompts(own: Sequence[Group]) -> Proof:
     """Whether the candidates of each group answered the same prompt."""
     odd = sum(
         1
@@ -244,8 +244,8 @@ def prompts(own: Sequence[Group]) -> Finding:
     sizes = sorted({len(group.candidates) for group in own})
     shown = f"{sizes[0]}" if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
     if odd:
-        return Finding(False, f"{odd} of {len(own)} groups have candidates of another prompt")
-    return Finding(
+        return Proof(False, f"{odd} of {len(own)} groups have candidates of another prompt")
+    return Proof(
         True, f"the candidates of each group share a prompt ({len(own)} groups of {shown})"
     )
 
