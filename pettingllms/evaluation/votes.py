@@ -38,7 +38,7 @@ def answer_of(episode: Trajectory) -> str | None:
 def voted(episodes: Sequence[Trajectory]) -> bool:
     """Returns whether the answer of most episodes of a task is right; False where none has any.
 
-    Equal answers are found as a grader finds them, without a look at the reference.
+    Equal answers are found as a strict grader finds them, so that their order does not count, without a look at the reference.
     """
     voting = [each for each in episodes if answer_of(each) is not None]
     if not voting:
@@ -46,4 +46,8 @@ def voted(episodes: Sequence[Trajectory]) -> bool:
     answers = [answer_of(each) or "" for each in voting]
     # One of the class stands for it: answers that a grader takes for equal are right or wrong
     # together.
-    return bool(voting[majority(answers, lambda one, two: one == two or same(one, two))].success)
+    return bool(
+        voting[
+            majority(answers, lambda one, two: one == two or same(one, two, strict=True))
+        ].success
+    )

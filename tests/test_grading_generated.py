@@ -1,0 +1,105 @@
+"""Generated answers: each equals itself, its LaTeX and what SymPy prints, and differs where a letter, sign, base or unit does."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+import sympy
+
+from pettingllms.evaluation.votes import majority
+from pettingllms.grading import grade, same
+
+LETTERS = sympy.symbols("x y a b c k m n q r s t theta x_1 alpha")
+ATOMS = [*LETTERS, *LETTERS, sympy.pi, sympy.E, sympy.I, sympy.sqrt(2), sympy.Rational(3, 7)]
+FUNCTIONS = [sympy.sin, sympy.cos, sympy.exp, sympy.log, sympy.sqrt, sympy.atan, sympy.Abs]
+
+
+def expression(rng, depth):
+    """A random expression of SymPy."""
+    if depth == 0:
+        return rng.choice([rng.choice(ATOMS), sympy.Integer(rng.randint(-12, 12))])
+    left, right = expression(rng, depth - 1), expression(rng, depth - 1)
+    return rng.choice([
+        left + right, left * right, left / (right + rng.choice(LETTERS)), left - right, left**rng.choice([2, 3, -1]) if left else right,
+        rng.choice(FUNCTIONS)(left + rng.choice(LETTERS)), rng.choice(LETTERS) ** right,
+    ])  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_an_expression_is_what_sympy_prints_and_no_other(seed):
+    rng = random.Random(seed)
+    for _ in range(25):
+        made = expression(rng, 2)
+        code, latex = str(made), sympy.latex(made)
+        assert same(latex, code), (latex, code)
+        assert same(code, latex), (latex, code)
+        for other in (-made, made + 1, made.subs(rng.choice(LETTERS), sympy.Symbol("w"))):
+            point = {name: 2.1 + n / 7 for n, name in enumerate(sorted(made.free_symbols, key=str))}
+            point[sympy.Symbol("w")] = 3.3
+            if abs((other - made).subs(point).evalf()) > 1e-6:
+                assert not same(latex, str(other)), (latex, other)
+
+
+UNITS = ["cm", "km", "kg", "minutes", "hours", "dollars", "apples", "square feet", "m/s", "degrees"]
+
+
+def number(rng):
+    """A random number in a random notation, and its value as a program prints it."""
+    up, down = rng.randint(-9999, 9999), rng.choice([1, 1, 2, 4, 5, 8])
+    value = sympy.Rational(up, down)
+    sign, up, down = "-" if value < 0 else "", abs(value.p), value.q
+    forms = [rf"{sign}\frac{{{up}}}{{{down}}}", f"{sign}{up}/{down}", f"{float(value)}", f"${sign}{up}/{down}$", rf"\boxed{{{float(value)}}}"]  # fmt: skip
+    return rng.choice(forms), value
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_number_is_its_value_and_differs_with_its_base_unit_and_sign(seed):
+    rng = random.Random(seed)
+    for _ in range(100):
+        text, value = number(rng)
+        assert same(text, str(value))
+        assert not same(text, str(value + 1))
+        assert not value or not same(text, str(-value))
+        unit, other = rng.sample(UNITS, 2)
+        assert same(f"{value} {unit}", rf"{value}\text{{ {unit}}}")
+        assert not value or not same(f"{value} {unit}", f"{value} {other}")
+        letter, other_letter = rng.sample("abcdfghkmnpqrstuvwxyz", 2)
+        assert same(f"{abs(value.p)}{letter}", f"{abs(value.p)}*{letter}")
+        assert not value or not same(f"{abs(value.p)}{letter}", f"{abs(value.p)}{other_letter}")
+        assert not same(f"{abs(value.p)}{letter}{other_letter}", str(abs(value.p))) or not value
+        base, digits = rng.randint(3, 9), f"{rng.randint(1, 2)}{rng.randint(0, 2)}"
+        assert same(f"{digits}_{base}", f"{digits}_{{{base}}}")
+        assert not same(f"{digits}_{base}", f"{digits}_{base + 1 if base < 9 else 2}")
+        assert not same(f"{digits}_{base}", digits)
+
+
+CLASSES = [
+    ["9%", "0.09", "9/100", r"9\%"], ["9", "9.0", "18/2"], ["0.9", "9/10", "90%"], ["5 km", "5000 m"], ["5", "x = 5"], ["5 m", "500 cm"],
+    ["2516_8", "2516 base 8"], ["2516_9"], ["2 pm", "2:00 PM"], ["2 am"], ["1, 2", r"\{2, 1\}"], ["(1, 2)"], ["(2, 1)"], ["[1, 2]"],
+    ["x+1", "1 + x", r"\frac{2x+2}{2}"], ["x-1"], [r"\sqrt{8}", "2*sqrt(2)"], ["2 apples"], ["2 pears"], ["2"], ["1/3"], ["0.3"],
+]  # fmt: skip
+
+
+def test_strict_equality_falls_into_classes():
+    """It is reflexive, symmetric and transitive, so that no order of votes matters."""
+    labeled = [(text, at) for at, alike in enumerate(CLASSES) for text in alike]
+    for (one, here), (other, there) in itertools.product(labeled, repeat=2):
+        assert same(one, other, strict=True) == (here == there), (one, other)
+
+
+def test_the_order_of_votes_does_not_matter():
+    for votes in (["9%", "9", "0.09"], ["5 cm", "5", "5 m", "5"], ["(1,2)", "1,2", "2,1"]):
+        winners = set()
+        for order in itertools.permutations(votes):
+            won = order[majority(order, lambda one, two: same(one, two, strict=True))]
+            winners.add(frozenset(vote for vote in votes if same(vote, won, strict=True)))
+        largest = max(map(len, winners))
+        assert largest == 1 or winners == {max(winners, key=len)}
+
+
+@pytest.mark.parametrize("gold", [[], (), None, 5, [None], ["5", 7], {}])
+def test_a_reference_that_is_none_is_never_equal(gold):
+    assert not grade(gold, "5").equal
+    assert not grade("5", gold).equal
