@@ -390,7 +390,9 @@ def test_headers_that_never_come_end_the_connection_and_others_go_on(url, client
 )
 def test_an_unknown_path_is_an_error_that_clients_can_read(url, path, method, status):
     with connected(url) as connection:
-        line = f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        line = (
+            f"{method} {path} HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
+        )
         connection.sendall(line.encode())
         answer = b"".join(iter(lambda: connection.recv(4000), b"")).decode()
     assert answer.startswith(f"HTTP/1.1 {status}")
