@@ -76,7 +76,7 @@ def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
     def both(_policy: str, _prompt: str, seed: int) -> str:
         return (HONESTLY, OTHERWISE)[seed % 2]
 
-    found = {}
+    found: dict[type[RolloutShape], list[Trajectory]] = {}
     for kind in (Tree, LookAheadTree):
         found[kind] = play(kind(width=4, branch="sample"), both)
     ways = ((HONESTLY, 0), (OTHERWISE, 2))
@@ -110,7 +110,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Estimator, RewardTransf
     resolved = resolve(ATGRPOConfig(env=name.rpartition(" ")[2], policies="shared"), env)
     found = []
     for estimator, transform in itertools.product([*ESTIMATORS.own, "mean"], REWARD_TRANSFORMS.own):
-        args = {"estimator": "grpo", "estimator_args": {"mean": True}}
+        args: dict[str, Any] = {"estimator": "grpo", "estimator_args": {"mean": True}}
         args = args if estimator == "mean" else {"estimator": estimator}
         config = replace(resolved, reward_transform=transform, **args)
         try:
@@ -137,7 +137,8 @@ def folder(tmp_path_factory):
 def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
     """In the environment's rewards, and after every combination that the settings accept."""
     env = opened(name, folder)
-    combinations, wrong = accepted(name, folder), []
+    combinations = accepted(name, folder)
+    wrong: list[tuple[Any, ...]] = []
     for kind, other in adversaries(name, role).items():
         played_env = guided(env, name, role, other)
         records = played(played_env, role)
