@@ -108,7 +108,17 @@ def signals(env: Any, agent: str) -> str:
     return f"<open>{next((d for d, w in words.items() if w == heard), env.doors[0])}</open>"
 
 
+def reads(env: Any, agent: str) -> str:
+    person, city = env._state.notes[env._state.asked]
+    return f"{person} lives in {city}." if role_of(agent) == "finder" else city
+
+
+def other_note(env: Any) -> tuple[str, str]:
+    return env._state.notes[env._state.asked - 1]
+
+
 HONEST: Mapping[str, Player] = {
+    "read": reads,
     "search": searches,
     "nested search": searches,
     "coding": codes,
@@ -290,6 +300,18 @@ ADVERSARIES: Mapping[str, Mapping[str, Mapping[str, Player]]] = {
     "plan_path": board(walks),
     "sokoban": board(pushes),
     "sudoku": board(fills),
+    "read": {
+        "finder": {
+            "lying": lambda env, _: " lives in ".join(other_note(env)),
+            "copying": shown,
+            "substring": lambda env, _: " ".join(city for _, city in env._state.notes),
+        },
+        "answerer": {
+            "lying": lambda env, _: other_note(env)[1],
+            "copying": shown,
+            "substring": lambda env, _: " ".join(city for _, city in env._state.notes),
+        },
+    },
     "signal": {
         "scout": {
             "lying": lambda env, _: f"<say>{env.words[env.doors.index(other_door(env))]}</say>",

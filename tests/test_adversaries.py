@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from pettingllms.envs import ENVIRONMENTS
+from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import Episodes, LookAheadTree, RolloutShape, Tree
@@ -42,14 +43,18 @@ def guided(env: Any, name: str, role: str, other: Player) -> Any:
         return way(env, agent)
 
     class Guided(type(env)):  # type: ignore[misc]
-        def _outcomes(self, agent: str, replies: Sequence[str]) -> Any:
-            return super()._outcomes(agent, [text(self, agent, reply) for reply in replies])
-
         def cross(self, programs: Sequence[str], tests: Sequence[str]) -> Any:
             self.turn = 1  # a reply that was readable; those that stall at first are not
             pairs = zip(("coder_0", "tester_0"), (programs, tests), strict=True)
             return super().cross(*([text(self, a, t) if t else "" for t in ts] for a, ts in pairs))
 
+    def outcomes(self: Any, agent: str, replies: Sequence[str], ids: Any = ()) -> Any:
+        return type(env)._outcomes(
+            self, agent, [text(self, agent, reply) for reply in replies], ids
+        )
+
+    # Afterwards, because no subclass may replace what the kernel itself calls.
+    Guided._outcomes = outcomes
     twin = env.clone()
     twin.__class__ = Guided
     return twin
@@ -76,7 +81,7 @@ def played(env: Any, role: str) -> dict[type[RolloutShape], list[Trajectory]]:
     def both(_policy: str, _prompt: str, seed: int) -> str:
         return (HONESTLY, OTHERWISE)[seed % 2]
 
-    found = {}
+    found: dict[type[RolloutShape], list[Trajectory]] = {}
     for kind in (Tree, LookAheadTree):
         found[kind] = play(kind(width=4, branch="sample"), both)
     ways = ((HONESTLY, 0), (OTHERWISE, 2))
@@ -110,7 +115,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Estimator, RewardTransf
     resolved = resolve(ATGRPOConfig(env=name.rpartition(" ")[2], policies="shared"), env)
     found = []
     for estimator, transform in itertools.product([*ESTIMATORS.own, "mean"], REWARD_TRANSFORMS.own):
-        args = {"estimator": "grpo", "estimator_args": {"mean": True}}
+        args: dict[str, Any] = {"estimator": "grpo", "estimator_args": {"mean": True}}
         args = args if estimator == "mean" else {"estimator": estimator}
         config = replace(resolved, reward_transform=transform, **args)
         try:
@@ -125,7 +130,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Estimator, RewardTransf
 
 
 def test_every_environment_and_role_has_adversaries() -> None:
-    assert {name.rpartition(" ")[2] for name in ADVERSARIES} == set(ENVIRONMENTS.own)
+    assert {name.rpartition(" ")[2] for name in ADVERSARIES} == {*ENVIRONMENTS.own, *MOVED}
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +142,8 @@ def folder(tmp_path_factory):
 def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
     """In the environment's rewards, and after every combination that the settings accept."""
     env = opened(name, folder)
-    combinations, wrong = accepted(name, folder), []
+    combinations = accepted(name, folder)
+    wrong: list[tuple[Any, ...]] = []
     for kind, other in adversaries(name, role).items():
         played_env = guided(env, name, role, other)
         records = played(played_env, role)

@@ -8,6 +8,7 @@ import pytest
 
 from pettingllms.cli.evaluate import main as evaluate
 from pettingllms.envs import ENVIRONMENTS, make
+from pettingllms.envs.base import next_agent
 from pettingllms.envs.blind import blind_baseline
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation.folder import read_trajectories
@@ -41,9 +42,15 @@ def test_every_environment_has_constants_that_it_can_read(name):
     env = make(name, split="test")
     for found in blind_baseline(env, episodes=2):
         assert found.returns.keys() == {agent.removesuffix("_0") for agent in env.possible_agents}
-        env.reset(seed=0)
-        env.step(found.answers[0])
-        assert env.infos[env.possible_agents[0]]["parse_error"] is None
+        acted, read = set(), set()
+        for seed in range(4):
+            env.reset(seed=seed)
+            while (agent := next_agent(env)) is not None and not env.turn:
+                env.step(found.answers[0])
+                acted.add(agent)
+                read |= {agent} if env.infos[agent]["parse_error"] is None else set()
+        # Or the team would fail for the form of its replies alone.
+        assert read == acted
 
 
 def unread(env, seed):

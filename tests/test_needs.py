@@ -126,4 +126,4 @@ def test_a_comparison_that_would_prefer_another_than_the_best_reply_is_refused(s
 def test_what_a_decision_is_worth_is_compared_by_decision_unless_said_otherwise(transform):
     config = ATGRPOConfig(estimator="agent", reward_transform=transform)
     assert estimator_of(resolve(config)).compares == "reward"
-    plan_run(replace(config, estimator="grpo", estimator_args={"mean": True}), env=game())
+    plan_run(replace(config, estimator="grpo", estimator_args='{"mean": true}'), env=game())

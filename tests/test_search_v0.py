@@ -451,3 +451,45 @@ def test_a_call_leaves_the_worker_a_turn_to_report_in():
     assert "no turns left" in env.infos["planner_0"]["parse_error"]
     assert env.agent_selection == "planner_0"
     assert not any(env.truncations.values())
+
+
+@pytest.mark.parametrize(
+    ("answer", "found", "enough"),
+    [
+        ("no", "owl of Norway, no less", None),
+        ("42", "owl 42", None),
+        ("crab", "owl crabbed", False),
+        ("crab", "owl <b>crab</b>", True),
+    ],
+)
+def test_a_passage_is_needed_only_where_it_has_an_answer_that_tells_something(
+    tmp_path, answer, found, enough
+):
+    (tmp_path / "c.jsonl").write_text(json.dumps({"text": found}))
+    (tmp_path / "q.jsonl").write_text(
+        json.dumps({"question": "?", "answer": answer, "split": "train"})
+    )
+    env = search_v0.env(
+        dataset=tmp_path / "q.jsonl", corpus=tmp_path / "c.jsonl", cache=tmp_path, max_turns=5
+    )
+    env.reset(seed=0)
+    assert say(env, "<verify>no</verify>") == (0.0, 0.0)
+    assert say(env, "<search>owl</search>") == (float(bool(enough)), 0.0)
+    # Whether it is enough is known only where an answer would tell.
+    for word, right in (("no", not enough), ("yes", bool(enough))):
+        twin = env.clone()
+        cost = 0.0 if enough is None or right else -search_v0.WRONG_WORD
+        assert say(twin, f"<verify>{word}</verify>") == (0.0, cost)
+
+
+def test_a_report_that_keeps_back_what_its_call_found_costs_half_of_it():
+    env = search_v0.env(topology="nested", hops=(2, 2))
+    for report, cost in (("crab", None), ("nothing", 0.25), ("task again", 0.25), ("it", 0.25)):
+        env.reset(seed=0)
+        query = " ".join(env._state.question.gold[0].split()[:-1])
+        thing = env._state.question.gold[0].split()[-1]
+        env.step(f"<task>{query}</task>")
+        env.step(f"<search>{query}</search>")
+        said = {"crab": thing, "task again": query}.get(report, report)
+        env.step(f"<result>{said}</result>")
+        assert env.rewards["worker_0"] == (0.0 if cost is None else -cost)
