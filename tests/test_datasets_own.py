@@ -8,6 +8,7 @@ import gzip
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -30,7 +31,7 @@ MINIMAL = dict(
         strict=True,
     )
 )
-FULL = {
+FULL: dict[str, dict[str, Any]] = {
     "coding": {
         "question": "Double.",
         "tests": ["assert f((1, 2)) == (2, 4)"],
@@ -47,8 +48,8 @@ FULL = {
     "math": {"question": "x^2 = 4?", "answers": ["2", "-2"], "id": "m", "split": "test"},
     "search": {"question": "who?", "accepted": ["Ann", "Eva"], "gold": ["Ann"], "split": "test"},
 }
-LOADERS = {"coding": load_tasks, "math": load_problems, "search": load_questions}
-FIELDS = {"coding": coding_schemas, "math": math, "search": question_schemas}
+LOADERS: dict[str, Any] = {"coding": load_tasks, "math": load_problems, "search": load_questions}
+FIELDS: dict[str, Any] = {"coding": coding_schemas, "math": math, "search": question_schemas}
 
 
 @pytest.fixture(autouse=True)
@@ -105,7 +106,7 @@ def test_the_documented_fields_are_those_that_are_read(kind):
             read.add(key)
             return super().__contains__(key)
 
-    schemas = {"coding": coding_schemas.TASKS, "math": math.PROBLEMS}
+    schemas: dict[str, Any] = {"coding": coding_schemas.TASKS, "math": math.PROBLEMS}
     schemas["search"] = question_schemas.QUESTIONS
     schema = schemas[kind].schemas[schemas[kind].own]
     schema.read(Spied(FULL[kind]), "1")
@@ -161,20 +162,19 @@ def test_a_split_that_is_there_is_named_where_test_is_not(tmp_path):
 
 
 def test_settings_name_a_file_of_rows_that_are_given_as_objects():
+    settings: Any = ATGRPOConfig
     rows = [MINIMAL["math"], {"question": "What is 2 + 2?", "answer": "4"}]
-    config = ATGRPOConfig(env="math", dataset=rows)
-    assert (
-        config.dataset == ATGRPOConfig(env="math", dataset=datasets.Dataset.from_list(rows)).dataset
-    )
-    assert config.dataset != ATGRPOConfig(env="math", dataset=rows[:1]).dataset
+    config = settings(env="math", dataset=rows)
+    assert config.dataset == settings(env="math", dataset=datasets.Dataset.from_list(rows)).dataset
+    assert config.dataset != settings(env="math", dataset=rows[:1]).dataset
     tables = (
         datasets.Dataset.from_list(rows),
         datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)}),
     )
-    given = [ATGRPOConfig(env="math", env_args={"dataset": each}) for each in (rows, *tables)]
+    given = [settings(env="math", env_args={"dataset": each}) for each in (rows, *tables)]
     assert given[1].mapping("env_args") == {"dataset": config.dataset}
     for each in (config, *given):
-        env = make_env(each, "test")
+        env: Any = make_env(each, "test")
         assert env.unwrapped.num_tasks == 2
         env.close()
     env = math_v0.env(dataset=rows)

@@ -473,7 +473,9 @@ def test_what_a_single_agents_program_prints_counts_until_it_answers(play):
 )
 def test_boxes_in_one_list_are_answers_together_and_else_the_last_counts(text, answer):
     for role in ("reasoner", "solver"):
-        assert parse_reply(role, text).answer == answer
+        reply = parse_reply(role, text)
+        assert isinstance(reply, Reply)
+        assert reply.answer == answer
 
 
 def test_a_box_within_a_program_is_no_answer():
