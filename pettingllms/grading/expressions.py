@@ -30,11 +30,10 @@ WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
 _NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
+_LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|[0-9]+))?"
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
-    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])"
-    rf"|(?P<letter>(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)"
-    r"(?: ?_ ?(?:\{[^{}]*\}|[a-zA-Z]|[0-9]+))?)|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
 )
 _PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
 _FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
@@ -71,10 +70,9 @@ class Expression:
             raise Unreadable
 
     def _take(self, *signs: str) -> str:
-        kind, text = self._tokens[self._at]
-        found = text if kind == "sign" and text in signs else ""
-        self._at += bool(found)
-        return found
+        text = self._tokens[self._at][1]
+        self._at += text in signs
+        return text if text in signs else ""
 
     def _call(self, *args: Any) -> Any:
         if self._function_of is None:

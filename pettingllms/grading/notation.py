@@ -244,7 +244,7 @@ class Relation(NamedTuple):
 def split_relation(text: str) -> Relation | None:
     """Takes a chain of relations apart; None for any other text."""
     sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=~]")
-    if not signs or not all(sides):
+    if not all(sides) or len({*sides}) < 2:  # `x = x` says nothing
         return None
     named = _NAME.fullmatch(sides[0])
     name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""
