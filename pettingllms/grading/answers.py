@@ -85,7 +85,7 @@ class _Comparison:
         if unit and other and unit != other:
             return Grade(False)
         if unit and other and factor != times:
-            left, right = f"({left})*{factor}", f"({right})*{times}"
+            left = f"({left})*{factor}/({times})"
         if unit == other:
             return self._values(left, right, depth)
         # What looks like a unit is a variable, if the other side has it too.

@@ -23,7 +23,7 @@ _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|
 _GREEK += "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
 _COUNTS = """0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 12 dozen 100 hundred
 1000 thousand 1000000 million 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth
-1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent"""
+1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent 1/100 hundredth 1/1000 thousandth"""
 NUMBER_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _COUNTS) for s in ("", "s")}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
 WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
@@ -58,7 +58,7 @@ class Expression:
         prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
         if prose or _DATE.fullmatch(text) or re.search(r"[0-9.]{401}", text):
             raise Unreadable
-        if "\\" not in text:
+        if "\\" not in text and not re.search("(?<![a-zA-Z])i(?![a-zA-Z])", text):
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
         self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
@@ -81,7 +81,7 @@ class Expression:
 
     def _raised(self, base: Any, by: Any) -> Any:
         """Refuses towers of powers before they are computed, and roots of exact numbers."""
-        if isinstance(base, Rational) and isinstance(by, Rational):
+        if all(isinstance(number, Rational) for number in (base, by)):
             bits = max(abs(base.numerator), base.denominator).bit_length()
             inexact = self._function_of is None and by.denominator > 1
             if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):

@@ -49,12 +49,14 @@ def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
 class _Process:
     """One worker and its pipe."""
 
+    popen: subprocess.Popen[bytes]
+
     def __init__(self) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         worker = str(Path(__file__).with_name("worker.py"))
         # With `-P` the folder of the script, whose modules have common names, is not searched.
         command = [sys.executable, "-P", worker, *map(str, (theirs.fileno(), CPU_S, MEMORY_BYTES))]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         with theirs:
             self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
         self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
