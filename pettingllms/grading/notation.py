@@ -62,7 +62,7 @@ def _spelled(signs: re.Match[str]) -> str:
     if signs.lastgroup:
         return f"{'^' if signs.lastgroup == 'up' else '_'}{{{signs[0].translate(_RAISED)}}}"
     up, bar, down = unicodedata.normalize("NFKC", sign).partition("⁄")
-    name = unicodedata.name(sign, " ").replace("LAMDA", "LAMBDA").split()
+    name = unicodedata.name(sign, " ").replace("LAMD", "LAMBD").split()
     letter = name[-1].capitalize() if "CAPITAL" in name else name[-1].lower()
     return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
 
