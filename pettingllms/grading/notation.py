@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
