@@ -186,7 +186,7 @@ def main() -> None:
     options = parser.parse_args()
     answers = golds(options.golds, options.most)
     logging.disable()  # math-verify prints whole texts that take too long
-    grade("x+1", "1+x")  # starts the process of math-verify
+    grade("x+1", "1+x")  # starts the process of SymPy
     tables = {
         "math-verify's own tests": list(own_tests(options.sdist)),
         "our judged pairs": list(judged()),

@@ -1,8 +1,7 @@
 r"""Finds the answer in a text and compares it with the reference.
 
-Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is
-installed, in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them.
-With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand
+Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed,
+in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them. With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand
 for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
 """
 
@@ -86,12 +85,12 @@ class _Comparison:
         if unit and other and unit != other:
             return Grade(False)
         if unit and other and factor != times:
-            left, right = f"({left})*{factor}", f"({right})*{times}"
-        verdict = Grade(False)
-        if unit == other or not self.strict:
-            verdict = self._values(left, right, depth)
+            left = f"({left})*{factor}/({times})"
+        if unit == other:
+            return self._values(left, right, depth)
         # What looks like a unit is a variable, if the other side has it too.
-        return verdict if verdict.equal or unit == other else self._values(gold, answer, depth)
+        verdict = Grade(False) if self.strict else self._values(left, right, depth)
+        return verdict if verdict.equal else self._values(gold, answer, depth)
 
     def _values(self, gold: str, answer: str, depth: int) -> Grade:
         gold_number, number = read_number(gold), read_number(answer)

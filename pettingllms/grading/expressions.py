@@ -23,18 +23,17 @@ _GREEK = "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|
 _GREEK += "|Gamma|Delta|Theta|Lambda|Xi|Pi|Sigma|Phi|Psi|Omega|varepsilon|vartheta|varphi"
 _COUNTS = """0 zero 1 one 2 two 3 three 4 four 5 five 6 six 7 seven 8 eight 9 nine 10 ten 11 eleven 12 twelve 12 dozen 100 hundred
 1000 thousand 1000000 million 1000000000 billion 1000000000000 trillion 1/2 half 1/2 halve 1/3 third 1/4 quarter 1/4 fourth 1/5 fifth
-1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent"""
+1/6 sixth 1/7 seventh 1/8 eighth 1/9 ninth 1/10 tenth 1/100 percent 1/100 hundredth 1/1000 thousandth"""
 NUMBER_WORDS = {word + s: n for n, word in re.findall(r"(\S+) (\w+)", _COUNTS) for s in ("", "s")}
 _NAMES = "|".join([_GREEK, *(name for name in CONSTANTS if len(name) > 1)])
 WORDS = {*FUNCTIONS, *NUMBER_WORDS, *_NAMES.split("|")}
 
 # An exponent with a sign has two digits, as programs print it: `2e-1` is an expression.
 _NUMBER = r"(?:1|[0-9]*\.[0-9]+)[eE]-[0-9](?![0-9])|(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE](?:[-+][0-9]{2,4}|[0-9]{1,4})(?![0-9a-zA-Z.]))?"
+_LETTER = rf"(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)(?: ?_ ?(?:\{{[^{{}}]*\}}|[a-zA-Z]|[0-9]+))?"
 _TOKEN = re.compile(
     rf" *(?:(?P<number>{_NUMBER})|\\?(?P<call>{'|'.join(FUNCTIONS)})(?![a-zA-Z])"
-    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])"
-    rf"|(?P<letter>(?:\\(?:{_NAMES}|[eiRZNQC])(?![a-zA-Z])|(?<![a-zA-Z])(?:{_NAMES})(?![a-zA-Z])|[a-zA-Z][0-9]*)"
-    r"(?: ?_ ?(?:\{[^{}]*\}|[a-zA-Z]|[0-9]+))?)|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
+    rf"|(?:\\|(?<![a-zA-Z]))(?P<word>{'|'.join(NUMBER_WORDS)})(?![a-zA-Z])|(?P<letter>{_LETTER})|(?P<sign>\*\*|\\[a-zA-Z]+|[^ ]))"
 )
 _PROGRAM = re.compile(r"(?<![a-zA-Z0-9_])[IE](?![a-zA-Z0-9_])|(?<=[0-9])j(?![a-zA-Z0-9])")
 _FUSED = re.compile(rf"[a-zA-Z]{{0,2}}(?:{'|'.join(FUNCTIONS)})")
@@ -59,7 +58,7 @@ class Expression:
         prose = any(len(word) > 4 for word in unknown) or (unknown and _WORDS.fullmatch(text))
         if prose or _DATE.fullmatch(text) or re.search(r"[0-9.]{401}", text):
             raise Unreadable
-        if "\\" not in text:
+        if "\\" not in text and not re.search("(?<![a-zA-Z])i(?![a-zA-Z])", text):
             text = _PROGRAM.sub(lambda name: r"\e " if name[0] == "E" else r"\i ", text)
         found = [(token.lastgroup or "", token) for token in _TOKEN.finditer(text)]
         self._tokens = [*((kind, token[kind]) for kind, token in found), ("", "")]
@@ -71,10 +70,9 @@ class Expression:
             raise Unreadable
 
     def _take(self, *signs: str) -> str:
-        kind, text = self._tokens[self._at]
-        found = text if kind == "sign" and text in signs else ""
-        self._at += bool(found)
-        return found
+        text = self._tokens[self._at][1]
+        self._at += text in signs
+        return text if text in signs else ""
 
     def _call(self, *args: Any) -> Any:
         if self._function_of is None:
@@ -83,7 +81,7 @@ class Expression:
 
     def _raised(self, base: Any, by: Any) -> Any:
         """Refuses towers of powers before they are computed, and roots of exact numbers."""
-        if isinstance(base, Rational) and isinstance(by, Rational):
+        if all(isinstance(number, Rational) for number in (base, by)):
             bits = max(abs(base.numerator), base.denominator).bit_length()
             inexact = self._function_of is None and by.denominator > 1
             if inexact or base == 0 >= by or (bits > 1 and abs(by) * bits > MAX_BITS):

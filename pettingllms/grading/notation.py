@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*\*(.*)\*\*|__(.*)__|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
@@ -62,7 +62,7 @@ def _spelled(signs: re.Match[str]) -> str:
     if signs.lastgroup:
         return f"{'^' if signs.lastgroup == 'up' else '_'}{{{signs[0].translate(_RAISED)}}}"
     up, bar, down = unicodedata.normalize("NFKC", sign).partition("⁄")
-    name = unicodedata.name(sign, " ").replace("LAMDA", "LAMBDA").split()
+    name = unicodedata.name(sign, " ").replace("LAMD", "LAMBD").split()
     letter = name[-1].capitalize() if "CAPITAL" in name else name[-1].lower()
     return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
 
@@ -136,10 +136,10 @@ m 1: 1 m meter metre, 1000 km kilometer kilometre, 1/100 cm centimeter centimetr
 m 3: 1/1000 L liter litre, 1/1000000 mL ml milliliter, 1/10000 dL
 s 1: 1 s sec second, 1/1000 ms millisecond, 60 min minute, 3600 h hr hour, 86400 day, 604800 week
 g 1: 1 g gram, 1000 kg kilogram, 1/1000 mg milligram, 1000000 tonne, 45359237/100000 lb pound, 45359237/1600000 oz ounce
-month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; other 1: 1 £, 1 ¥, 1 N newton, 1 J joule, 1 W watt, 1 Hz hertz
+month 1: 1 month, 12 yr year; usd 1: 1 $ dollar usd, 1/100 ¢ cent; eur 1: 1 € euro; deg 1: 1 degree deg, 180/pi rad radian; £ 1: 1 £; ¥ 1: 1 ¥; N 1: 1 N newton; J 1: 1 J joule; W 1: 1 W watt; Hz 1: 1 Hz hertz
 """
 _UNITS = {
-    name: (kind.partition(" ")[0].replace("other", name), int(kind[-1]), factor)
+    name: (kind.partition(" ")[0], int(kind[-1]), factor)
     for kind, _, row in (line.partition(":") for line in re.split("[\n;] ?", _TABLE.strip()))
     for factor, *names in map(str.split, row.split(","))
     for name in names
@@ -244,7 +244,7 @@ class Relation(NamedTuple):
 def split_relation(text: str) -> Relation | None:
     """Takes a chain of relations apart; None for any other text."""
     sides, signs = ([], []) if _CONDITION.match(text) else cut(text, r"(?<= )!=|[<>]=|[<>=~]")
-    if not signs or not all(sides):
+    if not all(sides) or len({*sides}) < 2:  # `x = x` says nothing
         return None
     named = _NAME.fullmatch(sides[0])
     name = squashed(sides[0]) if named else "~" if _NAMES.fullmatch(sides[0]) else ""

@@ -1,8 +1,7 @@
-"""Runs SymPy in a process of its own, which is killed where it takes too long.
+"""Runs SymPy in a process of its own, which is started when first needed and replaced when lost.
 
-A thread cannot be killed, and a hung computer algebra system in one would hold the interpreter.
-The limit is CPU time, which the kernel enforces in the process itself, so that a verdict does not
-depend on how busy the machine is. The process is started when first needed and replaced when lost.
+A thread cannot be killed. The limit is CPU time, which the kernel enforces in the process itself, so that a
+verdict does not depend on how busy the machine is.
 """
 
 from __future__ import annotations
@@ -37,10 +36,6 @@ class Grade(NamedTuple):
     cpu_s: float = 0.0
 
 
-class Lost(Exception):
-    """The process ended, did not answer in time, or has no SymPy."""
-
-
 def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
     """Kills the process, unless it belongs to the one we were forked from."""
     pipe.close()
@@ -54,30 +49,29 @@ def _end(popen: subprocess.Popen[bytes], pipe: Any, owner: int) -> None:
 class _Process:
     """One worker and its pipe."""
 
+    popen: subprocess.Popen[bytes]
+
     def __init__(self) -> None:
         self.pipe, theirs = multiprocessing.Pipe()
         worker = str(Path(__file__).with_name("worker.py"))
         # With `-P` the folder of the script, whose modules have common names, is not searched.
         command = [sys.executable, "-P", worker, *map(str, (theirs.fileno(), CPU_S, MEMORY_BYTES))]
-        quiet = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
+        quiet: Any = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.DEVNULL)
         with theirs:
             self.popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], **quiet)
         self.close = weakref.finalize(self, _end, self.popen, self.pipe, os.getpid())
         self.ready = False
 
     def ask(self, *question: str | int) -> Grade:
-        """Asks for the verdict on a pair; raises Lost where there will be none."""
-        try:
-            self.ready = self.ready or bool(self._read(START_S))
-            self.pipe.send_bytes(json.dumps(question).encode())
-            equal, cpu_s = json.loads(self._read(WALL_S))
-        except (OSError, EOFError) as error:
-            raise Lost from error
+        """Asks for the verdict on a pair; raises OSError or EOFError where there will be none."""
+        self.ready = self.ready or bool(self._read(START_S))
+        self.pipe.send_bytes(json.dumps(question).encode())
+        equal, cpu_s = json.loads(self._read(WALL_S))
         return Grade(equal, "sympy", "", cpu_s)
 
     def _read(self, within_s: float) -> bytes:
         if not self.pipe.poll(within_s):
-            raise Lost
+            raise TimeoutError
         return self.pipe.recv_bytes()
 
     def code(self) -> int | None:
@@ -99,22 +93,20 @@ class _Grader:
     def ask(self, gold: str, answer: str, places: int) -> Grade:
         """Asks once more where the pair is not to blame for the loss of the worker."""
         with self.lock:
-            for _ in range(2):
-                if self.missing:
-                    return Grade(False, "undecided", MISSING)
+            for _ in range(0 if self.missing else 2):
                 self.process = process = self.process or _Process()
                 try:
                     return process.ask(gold, answer, places)
-                except Lost:
+                except (OSError, EOFError):
                     code = process.code()
                     self.end()
                 if code == 1 and not process.ready:  # Python could not import SymPy
                     self.missing = True
                     logger.warning("answers are compared exactly only: %s", MISSING)
-                elif code not in (None, -signal.SIGKILL):  # which comes from outside
+                if code not in (None, -signal.SIGKILL):  # which comes from outside
                     break
-            logger.info("%s: %.80r and %.80r", TOO_LONG, gold, answer)
-            return Grade(False, "undecided", TOO_LONG, CPU_S)
+            logger.info("undecided: %.80r and %.80r", gold, answer)
+            return Grade(False, "undecided", MISSING if self.missing else TOO_LONG, CPU_S)
 
     def end(self) -> None:
         """Kills the worker; the next question starts another."""

@@ -53,9 +53,9 @@ def equal(gold: str, answer: str, places: int) -> bool:
     if wanted and given and (wanted.name != given.name or wanted.name in ("", "~")):
         one, other = links(wanted), links(given)
         # A chain may be written from either end: 0 < x < 1 is 1 > x > 0.
-        for turned in (other, other[::-1]):
-            if len(one) == len(other) and all(map(related, one, turned)):
-                return True
+        ways = (other, other[::-1]) if len(one) == len(other) else ()
+        if any(all(map(related, one, way)) for way in ways):
+            return True
         if {*wanted.signs, *given.signs} <= {"=", "~"}:
             return False
     if _SET.search(gold) or _SET.search(answer):
@@ -77,14 +77,16 @@ def same(gold: str, answer: str, places: int) -> bool:
     names = sorted(gold_value.free_symbols | value.free_symbols, key=str)
     if not names:
         return near(gold_value, value, places if decimal else None) is True
-    chosen, verdicts = random.Random(17), []
-    for turn in range(8):
+    chosen, agreed = random.Random(17), 0
+    for turn in range(7):
         # Positive points first, then all signs: a root or a logarithm may have no real value there.
         signs = (1, 1) if turn < 3 else (-1, -1) if turn == 3 else (1, -1)
         point = {n: chosen.choice(signs) * Rational(chosen.randint(100, 9000), 2003) for n in names}
         two = gold_value.subs(point), value.subs(point)
-        verdicts.append(near(*two, -1 if decimal else None, turn > 2))
-    return False not in verdicts and verdicts.count(True) > 2
+        if (found := near(*two, -1 if decimal else None, turn > 2)) is False:
+            return False
+        agreed += found is True
+    return agreed > 2
 
 
 def near(gold: Any, answer: Any, places: int | None, real: bool = False) -> bool | None:
@@ -159,10 +161,9 @@ def as_set(text: str, names: set[Any]) -> Any:
     text = plain(text)
     if notation.encloses(text) and split_relation(text[1:-1]):
         text = text[1:-1]
-    if joined := re.fullmatch(r"(Union|Or|And)\((.*)\)", text):
-        pieces, marks = cut(joined[2], ",")[0], [joined[1]]
-    else:
-        pieces, marks = cut(text, f"{notation.AND}|{_UNION}")
+    joined = re.fullmatch(r"(Union|Or|And)\((.*)\)", text)
+    pieces, marks = cut(joined[2] if joined else text, rf"{notation.AND}|{_UNION}")
+    marks = [joined[1]] if joined else marks
     found, relation = split_list(text), split_relation(text)
     if found is None and any(marks):
         parts = [as_set(piece, names) for piece in pieces]
