@@ -111,6 +111,17 @@ def paired(
     )
 
 
+def gain_in(
+    name: str, first: Sequence[Trajectory], second: Sequence[Trajectory], *, seed: int
+) -> Difference | None:
+    """The difference in one score, not corrected; None where no task of both has it."""
+    one, two = (
+        {task: {name: own[name]} for task, own in scores_by_task(side).items() if name in own}
+        for side in (first, second)
+    )
+    return differences(one, two, seed).get(name)
+
+
 def gains_of(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[int, Difference]:
     """Place of a way of decoding -> what the primary score gained, corrected for each other."""
     rows = {}

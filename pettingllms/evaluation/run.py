@@ -27,7 +27,7 @@ from pettingllms.data.catalog import CATALOG
 from pettingllms.errors import ConfigError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
-from pettingllms.evaluation.compare import Comparison, paired, together
+from pettingllms.evaluation.compare import Comparison, gain_in, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.ensembles import ROUTED, VOTE
 from pettingllms.evaluation.folder import EvalFolder, digest
@@ -47,7 +47,7 @@ from pettingllms.evaluation.rollouts import (
     seats_of,
     title_of_swap,
 )
-from pettingllms.evaluation.scores import Evaluation, refusals, scores_by_task, summarise
+from pettingllms.evaluation.scores import Evaluation, refusals, summarise
 from pettingllms.models import model_path, shipped
 from pettingllms.policies.roles import BASE, is_own, only_partners, own_names, parse_policies
 from pettingllms.policies.sources import (
@@ -65,7 +65,7 @@ from pettingllms.runs.team import team_of
 from pettingllms.samplers.base import is_partner
 from pettingllms.sandbox import SandboxSettings
 from pettingllms.sandbox.isolation import announce
-from pettingllms.statistics import Difference, Estimate, corrected, differences
+from pettingllms.statistics import Difference, Estimate, corrected
 from pettingllms.trainers.callbacks import Display, Silent
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
 from pettingllms.trainers.per_policy import check_policy_settings
@@ -221,10 +221,9 @@ class EvalResult:
         rows = {}
         for role, row in self.matrix().items():
             name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
-            own = _of_score(self.episodes[ADAPTERS], name)
             for other in (each for each in row if each != role):
-                theirs = _of_score(self.episodes[title_of_swap(role, other)], name)
-                for gain in differences(own, theirs, self.plan.sampling.seed).values():
+                pair = (self.episodes[title] for title in (ADAPTERS, title_of_swap(role, other)))
+                if gain := gain_in(name, *pair, seed=self.plan.sampling.seed):
                     rows[role, other] = gain
         found: dict[str, dict[str, Difference]] = {}
         for (role, other), gain in corrected(rows).items():
@@ -272,11 +271,6 @@ class EvalResult:
             },
             "warnings": self.warnings(),
         }
-
-
-def _of_score(episodes: Sequence[Trajectory], name: str) -> dict[str, dict[str, float]]:
-    """Task -> the score of this name alone, where it has one."""
-    return {t: {name: own[name]} for t, own in scores_by_task(episodes).items() if name in own}
 
 
 # ------------------------------------------------------------------------------------------ plan
