@@ -87,7 +87,7 @@ def test_the_cached_weights_are_those_of_the_file(folder):
     text = tokenizer.apply_chat_template(
         [{"role": "user", "content": PROMPT}], add_generation_prompt=True, tokenize=False
     )
-    assert text.endswith(f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n")
+    assert str(text).endswith(f"<|im_start|>user\n{PROMPT}<|im_end|>\n<|im_start|>assistant\n")
     assert tokenizer.model_max_length == 8192
 
 

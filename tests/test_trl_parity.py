@@ -212,7 +212,9 @@ def assert_same_gradients(ours, theirs):
 @pytest.mark.parametrize("options", GRID, ids=lambda options: "-".join(map(str, options.values())))
 def test_loss_gradient_and_metrics_are_those_of_trl(options, full, model_dir, tmp_path):
     high = 2.0 if options["loss_type"] == "cispo" else 0.28
-    config = ATGRPOConfig(epsilon_high=high, max_completion_length=LIMIT, **options)
+    config = ATGRPOConfig(
+        epsilon_high=high, temperature=1.0, max_completion_length=LIMIT, **options
+    )
     samples = some_samples(full)
     loss, grads, metrics = our_loss(full, samples, config)
     trainer = trl_trainer(model_dir, tmp_path, config)
@@ -287,6 +289,7 @@ def test_groups_without_variance_and_cut_completions_count_as_in_trl(
     config = ATGRPOConfig(
         loss_type=loss_type,
         silent_groups="count",
+        temperature=1.0,
         mask_truncated_completions=True,
         max_completion_length=LIMIT,
         **terms,

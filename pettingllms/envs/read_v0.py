@@ -23,7 +23,7 @@ People and cities of the splits are disjoint: those of `val` and `test` are in n
 
 | scheme | local reward of the finder | local reward of the answerer |
 |---|---|---|
-| `"graded"` (default) | 1 for exactly the sentence; 0.5 for at most eight words with the right city and no other; else 0 | 0.3 for at most two words with the right city and no other, unless the team's reward is paid; else 0 |
+| `"dense"` (default) | 1 for exactly the sentence; 0.5 for at most eight words with the right city and no other; else 0 | 0.3 for at most two words with the right city and no other, unless the team's reward is paid; else 0 |
 | `"sparse"` | 0 | 0 |
 
 The partial rewards give the groups of a model a slope where its exact answers are rare. Neither grows with what else a reply
@@ -90,7 +90,7 @@ class raw_env(TextEnv):
 
     Args:
         sentences: number of sentences that the finder sees; 2 to 6.
-        rewards: "graded", or "sparse" for the outcome alone.
+        rewards: "dense", or "sparse" for the outcome alone.
         kwargs: as in `TextEnv`.
 
     Raises:
@@ -110,13 +110,13 @@ class raw_env(TextEnv):
         "max_steps": 40,
         "eval_steps": 0,
     }
-    schemes: ClassVar[tuple[str, ...]] = ("graded", "sparse")
+    schemes: ClassVar[tuple[str, ...]] = ("dense", "sparse")
 
     def __init__(
         self,
         *,
         sentences: int = 3,
-        rewards: str = "graded",
+        rewards: str = "dense",
         **kwargs: Unpack[arguments.TextArguments],
     ) -> None:
         super().__init__(roles=("finder", "answerer"), **kwargs)
@@ -168,7 +168,7 @@ class raw_env(TextEnv):
         return Outcome(
             state,
             team=float(success),
-            local=local if self.rewards_scheme == "graded" else 0.0,
+            local=local if self.rewards_scheme == "dense" else 0.0,
             success=success,
             done=state.said is not None,
             info={"right": right},
