@@ -39,17 +39,8 @@ def test_every_environment_is_listed_and_explained(capsys):
         shown = capsys.readouterr().out
         assert "max_turns: int | None, default None" in shown
         assert "weight of the team reward" in shown
-<<<<<<< HEAD
         first = {"search": "dense", "read": "graded"}.get(name, "paper")
         assert f"reward schemes: {first}" in shown
-||||||| 5e0cc27
-        assert "reward schemes: " + ("dense" if name in ("search", "signal") else "paper") in shown
-=======
-        assert (
-            "reward schemes: " + ("dense" if name in ("read", "search", "signal") else "paper")
-            in shown
-        )
->>>>>>> real
 
 
 def test_an_environment_of_ones_own_is_explained(capsys):
