@@ -68,6 +68,7 @@ def play_of(arguments: dict[str, Any]) -> Callable[..., None]:
                 env.step(None)
                 continue
             message = [{"role": "user", "content": observation["text"]}]
+            assert observation is not None
             env.step(asked(base_url, role_of(agent), message)["content"])
             info = env.infos[agent]
             paid = {name: info[name] for name in ("success", "parse_error")}

@@ -212,9 +212,9 @@ def test_episodes_that_continue_from_equal_texts_have_environments_of_their_own(
     stepped: list[Line] = []
 
     class Noted(Line):
-        def branch(self, replies: Sequence[str]) -> Any:
+        def branch(self, replies: Sequence[str], *more: Any) -> Any:
             stepped.append(self)
-            return super().branch(replies)
+            return super().branch(replies, *more)
 
     play(
         SHAPES.load("fork_on_first").of(3, "best"),

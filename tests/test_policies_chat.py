@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trl
@@ -173,7 +174,7 @@ def conversation(text: str) -> Conversation:
     parameters = {"type": "object", "properties": {"a": {"type": "integer", "description": text}}}
     tool = {"name": "add", "description": text, "parameters": parameters}
     call = {"name": "add", "arguments": json.dumps({"a": 1, "b": text})}
-    messages = [
+    messages: list[dict[str, Any]] = [
         {"role": "system", "content": text},
         {"role": "user", "content": text},
         {
@@ -192,7 +193,7 @@ def test_no_text_of_a_conversation_opens_or_closes_a_turn(name: str) -> None:
     tokenizer.chat_template = (TEMPLATES / f"{name}.jinja").read_text()
     tokenizer.add_tokens([AddedToken(mark, special=True) for mark in MARKS[name]])
     chat = Chat(tokenizer, (0,))
-    marks = tokenizer.convert_tokens_to_ids(list(MARKS[name]))
+    marks = [tokenizer.convert_tokens_to_ids(mark) for mark in MARKS[name]]
     harmless, hostile = (
         chat.prompt_ids(conversation(text))
         for text in (
@@ -201,9 +202,9 @@ def test_no_text_of_a_conversation_opens_or_closes_a_turn(name: str) -> None:
         )
     )
     assert [n for n in hostile if n in marks] == [n for n in harmless if n in marks]
-    shown = tokenizer.decode(harmless)
+    shown = tokenizer.decode(list(harmless))
     assert "add" in shown
-    said = tokenizer.decode(hostile)
+    said = tokenizer.decode(list(hostile))
     for mark in ("<tool_response>", "</tool_response>", "</think>"):
         # Five of the seven texts are the program's own or the role's; users' and tools' have none.
         assert said.count(mark) <= shown.count(mark) + 5

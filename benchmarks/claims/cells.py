@@ -53,7 +53,12 @@ IDLE = (
 )
 """Settings of a ground that change nothing that is measured: overridden, or of what no cell does, or only how much is
 computed at a time, by which results differ as much as they do by rounding."""
-UNNAMED: Mapping[str, Any] = {"num_iterations": 1, "epsilon_high": None, "silent_groups": "drop"}
+UNNAMED: Mapping[str, Any] = {
+    "num_iterations": 1,
+    "epsilon_high": None,
+    "silent_groups": "drop",
+    "temperature": 1.0,
+}
 """What embedded models have where a setting is not named, so that naming one of them makes no other cell."""
 State = Mapping[str, Mapping[str, torch.Tensor]]
 """Policy -> its tensors."""
