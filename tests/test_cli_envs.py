@@ -115,7 +115,10 @@ def test_an_environment_of_any_kind_is_played(monkeypatch, capsys):
             ["play", "plan_path", "--env-args.height", "null"],
             "made with height=None: .*pettingllms-envs show",
         ),
-        (["check", "math", "--env-args.dataset", "5"], "a dataset must be a name, a path or rows"),
+        (
+            ["check", "math", "--env-args.dataset", "5"],
+            "a dataset is a name, a path, or rows, got 5",
+        ),
         (["show", "sokoban", "--env-args"], "--env-args is not taken here, but by: check, play"),
         (["show", "sokoban", "--env-args.size", "7"], "is not taken here, but by: check, play"),
         (["check", "sokoban", "--replies", "no_such.txt"], "no_such.txt: No such file"),

@@ -188,10 +188,10 @@ BAD = {
         {**ROW, "tests": [{"input": "2", "output": 4}]},
         {**CALL, "tests": [{"input": "[2]", "output": "four"}]},
     ],
-    "reference": [without("reference"), {**ROW, "reference": ["print(1)"]}],
-    "function": [{**CALL, "function": name} for name in (3, "", "Solution.twice", "f()")],
-    "mutants": [{**ROW, "mutants": "print(1)"}, {**ROW, "mutants": [1]}, {**ROW, "mutants": None}],
-    "split": [{**ROW, "split": "training"}, {**ROW, "split": None}, {**ROW, "split": ["train"]}],
+    "reference": [{**ROW, "reference": ["print(1)"]}],
+    "function": [{**CALL, "function": name} for name in (3, "Solution.twice", "f()")],
+    "mutants": [{**ROW, "mutants": "print(1)"}, {**ROW, "mutants": [1]}],
+    "split": [{**ROW, "split": "training"}, {**ROW, "split": ["train"]}],
 }
 
 

@@ -179,7 +179,7 @@ def test_gradients_of_adapters_are_those_of_the_modules(family, targets):
     ours, theirs = gradients(model), by_modules(model)
     torch.testing.assert_close(ours[0], theirs[0], atol=1e-5, rtol=1e-5)
     assert sum(each is not None for each in ours[1].values()) > 6
-    torch.testing.assert_close(ours[1], theirs[1], atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(ours[1], theirs[1], atol=5e-5, rtol=1e-4)
     assert all(".one." not in name for name in ours[1])
 
 

@@ -107,11 +107,15 @@ def test_an_exchange_of_policies_reaches_the_right_role() -> None:
 
 def test_an_environment_without_success_has_no_success_score() -> None:
     class Env(letters_env.raw_env):
-        def _record(self, *args: Any) -> None:
-            super()._record(*args)
-            for info in self.infos.values():
-                info.pop("success", None)
+        pass
 
+    def record(self: Any, *args: Any) -> None:
+        letters_env.raw_env._record(self, *args)
+        for info in self.infos.values():
+            info.pop("success", None)
+
+    # Afterwards, because no subclass may replace what the kernel itself calls.
+    Env._record = record  # type: ignore[method-assign]
     found = play(Env(max_turns=1), scripted(lambda *_: "a"))
     assert "success" not in found.scores
     assert found.scores["writer/reward"].mean > 0

@@ -215,7 +215,7 @@ def test_what_is_no_model_is_refused_with_a_cure(
         str(run): f"is a run; use its adapters with --adapters {run}",
         str(adapter): "is an adapter; give its base model",
         str(tmp_path): "has no config.json",
-        str(tmp_path / "model.gguf"): "is a file",
+        str(tmp_path / "model.gguf"): "cannot be read as GGUF",
         "nosuch/x": "the Hugging Face hub did not hand out 'nosuch/x'",
         "a b/c/d": "no hub id",
     }.items():

@@ -282,7 +282,7 @@ def test_a_table_is_made_by_real_trainings_once(tmp_path: Path, monkeypatch, cap
     assert "policies: shared" in only["config"]
     assert (tmp_path / "results" / "try.png").stat().st_size > 5_000
     logs = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.log")}
-    assert len(logs) == 2, "a training and an evaluation"
+    assert len(logs) == 3, "a training with its console.log, and an evaluation"
     assert run() == first
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.log")} == logs
     assert "wrote" in capsys.readouterr().out

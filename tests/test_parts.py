@@ -84,7 +84,7 @@ def test_another_base_is_trained_with_the_settings_of_the_base_of_parts(name):
 def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_path):
     run = tmp_path / "run"
     words = "--env plan_path --model embedded:parts --max-steps 2 --eval-steps 0"
-    words += f" --tasks-per-step 2 --num-generations 2 --output-dir {run}"
+    words += f" --eval-tasks 2 --tasks-per-step 2 --num-generations 2 --output-dir {run}"
     train.main(words.split())
     assert "model: embedded:parts" in (run / "config.yaml").read_text()
     evaluate.main(["--adapters", str(run), "--tasks", "2", "--out", str(tmp_path / "eval")])

@@ -316,7 +316,10 @@ def test_resuming_a_finished_run_changes_nothing(whole: Summary) -> None:
 
 @pytest.mark.parametrize(
     ("how", "error", "says"),
-    [("overflow", NonFiniteError, "reader"), ("sandbox", SandboxUnavailable, "did not start")],
+    [
+        ("overflow", NonFiniteError, "returned the advantage -inf"),
+        ("sandbox", SandboxUnavailable, "did not start"),
+    ],
 )
 def test_a_failing_step_leaves_the_state_before_it(
     model: Path, tmp_path: Path, how: str, error: type[Exception], says: str

@@ -22,13 +22,15 @@ Source = str | Path | Iterable[Mapping[str, Any]]
 
 
 def as_path(source: Any) -> Any:
-    """Returns a file or folder of rows that are given as objects; anything else as it is.
+    """Returns a file or folder of rows that are given as objects; a name, a path, or None as it is.
 
     Raises:
-        DatasetError: a row is no dict, or the rows cannot be written.
+        DatasetError: it is neither, a row is no dict, or the rows cannot be written.
     """
-    if isinstance(source, str | os.PathLike) or not isinstance(source, Iterable):
+    if source is None or isinstance(source, str | os.PathLike):
         return source
+    if not isinstance(source, Iterable):
+        raise DatasetError(f"a dataset is a name, a path, or rows, got {source!r:.80}")
     parts = source if isinstance(source, Mapping) else {"rows": source}
     texts = {f"{name}.jsonl": _text(rows) for name, rows in parts.items()}
     digest = hashlib.blake2b(json.dumps(texts, sort_keys=True).encode(), digest_size=12).hexdigest()

@@ -37,6 +37,8 @@ GIVEN = ("base_url", "api_key", "seed", "pay")
 """Arguments that a function is given beside its task, where it has them."""
 MOST_OUTPUT = 1 << 20
 """Bytes of a script's standard output, whose last line is its reward."""
+_MOST_REFUSALS = 3
+"""Requests of a run that was given up, before its thread is ended."""
 _LATE = 1.0
 """Seconds without a call after which a replay that waits elsewhere is taken to be another one."""
 _CURE = (
@@ -116,6 +118,7 @@ class ProgramRun:
         self.error: BaseException | None = None
         self.trace = ""
         self.over = self._closed = self._killed = False
+        self._refusals = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._cancel: Callable[[], object] | None = None
         self.base_url = _front().add(self)
@@ -228,7 +231,9 @@ class ProgramRun:
             raise
         with self._changed:
             if self._closed or self.over:
-                self._kill()  # it went on after the first refusal
+                self._refusals += 1
+                if self._refusals > _MOST_REFUSALS:  # it swallows them
+                    self._kill()
                 raise NotServed(410, "this episode is over")
             waiting = self._again(call, gone) or self._new(call, gone)
             self._changed.notify_all()
@@ -339,12 +344,12 @@ class ProgramRun:
                 self._unread.append(waiting)
             self._changed.notify_all()
 
-    def close(self) -> None:
-        """Gives the run up: calls that wait are refused, which ends most programs; the others are killed."""
+    def close(self, *, hangs: bool = False) -> None:
+        """Gives the run up: its calls are refused, which ends most programs; one that `hangs` is killed."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-            if not self._waiting or self._process is not None:
+            if hangs or self._process is not None:
                 self._kill()
 
     def _kill(self) -> None:

@@ -204,8 +204,8 @@ class raw_env(TextEnv):
     def _settle(self, run: ProgramRun) -> None:
         try:
             run.settle()
-        except BaseException:
-            run.close()
+        except BaseException as error:
+            run.close(hangs=isinstance(error, TimeoutError))
             raise
 
     def _order(self, run: ProgramRun, before: Sequence[ChatCall] = ()) -> tuple[ChatCall, ...]:

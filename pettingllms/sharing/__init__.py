@@ -81,12 +81,16 @@ def read_run(run: Path) -> SharedRun:
         )
     try:
         summary = json.loads(path.read_text(encoding="utf-8"))
-        if not summary["after"]:
-            raise ConfigError(f"the run {run} was not evaluated (eval_tasks 0): nothing to share")
-        roles = list(summary["after"][0]["roles"])
-        table = (run / "summary.md").read_text(encoding="utf-8")
+        evaluations = list(summary["after"])
+        roles = list(evaluations[0]["roles"]) if evaluations else []
+        table = (run / "summary.md").read_text(encoding="utf-8") if evaluations else ""
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise RunFolderError(f"{path} is damaged: {error}; restore it") from error
+    if not roles:
+        raise ConfigError(
+            f"the run {run} was trained without an evaluation (eval_tasks 0), and a card says what was "
+            "measured; train with --eval-tasks 100"
+        )
     adapters = sorted(each.parent for each in (run / "adapters").glob(f"*/{CONFIG_FILE}"))
     return SharedRun(run, config, roles, table, adapters)
 
