@@ -67,10 +67,10 @@ def play_of(arguments: dict[str, Any]) -> Callable[..., None]:
             if termination or truncation:
                 env.step(None)
                 continue
-            message = [{"role": "user", "content": observation["text"]}]
             assert observation is not None
+            message = [{"role": "user", "content": observation["text"]}]
             env.step(asked(base_url, role_of(agent), message)["content"])
-            info = env.infos[agent]
+            info: Any = env.infos[agent]
             paid = {name: info[name] for name in ("success", "parse_error")}
             pay(team=info["team_reward"], local=info["local_reward"], **paid)
 

@@ -115,7 +115,7 @@ def test_an_environment_without_success_has_no_success_score() -> None:
             info.pop("success", None)
 
     # Afterwards, because no subclass may replace what the kernel itself calls.
-    Env._record = record  # type: ignore[method-assign]
+    setattr(Env, "_record", record)  # noqa: B010 - mypy
     found = play(Env(max_turns=1), scripted(lambda *_: "a"))
     assert "success" not in found.scores
     assert found.scores["writer/reward"].mean > 0
