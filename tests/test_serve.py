@@ -132,7 +132,8 @@ def test_plain_completions_take_text_or_token_ids(client):
         ({"model": "writr"}, 404, "no model 'writr'; did you mean 'writer'"),
         ({"model": "base"}, 404, "no model 'base'"),
         ({"model": "team"}, 400, "takes no free question"),
-        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "'tools' is supported"),
+        ({"tools": [{"type": "function"}]}, 400, "tools must be a list of functions"),
+        ({"tools": [{"type": "function", "function": {"name": "f"}}]}, 400, "no place for tools"),
         ({"presence_penalty": 0.5}, 400, "'presence_penalty' is supported as 0 only, got '0.5'"),
         ({"response_format": {"type": "json_object"}}, 400, "'response_format' is supported as"),
         ({"extra_body": {"min_tokens": 4}}, 400, "parameter 'min_tokens' is supported as 0 only"),
@@ -144,9 +145,9 @@ def test_plain_completions_take_text_or_token_ids(client):
         ({"n": True}, 400, "n must be a number"),
         ({"temperature": -1}, 400, "temperature must be a number from 0.0"),
         ({"max_tokens": 2000}, 400, "exceed the context of 1024"),
-        ({"messages": []}, 400, "messages must be a list of messages, and not empty"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, 400, "a message needs a role"),
-        ({"messages": [{"role": "user", "content": 3}]}, 400, "a message needs a role"),
+        ({"messages": []}, 400, "messages are missing"),
+        ({"messages": [{"role": "king", "content": "x"}]}, 400, "a message has the role 'king'"),
+        ({"messages": [{"role": "user", "content": 3}]}, 400, "a content must be text, got a int"),
     ],
 )
 def test_what_is_not_supported_is_refused_by_name(client, changes, status, words):

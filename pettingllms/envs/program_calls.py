@@ -116,7 +116,7 @@ class ChatCall:
                 404, f"no role {role!r}; {hint} A request's model is the role that replies"
             )
         request = {name: given[name] for name in _DECISION if name in given}
-        request["messages"] = _messages(request.get("messages"))
+        request["messages"] = messages_of(request.get("messages"))
         text = json.dumps([role, request], sort_keys=True)
         return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
 
@@ -132,7 +132,12 @@ class ChatCall:
         return Conversation("\n\n".join(parts), messages, tools)
 
 
-def _messages(given: Any) -> list[dict[str, Any]]:
+def messages_of(given: Any) -> list[dict[str, Any]]:
+    """The messages of a request, contents and arguments of calls as text.
+
+    Raises:
+        NotServed: they are no conversation of texts, calls of tools, and their results.
+    """
     if not isinstance(given, list) or not given:
         raise NotServed(400, "messages are missing: a list of objects with role and content")
     return [_message(each) for each in given]
@@ -209,38 +214,36 @@ def first_difference(was: Any, now: Any, at: str = "request") -> str:
     return f"{at} was {was!r:.80} and is {now!r:.80}"
 
 
-def answer(call: ChatCall, text: str, own: str) -> dict[str, Any]:
-    """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
-    calls: list[dict[str, Any]] = []
-    if call.request.get("tools"):
-        text, read = read_calls(text)
-        calls = [
+def message_of(text: str, own: str, *, tools: bool) -> dict[str, Any]:
+    """A reply as a message, with the calls of tools in it; `own` makes their ids."""
+    text, calls = read_calls(text) if tools else (text, [])
+    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
+    if calls:
+        message["tool_calls"] = [
             {
                 "id": f"call_{own}{number}",
                 "type": "function",
                 "function": {"name": name, "arguments": json.dumps(arguments)},
             }
-            for number, (name, arguments) in enumerate(read)
+            for number, (name, arguments) in enumerate(calls)
         ]
+    return message
+
+
+def answer(call: ChatCall, text: str, own: str) -> dict[str, Any]:
+    """A reply in the form of OpenAI's API; `own` makes its ids, so that a replay has the same."""
+    message = message_of(text, own, tools=bool(call.request.get("tools")))
     stops = call.request.get("stop", ())
     for stop in [stops] if isinstance(stops, str) else stops:
-        text = text.partition(stop)[0]
-    message: dict[str, Any] = {"role": "assistant", "content": text or (None if calls else "")}
-    if calls:
-        message["tool_calls"] = calls
+        message["content"] = (message["content"] or "").partition(stop)[0]
+    finish = "tool_calls" if "tool_calls" in message else "stop"
+    choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": finish}
     return {
         "id": f"chatcmpl-{own}",
         "object": "chat.completion",
         "created": 0,
         "model": call.role,
-        "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": "tool_calls" if calls else "stop",
-            }
-        ],
+        "choices": [choice],
         "usage": {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0},
     }
 

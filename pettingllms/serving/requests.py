@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from jinja2 import TemplateError
 
+from pettingllms.envs.program_calls import NotServed, messages_of
 from pettingllms.envs.questions import RolePrompt
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.policies.chat import Chat
@@ -33,6 +34,7 @@ _KNOWN = {
     MESSAGES: (
         *_COMMON,
         *("messages", "max_completion_tokens", "stop", "logprobs", "top_logprobs", "role_prompt"),
+        "tools",
     ),
     PROMPT: (*_COMMON, "prompt", "stop", "logprobs", "echo"),
 }
@@ -45,7 +47,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "top_k": (0, -1),
     "min_p": (0,),
     "logit_bias": ({},),
-    "tools": ([],),
     "functions": ([],),
     "tool_choice": ("none", "auto"),
     "parallel_tool_calls": (True, False),
@@ -78,7 +79,6 @@ _NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 """Values with which a parameter changes nothing."""
 _STREAMED = ("continuous_usage_stats", "include_obfuscation")
 """Options of streams that are not there, and may be false."""
-_ROLES = ("system", "developer", "user", "assistant")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,8 @@ class CompletionRequest:
     stream: bool = False
     usage: bool = False
     """Whether a stream ends with the numbers of tokens."""
+    tools: bool = False
+    """Whether calls of tools are read from the reply."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,8 +202,10 @@ class RequestReader:
             )
         echo = flag(body, "echo")
         stream = flag(body, "stream")
-        if echo and stream:
-            raise ConfigError("echo is not supported in a stream; leave out one of the two")
+        tools = bool(body.get("tools"))
+        if stream and (echo or tools):
+            what = "echo is" if echo else "tools are"
+            raise ConfigError(f"{what} not supported in a stream; leave out one of the two")
         return CompletionRequest(
             role,
             form,
@@ -214,6 +218,7 @@ class RequestReader:
             echo=echo,
             stream=stream,
             usage=_usage(body),
+            tools=tools,
         )
 
     def read_team(self, body: Mapping[str, Any], form: str) -> TeamRequest:
@@ -235,7 +240,7 @@ class RequestReader:
                 f"{', '.join(self._elsewhere)} of this team is played by a model behind an API, which "
                 f"is not served here; ask one of {', '.join(self.roles)}"
             )
-        for name in ("stop", "logprobs", "top_logprobs", "role_prompt"):
+        for name in ("stop", "logprobs", "top_logprobs", "role_prompt", "tools"):
             if body.get(name):
                 raise ConfigError(f"{name} is for a single role; the team plays by its own rules")
         number(body, "n", 1, 1, 1, int)
@@ -295,7 +300,7 @@ class RequestReader:
             if flag(body, "role_prompt", default=True):
                 turns = asked(turns, self.prompts.get(role))
             try:
-                return (self.chat(role).conversation_ids(turns),)
+                return (self.chat(role).conversation_ids(turns, _tools(body)),)
             except TemplateError as error:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
@@ -347,7 +352,7 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
             )
 
 
-def asked(turns: Sequence[Mapping[str, str]], prompt: RolePrompt | None) -> list[Mapping[str, str]]:
+def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[Mapping[str, Any]]:
     """The conversation with its first user turn in the role's prompt of training."""
     found = list(turns)
     first = next((k for k, turn in enumerate(found) if turn["role"] == "user"), None)
@@ -356,30 +361,26 @@ def asked(turns: Sequence[Mapping[str, str]], prompt: RolePrompt | None) -> list
     return found
 
 
-def turns_of(messages: Any) -> list[Mapping[str, str]]:
+def turns_of(messages: Any) -> list[dict[str, Any]]:
     """Checks a conversation; joins the text parts of each message.
 
     Raises:
-        ConfigError: no conversation of texts.
+        ConfigError: no conversation of texts, calls of tools, and their results.
     """
-    if not isinstance(messages, list) or not messages:
-        raise ConfigError("messages must be a list of messages, and not empty")
-    turns: list[Mapping[str, str]] = []
-    for message in messages:
-        content = message.get("content") if isinstance(message, dict) else None
-        if isinstance(content, list):
-            texts: list[Any] = [
-                part.get("text") if isinstance(part, dict) else None for part in content
-            ]
-            content = "".join(texts) if all(isinstance(text, str) for text in texts) else None
-        if not isinstance(content, str) or message.get("role") not in _ROLES:
-            raise ConfigError(
-                f"a message needs a role ({', '.join(_ROLES)}) and a text, got {str(message)[:80]}"
-            )
-        # OpenAI's newer name, which chat templates do not know.
-        role = "system" if message["role"] == "developer" else message["role"]
-        turns.append({"role": role, "content": plain(content)})
-    return turns
+    try:
+        return [{**turn, "content": plain(turn["content"])} for turn in messages_of(messages)]
+    except NotServed as error:
+        raise ConfigError(str(error)) from None
+
+
+def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    tools = body.get("tools") or ()
+    fits = isinstance(tools, list | tuple) and all(
+        isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
+    )
+    if not fits:
+        raise ConfigError(f"tools must be a list of functions, got {str(tools)[:80]}")
+    return tools
 
 
 def plain(text: str) -> str:

@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pettingllms.envs.program_calls import message_of
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.continuous import Token
 from pettingllms.serving.choices import Choice
@@ -150,7 +151,9 @@ class Writer:
         prompt = number // self._wanted.n
         finish = choice.finish or "length"
         if self._messages:
-            said: dict[str, Any] = {"message": {"role": "assistant", "content": choice.text}}
+            message = message_of(choice.text, uuid.uuid4().hex[:16], tools=self._wanted.tools)
+            finish = "tool_calls" if "tool_calls" in message else finish
+            said: dict[str, Any] = {"message": message}
             logprobs = self._logprobs(number, choice.tokens)
         else:
             ids = self._wanted.prompts[prompt] if self._wanted.echo else ()
