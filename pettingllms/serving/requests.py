@@ -202,7 +202,7 @@ class RequestReader:
             )
         echo = flag(body, "echo")
         stream = flag(body, "stream")
-        tools = bool(body.get("tools"))
+        tools = bool(_tools(body))
         if stream and (echo or tools):
             what = "echo is" if echo else "tools are"
             raise ConfigError(f"{what} not supported in a stream; leave out one of the two")
@@ -375,6 +375,8 @@ def turns_of(messages: Any) -> list[dict[str, Any]]:
 
 def _tools(body: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     tools = body.get("tools") or ()
+    if body.get("tool_choice") == "none":
+        return ()
     fits = isinstance(tools, list | tuple) and all(
         isinstance(tool, Mapping) and isinstance(tool.get("function"), Mapping) for tool in tools
     )
