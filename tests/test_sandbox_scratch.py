@@ -60,16 +60,17 @@ with EmbeddedSandbox(1, without={without}, allow_unsafe=True) as sandbox:
 
 
 def test_a_worker_that_lies_about_its_folder_gets_nothing_deleted():
-    worker = f"""
+    worker = """
 import sys
-sys.path[:0] = {sys.path!r}
+sys.path[:0] = PATH
 from pettingllms.sandbox.worker import frames
-hello = {{"protocol": 1, "layers": [], "problems": [], "python": "3", "scratch": "/tmp"}}
+hello = {"protocol": 1, "layers": [], "problems": [], "python": "3", "scratch": "/tmp"}
 sys.stdout.buffer.write(frames.encode(hello))
 sys.stdout.buffer.flush()
 sys.stdin.read()
 """
-    code = f"WorkerConnection(ProcessChannel((sys.executable, '-c', {worker!r}), {{}})).close()"
+    worker = f"{worker!r}.replace('PATH', repr(sys.path))"  # as seen in there
+    code = f"WorkerConnection(ProcessChannel((sys.executable, '-c', {worker}), {{}})).close()"
     assert in_private_tmp(START + code + END) == ALIVE
 
 
