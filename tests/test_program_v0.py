@@ -97,6 +97,7 @@ def test_rows_are_the_tasks_unchanged_and_their_roles_are_seen(tmp_path: Path) -
         asked(base_url, "openai/reader", user(task["question"]))
         return 1.0
 
+    assert program_env(relay).possible_agents == ["writer_0", "reader_0"]
     env = program_env(solve, dataset=file)
     assert env.possible_agents == ["reader_0"]
     assert env.num_tasks == 20
@@ -254,8 +255,13 @@ def test_calls_that_wait_together_have_one_order_and_are_replayed() -> None:
 
 
 def test_overlapping_calls_of_a_program_that_was_said_to_have_none_are_an_error() -> None:
+    def begun() -> Any:
+        env = started(together, settle=0)
+        threading.Event().wait(0.2)  # until the others have come, too
+        return env
+
     with pytest.raises(ConfigError, match="settle"):
-        played(started(together, settle=0), "a", "b", "c")
+        played(begun(), "a", "b", "c")
 
 
 # Failures

@@ -151,7 +151,9 @@ class raw_env(TextEnv):
         return f"program:{self._program.name}"
 
     def _roles_seen(self) -> list[str]:
-        run, seen = ProgramRun(self._program, self._task(0), 0, None), list[str]()
+        # Not `_task`, which asks the split that the roles come before.
+        task = 0 if self._tasks is None else self._tasks[0]
+        run, seen = ProgramRun(self._program, task, 0, None), list[str]()
         try:
             for _ in range(_MOST_CALLS_SEEN):
                 run.settle()

@@ -352,9 +352,9 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
             )
 
 
-def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[Mapping[str, Any]]:
+def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[dict[str, Any]]:
     """The conversation with its first user turn in the role's prompt of training."""
-    found = list(turns)
+    found = [dict(turn) for turn in turns]
     first = next((k for k, turn in enumerate(found) if turn["role"] == "user"), None)
     if prompt is not None and first is not None:
         found[first] = {**found[first], "content": prompt.of(found[first]["content"])}
