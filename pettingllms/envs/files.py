@@ -23,7 +23,7 @@ def importable(path: str) -> str:
         return path
     file = Path(name).expanduser().resolve()
     if not file.is_file():
-        raise UnknownNameError(f"there is no file {file} with an environment")
+        raise UnknownNameError(f"there is no file {file}")
     known = sys.modules.get(file.stem)
     # Run only once: a second run would make other classes of the same names, which `pickle` and
     # `isinstance` tell from the first ones.

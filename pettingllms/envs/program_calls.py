@@ -51,19 +51,7 @@ _IGNORED = frozenset(
         "frequency_penalty",
     ]
 )
-_READ = frozenset(
-    [
-        "model",
-        "messages",
-        "n",
-        "tools",
-        "tool_choice",
-        "response_format",
-        "stop",
-        "function_call",
-        "functions",
-    ]
-)
+_READ = ("model", "messages", "n", "tools", "tool_choice", "response_format", "stop")
 _DECISION = ("messages", "tools", "tool_choice", "response_format", "stop")
 """What makes two requests to one role the same."""
 _ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -104,7 +92,7 @@ class ChatCall:
         for name in given:
             if name in _IGNORED:
                 _note_ignored(name)
-            elif name not in _READ or name in ("function_call", "functions"):
+            elif name not in _READ:
                 raise NotServed(400, f"parameter {name!r} is not supported here; leave it out")
         if given.get("n", 1) != 1:
             raise NotServed(400, f"n={given['n']} is not supported here; ask {given['n']} times")
@@ -273,15 +261,8 @@ class Asked(Protocol):
     def ask(self, body: Any, gone: Callable[[], bool]) -> dict[str, Any]:
         """Waits for the reply to a request; `gone` says whether its client has left."""
 
-    def pay(
-        self,
-        role: str | None = None,
-        *,
-        team: float = 0.0,
-        local: float = 0.0,
-        success: bool | None = None,
-        parse_error: str | None = None,
-    ) -> None:
+    @property
+    def pay(self) -> Callable[..., None]:
         """Pays what the latest reply earned."""
 
 

@@ -27,7 +27,7 @@ from pettingllms.types import Candidate, Group
 
 TEMPERATURES = (0.7, 1.0)
 COMMONEST, SHOWN = 3, 60
-"""ReplyShares that are shown of a role, and characters of each."""
+"""Replies that are shown of a role, and characters of each."""
 RARE, OFTEN, MORE = 0.1, 0.9, 0.15
 """Shares of replies or groups from which on advice changes."""
 
@@ -123,12 +123,12 @@ def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
     if readable < RARE:
         return (
             f"replies of `{role}` can hardly ever be read: ask for one short thing without a format "
-            "(--env-args.prompt), raise --max-completion-length, or warm-start on form"
+            "(--env-args.prompt), or raise --max-completion-length"
         )
     if right == 0 and partly == 0:
         return (
             f"no reply of `{role}` was ever right; reward parts of it, rephrase its prompt, lower "
-            "the temperature, or warm-start on form"
+            "the temperature, or fine-tune it on examples of the form first"
         )
     if own[best].signal == 0:
         return f"all candidates of `{role}` earn the same: give easier or harder tasks, or raise K"

@@ -25,7 +25,7 @@ from safetensors import SafetensorError, safe_open
 from pettingllms.data import reach
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.models import SHIPPED, model_path, shipped
-from pettingllms.models.gguf import SMOLLM2
+from pettingllms.models.gguf import SMOLLM2, is_gguf
 from pettingllms.policies.roles import BASE, is_own
 from pettingllms.policies.weights import CONFIG_FILE, DIGEST_KEY, WEIGHTS_FILE, read_config
 
@@ -45,8 +45,10 @@ def check_model(model: str, revision: str | None = None) -> None:
             neither in the hub's cache nor on the hub.
     """
     # Before the hub is asked, where no repository has such a name.
-    if model.startswith("embedded") and not Path(model).exists() and shipped(model) is None:
-        raise UnknownNameError(f"model {model!r} is unknown; {did_you_mean(model, SHIPPED)}")
+    ours = model.startswith(("embedded", "smol")) and "/" not in model
+    if ours and not Path(model).exists() and shipped(model) is None and not is_gguf(model):
+        hint = did_you_mean(model, (*SHIPPED, SMOLLM2))
+        raise UnknownNameError(f"model {model!r} is unknown; {hint}")
     path = Path(model_path(model))
     if revision is not None and path.is_dir():
         raise ConfigError(f"revision is for models on the hub; {model} is a folder")
