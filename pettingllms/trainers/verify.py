@@ -10,7 +10,7 @@ above 0 (of a warm-up, the first step has the rate 0):
 * end-of-turn tokens are part of the loss;
 * completions with an advantage became more likely.
 
-A line that begins with ✗ names a fault. Training goes on: only its user knows whether the run is still wanted.
+A line that begins with ✗ names a fault, one with ? what cannot be told. Training goes on: only its user knows whether the run is still wanted.
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ ROUNDING = 1e-4
 class Proof(NamedTuple):
     """One checked property."""
 
-    holds: bool
+    holds: bool | None
+    """None where it cannot be told."""
     what: str
 
     def __str__(self) -> str:
         """A line of the block."""
-        return f"  {'✓' if self.holds else '✗'} {self.what}"
+        return f"  {'?' if self.holds is None else '✓' if self.holds else '✗'} {self.what}"
 
 
 class Verifier:
@@ -230,7 +231,7 @@ def _rise(
     shown = f"mean change {math.fsum(good) / max(1, len(good)):+.3f}"
     what = "the log-probability of rewarded completions"
     if abs(total) <= bound:
-        return Proof(True, f"{what} changed by less than rounding ({shown})")
+        return Proof(None, f"{what} changed by no more than rounding may ({shown})")
     return Proof(total > 0, f"{what} {'rose' if total > 0 else 'did not rise'} ({shown})")
 
 
