@@ -22,9 +22,9 @@ from typing import Any
 
 from benchmarks.evidence import Table
 from benchmarks.options import Options
+from pettingllms.contrib.games.textarena_games import VARIANTS, registry
 from pettingllms.envs import check, load_env
 from pettingllms.envs.aec import clone_env
-from pettingllms.envs.textarena_games import VARIANTS, registry
 from pettingllms.errors import PettingLLMsError
 from pettingllms.runs import versions
 

@@ -25,7 +25,7 @@ from benchmarks import kuhn, noughts
 from benchmarks.evidence import Table
 from benchmarks.options import Options
 from benchmarks.priming.games import OUT, reply
-from pettingllms.envs.textarena_v0 import env
+from pettingllms.contrib.games.textarena_v0 import env
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import versions

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from pettingzoo.test.api_test import api_test
 from pettingzoo.test.seed_test import seed_test
 
+from pettingllms.contrib.games.classic_texts import GameText, show_observation
+from pettingllms.contrib.games.classic_v0 import env
 from pettingllms.envs import check_env, clone_env, load_env
 from pettingllms.envs.check import continued, scripted, view
-from pettingllms.envs.classic_texts import GameText, show_observation
-from pettingllms.envs.classic_v0 import env
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
 
 pytestmark = [

@@ -127,7 +127,7 @@ def test_verifiers_plays_all_five_with_an_agent_for_each_role_and_scores_no_fail
 def env_server(*options: str) -> Iterator[str]:
     """The address of `pettingllms-env-server`."""
     port = free_port("127.0.0.1")
-    words = ["-m", "pettingllms.cli.env_server", "--port", str(port), *options]
+    words = ["-m", "pettingllms.contrib.bridges.env_server", "--port", str(port), *options]
     process = subprocess.Popen(
         [python("openenv"), *words],
         env={**environment(), "PYTHONUNBUFFERED": "1"},
@@ -205,7 +205,7 @@ def test_the_server_says_what_it_cannot_serve():
         ("--max-age", "0"): "max_age must be positive",
     }.items():
         done = subprocess.run(
-            [python("openenv"), "-m", "pettingllms.cli.env_server", *words],
+            [python("openenv"), "-m", "pettingllms.contrib.bridges.env_server", *words],
             env=environment(),
             capture_output=True,
             text=True,
@@ -238,7 +238,14 @@ def test_the_command_of_the_documentation_evaluates(tmp_path):
 def test_a_port_that_is_taken_is_said_before_anything_is_served():
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        words = ["-m", "pettingllms.cli.env_server", "--env", "sokoban", "--port", str(port)]
+        words = [
+            "-m",
+            "pettingllms.contrib.bridges.env_server",
+            "--env",
+            "sokoban",
+            "--port",
+            str(port),
+        ]
         done = subprocess.run(
             [python("openenv"), *words], env=environment(), capture_output=True, text=True
         )

@@ -60,7 +60,7 @@ def test_what_a_player_can_reach_in_tic_tac_toe_is_known(board, outlook):
 @pytest.mark.skipif(importlib.util.find_spec("textarena") is None, reason="needs TextArena")
 def test_demonstrations_are_legal_and_show_all_moves_alike():
     from benchmarks.priming.games import legal_moves, play
-    from pettingllms.envs.textarena_v0 import env
+    from pettingllms.contrib.games.textarena_v0 import env
 
     rng, opening, cards = random.Random(0), Counter[str](), Counter[str]()
     noughts = env("TicTacToe-v0", prompt="compact")
@@ -89,7 +89,7 @@ def test_demonstrations_are_legal_and_show_all_moves_alike():
 @pytest.mark.skipif(importlib.util.find_spec("textarena") is None, reason="needs TextArena")
 def test_a_perfect_player_never_loses_at_tic_tac_toe():
     from benchmarks.noughts import at_random, optimal, over
-    from pettingllms.envs.textarena_v0 import env
+    from pettingllms.contrib.games.textarena_v0 import env
 
     rng, game = random.Random(0), env("TicTacToe-v0", prompt="compact")
     results = Counter[float]()

@@ -24,7 +24,7 @@ import torch
 from benchmarks.options import Options
 from benchmarks.priming.example import Demo
 from benchmarks.priming.prime import Phase, build_model, build_tokenizer, run_phase, save
-from pettingllms.envs.textarena_v0 import env
+from pettingllms.contrib.games.textarena_v0 import env
 
 logger = logging.getLogger(__name__)
 

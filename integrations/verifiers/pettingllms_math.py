@@ -1,6 +1,6 @@
 """The environment `math` of pettingllms for verifiers: `vf-eval pettingllms-math`."""
 
-from pettingllms.elsewhere.verifiers_env import plugin
+from pettingllms.contrib.bridges.verifiers_env import plugin
 
 MathTaskset, MathEnv, AskOnce = plugin("math")
 

@@ -67,8 +67,8 @@ MOVED = ("debugging", "signal")
 """Examples of the repository, which a checkout still knows by these names."""
 BRIDGES = {
     "program": "pettingllms.envs.program_v0:env",
-    "textarena": "pettingllms.envs.textarena_v0:env",
-    "pettingzoo": "pettingllms.envs.classic_v0:env",
+    "textarena": "pettingllms.contrib.games.textarena_v0:env",
+    "pettingzoo": "pettingllms.contrib.games.classic_v0:env",
 }
 """What makes environments of something else: `textarena:TicTacToe-v0`, `program:my_team.py:solve`."""
 

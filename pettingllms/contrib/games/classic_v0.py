@@ -12,7 +12,7 @@ has -1, the others 0.
 
 Any environment of PettingZoo's registry works whose players act one after another with discrete
 actions. How a game looks as text is a `GameText`: the games in
-`pettingllms.envs.classic_texts.TEXTS` have one of their own, others a generic one, and the argument
+`pettingllms.contrib.games.classic_texts.TEXTS` have one of their own, others a generic one, and the argument
 `text` replaces either.
 
 Version history: v0, the games of PettingZoo 1.27.
@@ -32,9 +32,9 @@ from gymnasium.spaces import Discrete
 from pettingzoo import AECEnv
 from pettingzoo.env_registry.exceptions import PettingZooRegistryError
 
+from pettingllms.contrib.games.classic_texts import TEXTS, GameText, generic
+from pettingllms.contrib.games.game_env import GameEnv, seat_roles
 from pettingllms.envs.aec import deep_copied, pickled
-from pettingllms.envs.classic_texts import TEXTS, GameText, generic
-from pettingllms.envs.game_env import GameEnv, seat_roles
 from pettingllms.envs.generators import Generators, private, seeded
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError, did_you_mean
 from pettingllms.registry import resolve

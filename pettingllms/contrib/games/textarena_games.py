@@ -66,6 +66,6 @@ def game_of(name: str) -> Any:
 
 
 VARIANTS: Mapping[str, tuple[str, str]] = {
-    "KuhnPoker-v1": ("pettingllms.envs.kuhn_poker:KuhnPoker", "KuhnPoker-v0")
+    "KuhnPoker-v1": ("pettingllms.contrib.games.kuhn_poker:KuhnPoker", "KuhnPoker-v0")
 }
 """Id -> entry point, and TextArena's game whose wrappers it has. A game of TextArena's own with this id comes first."""

@@ -3,7 +3,7 @@
 Whoever acts next is in the observation, with its prompt; an action is a text. A session is a WebSocket
 connection, with an environment of its own; the HTTP calls `/reset` and `/step` of OpenEnv hold no
 session, so `/step` there is refused. Sessions are limited in number and age, messages in size
-(`pettingllms.elsewhere.bounded`). What a client sends is text of a model: nothing of it is bad input.
+(`pettingllms.contrib.bridges.bounded`). What a client sends is text of a model: nothing of it is bad input.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from openenv.core.env_server.types import ConcurrencyConfig, EnvironmentMetadata
 from pydantic import Field
 
 from pettingllms import __version__
-from pettingllms.elsewhere.bounded import Bounded
+from pettingllms.contrib.bridges.bounded import Bounded
 from pettingllms.envs.aec import AnyEnv, clone_env, load_env, observe_text
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import ConfigError, PettingLLMsError

@@ -62,7 +62,7 @@ def parse(argv: Sequence[str]) -> EnvServerOptions:
 
 def _run(options: EnvServerOptions) -> int:
     arguments = json_object("env_args", options.env_args)
-    from pettingllms.elsewhere.openenv_server import ServerLimits, served
+    from pettingllms.contrib.bridges.openenv_server import ServerLimits, served
 
     limits = ServerLimits(options.max_sessions, options.max_age, options.max_message)
     import uvicorn  # OpenEnv brings it

@@ -1,0 +1,8 @@
+"""What may age or go without the core noticing: nothing outside of this folder imports it.
+
+    games       TextArena's games and PettingZoo's classic ones as environments
+    bridges     the environments of this package in verifiers and OpenEnv
+
+The core names an entry of it as a path in a string, and only where a user asks for it. Each part has an extra
+and a test target of its own (`make test-games`, `make test-elsewhere`).
+"""
