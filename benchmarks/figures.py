@@ -1,4 +1,4 @@
-"""The figures of docs/results.md, from `results/*.json`: one question each.
+"""The figures of docs/results/, from `results/*.json`: one question each.
 
     python -m benchmarks.figures
 

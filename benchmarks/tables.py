@@ -30,12 +30,15 @@ from benchmarks.options import Options
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
+STUDIES = ("claims", "pretrained", "protocol", "speed", "teams")
+"""The pages of the results that show tables."""
 PAGES = (
     HERE.parent / "README.md",
     HERE.parent / "docs" / "environments.md",
     HERE.parent / "docs" / "games.md",
     HERE.parent / "docs" / "methods.md",
-    HERE.parent / "docs" / "results.md",
+    *(HERE.parent / "docs" / "results" / f"{page}.md" for page in STUDIES),
+    HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
 )
 BLIND = {
@@ -84,7 +87,7 @@ def outcomes() -> str:
     rows = [
         [f"`{env}`", "parts", *(f"{share:.2f}" for share in parts.success(each))]
         for env, each in sorted(own.items())
-        # Another training of an environment is in docs/results.md alone.
+        # Another training of an environment is in the pages of the results alone.
         if parts.STORIES[env].env == env
     ]
     rows += [

@@ -22,7 +22,7 @@ from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.per_policy import OWN, own_settings
 
 ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 # Their code trains for minutes, or needs a server or a model of the reader's.
 NOT_RUN = ("docs/training.md", "docs/serving.md")
 

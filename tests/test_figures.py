@@ -1,4 +1,4 @@
-"""The figures of the page of results: each is shown there, and drawn from what is published."""
+"""The figures of the pages of results: each is shown there, and drawn from what is published."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pytest
 from benchmarks import figures, tables
 from pettingllms.statistics import Estimate
 
-PAGE = Path(__file__).parents[1] / "docs" / "results.md"
+PAGES = sorted((Path(__file__).parents[1] / "docs" / "results").glob("*.md"))
 
 
-def test_every_figure_whose_result_is_published_is_on_the_page_and_no_other():
-    page = PAGE.read_text(encoding="utf-8")
+def test_every_figure_whose_result_is_published_is_on_a_page_and_no_other():
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     for name, (needed, _) in figures.FIGURES.items():
-        assert (f"](figures/{name}.png)" in page) == tables.published(needed), name
+        assert (f"](../figures/{name}.png)" in text) == tables.published(needed), name
         assert (figures.OUT / f"{name}.png").is_file() == tables.published(needed), name
 
 
