@@ -278,14 +278,3 @@ print(link.channel.pid, flush=True)
         below = descendants(pid)
         user.kill()
     assert eventually(lambda: not any(alive(pid) for pid in below))
-
-
-def test_a_scratch_folder_without_namespaces_goes_with_its_worker():
-    sandbox = EmbeddedSandbox(1, without=("namespaces",))
-    program = "import os; os.mkdir('a'); open('a/b', 'w').close(); print(os.getcwd())"
-    [row] = sandbox.run([program], [Case()] * 2)
-    assert [result.status for result in row] == ["ok", "ok"]
-    folder = Path(row[0].stdout.strip())
-    assert folder.is_dir()
-    sandbox.close()
-    assert not folder.exists()
