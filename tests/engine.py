@@ -118,7 +118,7 @@ def _libraries(binaries: Sequence[Path]) -> set[Path]:
     said = subprocess.run(
         ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
     ).stdout
-    loaded = re.findall(r"(?:=>\s*|^\s*)(/lib\S*|/usr/lib\S*) \(0x", said, re.MULTILINE)
+    loaded = re.findall(r"(?:=>\s*|^\s*)(/\S+) \(0x", said, re.MULTILINE)
     return set(map(Path, loaded))
 
 

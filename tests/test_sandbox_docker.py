@@ -208,15 +208,6 @@ def test_a_paused_container_is_replaced(
     assert eventually(lambda: first not in ours(engine))
 
 
-def test_containers_are_recycled_by_count(engine: Any):
-    with DockerSandbox(1, requests=2, connect=engine) as sandbox:
-        seen = []
-        for _ in range(4):
-            sandbox.run(["1"], [Case()])
-            seen.append({id(link) for link in sandbox._pool._all})
-        assert [len(links) for links in seen] == [1, 0, 1, 0]
-
-
 def test_closing_leaves_no_container(engine: Any):
     before = ours(engine)
     with DockerSandbox(2, connect=engine) as sandbox:

@@ -19,7 +19,6 @@ from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox
 from pettingllms.sandbox import client as client_module
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
-from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually, running

@@ -1,8 +1,8 @@
 """The Docker back end: the same worker, each in a warm container of its own.
 
 The `docker` package talks to the engine (images, containers, leftovers); podman's compatible
-socket works where it offers the same. A container is started once and serves thousands of
-requests; it has no network, a read-only root, no capabilities, and cannot gain any. Its seccomp
+socket works where it offers the same. A container is started once and serves
+requests as long as the sandbox is open; it has no network, a read-only root, no capabilities, and cannot gain any. Its seccomp
 profile is made from the worker's tables. Inside, the worker makes namespaces for every program as
 it does on the host.
 """
@@ -31,7 +31,6 @@ from pettingllms.sandbox.workers import WorkerLost
 logger = logging.getLogger(__name__)
 
 OWNER_LABEL = "pettingllms.sandbox.owner"
-REQUESTS = 10_000
 
 MEMORY_MIB = 2048
 """Memory of a container, unless the limits of the runs need more."""
@@ -245,7 +244,6 @@ class DockerSandbox(PooledSandbox):
         cpus: CPU of each container.
         runtime: OCI runtime of the containers, as `docker run --runtime` names it; None for the
             engine's default.
-        requests: after so many, a container is replaced.
         connect: makes a client for the engine.
 
     Raises:
@@ -260,7 +258,6 @@ class DockerSandbox(PooledSandbox):
         memory_mib: int = MEMORY_MIB,
         cpus: float = 1.0,
         runtime: str | None = None,
-        requests: float = REQUESTS,
         connect: Connect = connect,
     ) -> None:
         self._memory_mib = memory_mib
@@ -276,7 +273,6 @@ class DockerSandbox(PooledSandbox):
         super().__init__(
             lambda: WorkerConnection(ContainerChannel(connect, image, (options,), host), "docker"),
             workers or usable_cores(),
-            requests=requests,
         )
 
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:

@@ -27,8 +27,6 @@ WORKER_MAIN = Path(_worker_file).parent / "__main__.py"
 ENVIRONMENT = {"PYTHONHASHSEED": "0"}
 FLAGS = ("-s", "-P", "-S", "-B", "-X", "utf8")
 """`-I` without its refusal to read PYTHONHASHSEED."""
-_REQUESTS = 100_000
-"""Requests after which a worker is replaced, because its memory may be fragmented."""
 
 
 class EmbeddedSandbox(PooledSandbox):
@@ -65,7 +63,7 @@ class EmbeddedSandbox(PooledSandbox):
         options = {"allow_unsafe": allow_unsafe, "without": list(without)}
         size = workers or usable_cores()
         cores = _Cores(size)
-        super().__init__(lambda: launch(packages, cores=cores, **options), size, requests=_REQUESTS)
+        super().__init__(lambda: launch(packages, cores=cores, **options), size)
 
 
 class _Cores:

@@ -79,9 +79,7 @@ class Fence(NamedTuple):
         kernel.check(kernel.libc.syscall(*call), "landlock_restrict_self")
 
 
-def fence(
-    readable: Sequence[str], devices: Iterable[str], writable: Sequence[str]
-) -> Fence | None:
+def fence(readable: Sequence[str], devices: Iterable[str], writable: Sequence[str]) -> Fence | None:
     """The fence for these paths as they are mounted now; None without Landlock.
 
     A rule belongs to a directory of one mount, and also holds in what is mounted *below* it later:
