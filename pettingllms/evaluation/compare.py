@@ -2,10 +2,16 @@
 
 Pairing removes the differences in difficulty between tasks, which are most of the variance: the
 interval of the difference is narrower than the two intervals side by side suggest.
+
+Where both have several samples of a task, tasks are also compared by whether at least one of the first k
+samples solves them: preserved (both), expansion (only the second), shrinkage (only the first). Where RL
+sharpens, the first sample gets better and no task is gained at large k. The counts and their ratio are those
+of https://arxiv.org/abs/2510.01571.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.evaluation.coverage import Coverage, coverage
 from pettingllms.evaluation.folder import read_settings, read_trajectories
 from pettingllms.evaluation.scores import Evaluation, intervals, scores_by_task
 from pettingllms.rollout.trajectory import Trajectory
@@ -27,6 +32,7 @@ from pettingllms.statistics import (
     over_seeds,
     paired_difference,
     primary,
+    tango,
 )
 
 SAME = ("env", "data", "split")
@@ -42,6 +48,35 @@ class Side:
     name: str
     settings: Mapping[str, Any]
     episodes: Mapping[str, Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which tasks two line-ups solve within k samples."""
+
+    k: int
+    preserved: int
+    expansion: int
+    """Tasks that only the second solves."""
+    shrinkage: int
+    """Tasks that only the first solves."""
+    neither: int
+    low: float
+    high: float
+    """95 % score interval of (expansion - shrinkage) / tasks."""
+
+    @property
+    def ratio(self) -> float:
+        """Expansion over shrinkage: 0 where both are 0, infinite where only shrinkage is."""
+        if not self.shrinkage:
+            return math.inf if self.expansion else 0.0
+        return self.expansion / self.shrinkage
+
+    def row(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        names = ("k", "preserved", "expansion", "shrinkage", "neither", "low", "high")
+        return {name: getattr(self, name) for name in names} | {"ratio": ratio}
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,3 +283,52 @@ def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:
 
 def _label(name: str, team: str) -> str:
     return name if name.endswith(f":{team}") else f"{name}:{team}"
+
+
+# ---------------------------------------------------------------------------------------- coverage
+
+
+def coverage(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> tuple[Coverage, ...]:
+    """The coverage at k = 1, 2, 4, ... up to the samples that every task of both sides has.
+
+    Empty where there is only one sample of a task, or the environment does not say who succeeds.
+
+    Args:
+        first: episodes, for example of the base model.
+        second: episodes of the same tasks, for example after training.
+    """
+    one, two = _verdicts(first), _verdicts(second)
+    both = [task for task in one if task in two]
+    samples = min((min(len(one[task]), len(two[task])) for task in both), default=0)
+    if samples < 2:
+        return ()
+    sizes = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
+    if sizes[-1] != samples:
+        # All samples as well: there it shows best whether a task is solved at all.
+        sizes.append(samples)
+    return tuple(_at(k, [(one[task][:k], two[task][:k]) for task in both]) for k in sizes)
+
+
+def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Coverage:
+    base = np.array([any(before) for before, _ in pairs])
+    after = np.array([any(solved) for _, solved in pairs])
+    low, high = tango(after.astype(float) - base)
+    return Coverage(
+        k,
+        preserved=int((base & after).sum()),
+        expansion=int((~base & after).sum()),
+        shrinkage=int((base & ~after).sum()),
+        neither=int((~base & ~after).sum()),
+        low=low,
+        high=high,
+    )
+
+
+def _verdicts(episodes: Sequence[Trajectory]) -> Mapping[str, list[bool]]:
+    """Task -> whether each of its samples succeeded, in their order."""
+    samples: dict[str, list[tuple[int, bool]]] = {}
+    for episode in episodes:
+        if episode.success is not None:
+            samples.setdefault(episode.task.id, []).append((episode.episode, episode.success))
+    # By the number of the sample, because k takes the first ones.
+    return {task: [won for _, won in sorted(pairs)] for task, pairs in samples.items()}

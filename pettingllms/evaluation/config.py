@@ -62,14 +62,6 @@ class EvalConfig:
     vote: bool = policies_setting(
         False, "Members: all answer, and the most frequent reply is played"
     )
-    situations: str | None = policies_setting(
-        None,
-        "Members: kinds of states, such as open,trapped, between which the base model decides where "
-        "the environment names none",
-    )
-    agents: str | None = task_setting(
-        None, "single: one agent instead of a team, where the environment has such a form"
-    )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,

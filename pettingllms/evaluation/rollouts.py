@@ -18,11 +18,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
-from pettingllms.evaluation.ensembles import Ensemble
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.rollout.engine import RolloutEngine
@@ -32,6 +31,9 @@ from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Task, role_of
+
+if TYPE_CHECKING:
+    from pettingllms.evaluation.ensembles import Ensemble
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
@@ -142,7 +144,7 @@ def roll_out(
         seed=(sampling.seed, "evaluation"),
         policies=seats_to_policies,
         longest=longest_prompts(policies, sampling.max_new_tokens),
-        route=None if ensemble is None else ensemble.router(policies),
+        route=None if ensemble is None else ensemble.route,
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])

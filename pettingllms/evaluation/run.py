@@ -24,14 +24,19 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.catalog import CATALOG
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, gain_in, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.ensembles import ROUTED, VOTE
-from pettingllms.evaluation.folder import EvalFolder, digest
-from pettingllms.evaluation.members import plan_with, with_members, write_routes
+from pettingllms.evaluation.ensembles import (
+    ROUTED,
+    VOTE,
+    plan_with,
+    with_members,
+    write_routes,
+)
+from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -57,7 +62,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.files import RESULTS
+from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
@@ -225,10 +230,10 @@ class EvalResult:
                 pair = (self.episodes[title] for title in (ADAPTERS, title_of_swap(role, other)))
                 if gain := gain_in(name, *pair, seed=self.plan.sampling.seed):
                     rows[role, other] = gain
-        found: dict[str, dict[str, Difference]] = {}
+        swaps: dict[str, dict[str, Difference]] = {}
         for (role, other), gain in corrected(rows).items():
-            found.setdefault(role, {})[other] = gain
-        return found
+            swaps.setdefault(role, {})[other] = gain
+        return swaps
 
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
@@ -241,16 +246,16 @@ class EvalResult:
 
     def warnings(self) -> list[str]:
         """Lists the teams with prompts without room in the context, and with refused answers."""
-        limit, found = self.plan.sampling.max_new_tokens, []
+        limit, notes = self.plan.sampling.max_new_tokens, []
         for title, own in self.episodes.items():
             if note := overlong_note(own, limit):
-                found.append(f"{title}: {note}")
+                notes.append(f"{title}: {note}")
             for role, count in refusals(own).items():
-                found.append(
+                notes.append(
                     f"{title}: the model of {role} refused {count} times or answered without a text; "
                     f"these answers are scored as they are ({role}/refused)"
                 )
-        return found
+        return notes
 
     def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The content of results.json; `head` is that of settings.json."""
@@ -290,7 +295,8 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
-    env = _env(options, config, source)
+    # What a run was trained on is divided as there; a data set given here is used whole.
+    env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     check_partners(config, roles_to_policies, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
@@ -367,12 +373,9 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         changes["sandbox"] = SandboxSettings.of(config.sandbox).under(changes["sandbox"]).text
     if source is not None:
         changes["env"] = name_of_env(source)
-    # What is neither of the environment nor of the policies, such as the workers, is not the run's.
+    # Settings of neither environment nor policies (such as workers) are not inherited from the run.
     own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
     config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
-    if options.agents is not None:
-        arguments = config.mapping("env_args") | {"agents": options.agents}
-        config = dataclasses.replace(config, env_args=json.dumps(arguments))
     return resolve(config, source)
 
 
@@ -383,20 +386,6 @@ def run_of(adapters: str) -> Path | None:
     # A single adapter lies in adapters/POLICY of its run, several lie in adapters.
     folder = Path(adapters).parent if is_adapter(adapters) else Path(adapters)
     return folder.parent if (folder.parent / CONFIG).is_file() else None
-
-
-def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
-    try:
-        # What a run was trained on is divided as there; a data set given here is used whole.
-        trained_on = "dataset" not in options.over
-        return make_env(config, options.split, source, divide=trained_on)
-    except ConfigError as error:
-        if options.agents is None or "argument 'agents'" not in str(error):
-            raise
-        raise ConfigError(
-            f"environment {config.env!r} has no form for other agents than its team (it takes no "
-            "argument `agents`); leave out --agents"
-        ) from error
 
 
 # ------------------------------------------------------------------------------------------- run
@@ -483,7 +472,7 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
     parts += [section(gain) for gain in result.gains()]
     title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
     folder.write("results.md", "\n\n".join(parts) + "\n")
-    folder.write("results.png", bars(result.shown(), cells, title))
+    folder.write("results.png", bars(result.shown(), title))
     # Last: its presence marks the evaluation as finished.
     folder.write(RESULTS, json.dumps(result.record(folder.head), indent=2) + "\n")
 
@@ -496,3 +485,69 @@ def section(gain: Comparison) -> str:
         covered = report.as_markdown(report.coverage_table(gain))
         parts += ["Tasks that at least one of the first k samples solves:", covered]
     return "\n\n".join(parts)
+
+
+# --------------------------------------------------------------------------- several environments
+
+
+def run_each(
+    options: EvalConfig, envs: Sequence[str], display: Display | None = None
+) -> dict[str, EvalResult]:
+    """Evaluates several environments, each with a folder of its own below `out`.
+
+    All plans are made first, so that a mistake in the last one does not cost the others.
+
+    Args:
+        options: the settings, which all environments share.
+        envs: names or paths of environments.
+        display: receives progress.
+
+    Returns:
+        Environment -> its result; `out` has them in one table as well.
+
+    Raises:
+        PettingLLMsError: settings, a model or a folder that cannot be used.
+    """
+    out = None if options.out is None else Path(options.out)
+    if len({folder_name(env) for env in envs}) < len(envs):
+        raise ConfigError(
+            "env names an environment twice, or two whose folders would be the same: "
+            f"{', '.join(envs)}; evaluate them one by one"
+        )
+    # Its own results would be overwritten by the table of all.
+    if out is not None and (out / SETTINGS).exists():
+        raise RunFolderError(
+            f"{out} holds the evaluation of one environment; choose another --out for several"
+        )
+    plans = {
+        env: plan_of(dataclasses.replace(options, over={**options.over, "env": env}))
+        for env in envs
+    }
+    results = {
+        env: run_plan(plan, None if out is None else str(out / folder_name(env)), display)
+        for env, plan in plans.items()
+    }
+    if out is not None:
+        table = report.as_markdown(report.joint_table({e: r.teams for e, r in results.items()}))
+        successes = {env: result.success for env, result in results.items()}
+        rows = {
+            "success": {
+                env: None if success is None else success._asdict()
+                for env, success in successes.items()
+            },
+            "folders": {env: folder_name(env) for env in envs},
+        }
+        write_file(out / "results.md", f"{table}\n\n{sizes(results)}\n")
+        write_file(out / RESULTS, json.dumps(rows, indent=2) + "\n")
+    return results
+
+
+def sizes(results: Mapping[str, EvalResult]) -> str:
+    """A line for each environment: what was sampled, and what the intervals are."""
+    return "\n".join(f"- {env}: {result.sizes()}" for env, result in results.items())
+
+
+def folder_name(env: str) -> str:
+    """The name of an environment as that of a folder."""
+    plain = env.rpartition("/")[2].removesuffix(":env").removesuffix(".py")
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in plain)

@@ -7,10 +7,16 @@ with its last token, so that one batch can serve whoever asks, or be refilled.
 A row's tokens follow from its own prompt, settings and seed: beyond the rounding of batched matrix
 products they do not depend on which rows share its steps, nor on when it joined.
 
+The cache is transformers' own. All rows end in its last column; shorter rows have unused columns on their
+left, which the mask hides:
+
+    row 0      . . . p p p p t t t
+    row 1      p p p p p p p p t t     p: prompt, t: sampled, . : hidden
+    row 2      . . . . . . . p p p
+
 Nothing is queued and no thread is started here; `ContinuousBatch` belongs to one thread.
 
-Shapes: `_U` distinct prompts, `_P` prompt tokens, `_R` rows, `_S` columns of the cache,
-`_V` vocabulary.
+Shapes: `_U` distinct prompts, `_P` prompt tokens, `_R` rows, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -20,10 +26,17 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
+from pettingllms.errors import ConfigError
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.row_cache import RowCache, prompt_cache
 from pettingllms.samplers.transformers import distribution, draw, uniform
 
 Likely = tuple[tuple[int, float], ...]
@@ -122,7 +135,10 @@ class ContinuousBatch:
         self._rows: list[Row] = []
         self._last: list[int] = []
         """The token of each row that is not in the cache yet."""
-        self._cache = RowCache()
+        self._cache: DynamicCache | None = None
+        """Of the rows; None without any."""
+        self._lengths: list[int] = []
+        """Tokens of each row that are in the cache."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -158,9 +174,15 @@ class ContinuousBatch:
         drawn = self._draw([(rows[k], 0) for k in sampled], logits_UPV[index_R, -1])
         staying = [(k, token) for k, token in zip(sampled, drawn, strict=True) if token.end is None]
         if staying:
-            self._cache.add(cache, [len(p) for p in distinct], [owners[k] for k, _ in staying])
+            cache.reorder_cache(torch.tensor([owners[k] for k, _ in staying], device=model.device))
+            if self._cache is not None:
+                _join(self._cache, cache)
+            else:
+                self._cache = cache
             self._rows += [rows[k] for k, _ in staying]
             self._last += [token.id for _, token in staying]
+            self._lengths += [len(rows[k].prompt_ids) for k, _ in staying]
+            _trim(self._cache, max(self._lengths))
         return Added(drawn, prompts)
 
     @torch.no_grad()
@@ -168,26 +190,22 @@ class ContinuousBatch:
         """Draws a token for every row; rows that it ends leave the batch."""
         if not self._rows:
             return []
-        model, cache = self._model(), self._cache
-        # Before the mask is made, which has to have the column of the new token.
-        cache.before_step()
-        position_R = torch.tensor(cache.lengths, device=model.device)
+        model, lengths = self._model(), self._lengths
+        position_R1 = torch.tensor(lengths, device=model.device)[:, None]
+        width = max(lengths)
+        column_R = torch.arange(width + 1, device=model.device)
         logits_RV = model(
             input_ids=torch.tensor(self._last, device=model.device)[:, None],
-            attention_mask=cache.mask(model.device),
-            position_ids=position_R[:, None],
-            past_key_values=cache,
+            # Of each row its own tokens and the new one, which is in the last column.
+            attention_mask=column_R >= width - position_R1,
+            position_ids=position_R1,
+            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        cache.after_step()
-        drawn = self._draw(
-            [
-                (row, length - len(row.prompt_ids))
-                for row, length in zip(self._rows, cache.lengths, strict=True)
-            ],
-            logits_RV,
-        )
+        self._lengths = [length + 1 for length in lengths]
+        places = zip(self._rows, self._lengths, strict=True)
+        drawn = self._draw([(row, n - len(row.prompt_ids)) for row, n in places], logits_RV)
         self._last = [token.id for token in drawn]
         self._keep(token.end is None for token in drawn)
         return drawn
@@ -276,17 +294,78 @@ class ContinuousBatch:
         return found
 
     def _keep(self, staying: Iterable[bool]) -> None:
-        """Keeps the rows named; the last ones fill the places of those that leave."""
-        alive = list(staying)
-        count = sum(alive)
-        if count == len(alive):
+        """Keeps the rows named."""
+        index = [place for place, stays in enumerate(staying) if stays]
+        if len(index) == len(self._rows):
             return
-        # From the end into the gaps: as few rows as possible are copied.
-        movers = iter(k for k in range(count, len(alive)) if alive[k])
-        index = [k if alive[k] else next(movers) for k in range(count)]
-        self._cache.keep(index)
-        self._rows = [self._rows[k] for k in index]
-        self._last = [self._last[k] for k in index]
+        self._rows = [self._rows[place] for place in index]
+        self._last = [self._last[place] for place in index]
+        self._lengths = [self._lengths[place] for place in index]
+        if self._cache is not None and index:
+            self._cache.reorder_cache(torch.tensor(index))
+            _trim(self._cache, max(self._lengths))
+        else:
+            self._cache = None
+
+
+def prompt_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for prompts of a model, which can join that of other rows.
+
+    Raises:
+        ConfigError: a layer keeps something that rows cannot take along.
+    """
+    cache = DynamicCache(config=model.config)
+    for place, layer in enumerate(cache.layers):
+        # Such a layer drops columns, which rows of other lengths still need; the mask hides them
+        # instead.
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[place] = DynamicLayer()
+        elif type(layer) not in (
+            DynamicLayer,
+            LinearAttentionLayer,
+            LinearAttentionAndFullAttentionLayer,
+        ):
+            raise ConfigError(
+                f"models of type {model.config.model_type!r} cannot be served in this process: "
+                f"requests that come and go cannot share a {type(layer).__name__}; use --backend "
+                "vllm"
+            )
+    # The mask is made for columns of keys, which states alone do not have.
+    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} cannot be served in this process: no layer "
+            "keeps keys and values; use --backend vllm"
+        )
+    return cache
+
+
+def _join(ours: DynamicCache, theirs: DynamicCache) -> None:
+    """Appends the rows of another cache of the same model."""
+    layers: Any = zip(ours.layers, theirs.layers, strict=True)
+    for mine, new in layers:
+        if isinstance(mine, DynamicLayer) and mine.is_initialized:
+            mine.keys = _below(mine.keys, new.keys)
+            mine.values = _below(mine.values, new.values)
+        if isinstance(mine, LinearAttentionLayer):
+            for kind in ("conv_states", "recurrent_states"):
+                states = getattr(mine, kind)
+                for number, state in getattr(new, kind).items():
+                    if state is not None:
+                        states[number] = torch.cat([states[number], state])
+
+
+def _below(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Two tensors (rows, heads, columns, size) below each other, with zeros on the left of the shorter."""
+    width = max(first.shape[2], second.shape[2])
+    # Zeros: hidden columns are multiplied with 0, which does not help against NaN.
+    return torch.cat([functional.pad(t, (0, 0, width - t.shape[2], 0)) for t in (first, second)])
+
+
+def _trim(cache: DynamicCache, width: int) -> None:
+    """Drops the columns on the left that no row uses."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
 
 
 def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]:

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -67,26 +67,12 @@ class Job(Protocol):
 Key = tuple[Job, int]
 
 
-class Ends(NamedTuple):
-    """Tokens of a policy that are none of a text."""
-
-    ids: tuple[int, ...]
-    """End a completion."""
-    pad_id: int
-    """Any token; it is masked."""
-
-    @classmethod
-    def of(cls, chat: Chat) -> Self:
-        """Those of its tokenizer."""
-        return cls(chat.end_ids, chat.pad_id)
-
-
 class Worker:
     """Samples for jobs in a thread of its own, until it is closed.
 
     Args:
         model: policy -> the model that samples it, in evaluation mode.
-        ends: policy -> the tokens that end its completions.
+        chats: policy -> its tokens that end a completion.
         most_waiting: completions that may wait for their first token, those of all jobs together;
             where none waits, a job of any size may.
         tokens_per_batch: bound on the positions in the caches at one time, of all policies together.
@@ -95,13 +81,13 @@ class Worker:
     def __init__(
         self,
         model: Callable[[str], PreTrainedModel],
-        ends: Mapping[str, Ends],
+        chats: Mapping[str, Chat],
         *,
         most_waiting: int,
         tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH,
     ) -> None:
-        self._model, self._ends = model, ends
-        self._batches = {policy: self._batch(policy) for policy in ends}
+        self._model, self._chats = model, chats
+        self._batches = {policy: self._batch(policy) for policy in chats}
         self._most_waiting, self._tokens = most_waiting, tokens_per_batch
         # Shared with other threads, under the lock of `_changed`.
         self._changed = threading.Condition()
@@ -312,8 +298,8 @@ class Worker:
             self._batches = {policy: self._batch(policy) for policy in self._batches}
 
     def _batch(self, policy: str) -> ContinuousBatch:
-        ends = self._ends[policy]
-        return ContinuousBatch(partial(self._model, policy), ends.ids, ends.pad_id)
+        chat = self._chats[policy]
+        return ContinuousBatch(partial(self._model, policy), chat.end_ids, chat.pad_id)
 
     def _jobs(self) -> list[Job]:
         """The jobs that have rows in the batch, or are about to."""

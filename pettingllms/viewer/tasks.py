@@ -16,16 +16,16 @@ Row = dict[str, Any]
 
 def solved(entries: Iterable[Entry]) -> dict[str, Row]:
     """Task -> what one team did of it: episodes, those with a verdict, those solved, and their lines."""
-    found: dict[str, Row] = {}
-    for each in entries:
-        own = found.setdefault(each.task, {"episodes": 0, "said": 0, "solved": 0, "lines": []})
-        own["episodes"] += 1
-        own["said"] += each.success is not None
-        own["solved"] += each.success is True
-        own["lines"].append(each.line)
-    for own in found.values():
-        own["share"] = own["solved"] / own["said"] if own["said"] else None
-    return found
+    tasks: dict[str, Row] = {}
+    for entry in entries:
+        row = tasks.setdefault(entry.task, {"episodes": 0, "said": 0, "solved": 0, "lines": []})
+        row["episodes"] += 1
+        row["said"] += entry.success is not None
+        row["solved"] += entry.success is True
+        row["lines"].append(entry.line)
+    for row in tasks.values():
+        row["share"] = row["solved"] / row["said"] if row["said"] else None
+    return tasks
 
 
 def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
@@ -43,7 +43,7 @@ def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
     return sorted(rows, key=lambda row: (row["share"] is None, row["share"] or 0.0))
 
 
-def compared(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
+def compared_teams(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
     """Two teams on the tasks of both: each task, how many changed, and the paired difference."""
     rows: list[Row] = [
         {"task": t, "a": own, "b": second[t]} for t, own in first.items() if t in second
@@ -57,12 +57,12 @@ def compared(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
             row["change"] = "right" if two > one else "wrong" if two < one else "same"
     counts = {how: sum(row["change"] == how for row in rows) for how in ("right", "wrong", "same")}
     several = any(row[side]["episodes"] > 1 for row in rows for side in "ab")
-    found = None
+    difference = None
     if pairs:
         ones, twos = zip(*pairs, strict=True)
         gain = paired_difference(ones, twos, share=True, seed=0)
-        found = gain._asdict() | {"clear": gain.clear}
-    return {"rows": rows, "counts": counts, "several": several, "difference": found}
+        difference = gain._asdict() | {"clear": gain.clear}
+    return {"rows": rows, "counts": counts, "several": several, "difference": difference}
 
 
 def own_parts(prompts: Sequence[str]) -> list[str]:
