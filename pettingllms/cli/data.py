@@ -29,7 +29,7 @@ from pettingllms.cli.options import CommandParser
 from pettingllms.data import hub
 from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
-from pettingllms.data.coding import CodingTask, verified
+from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import TASKS, as_row
 from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
@@ -38,6 +38,7 @@ from pettingllms.data.question_schemas import QUESTIONS
 from pettingllms.data.rows import ending_of
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
+from pettingllms.envs.coding_runs import verified
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox
