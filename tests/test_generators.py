@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import random
+from typing import Any
 
 import pytest
 
 from pettingllms.data import arithmetic, coding, facts, plan_path, sokoban, sudoku
 from pettingllms.data.splits import SPLITS
 
-GENERATORS = {
+GENERATORS: dict[str, Any] = {
     "arithmetic": lambda seed, split: arithmetic.problem(seed, split),
     "arithmetic, deep": lambda seed, split: arithmetic.problem(
         seed, split, depth=(4, 9), largest=500

@@ -94,7 +94,7 @@ def test_a_program_without_such_places_has_no_mutants(program):
 @pytest.mark.parametrize("task", [SUMS, CALLS], ids=["stdin", "function"])
 def test_every_known_wrong_program_fails_a_hidden_test(task, outputs):
     wrong = known_wrong(task, outputs)
-    assert len(wrong) == len(set(wrong)) == 4
+    assert len(wrong) == len(set(wrong)) >= 4
     for row in coding_runs.run_tests(task, wrong, outputs):
         passed = [
             coding_runs.passes(test, r, task.function)

@@ -69,7 +69,7 @@ def _parser() -> CommandParser:
     fetch.add_argument(
         "--out",
         type=Path,
-        help="folder for DIR/SPLIT/FILE, to be used in place of the name. Default: the cache of "
+        help="folder for DIR/SPLIT/SPLIT-FILE, to be used in place of the name. Default: the cache of "
         "the Hugging Face hub, where the name then finds it without a network",
     )
     fetch.set_defaults(action=_fetch)
@@ -159,7 +159,6 @@ def _show(options: argparse.Namespace) -> int:
         "page": entry.page,
         "license": entry.license or "see its page",
         "rows": entry.rows,
-        "download": entry.download or "see its page",
         "splits": ", ".join(hub.splits_of(entry)),
         "files": "; ".join(f"{s}: {' '.join(files)}" for s, files in entry.files.items()),
         "revision": entry.revision,

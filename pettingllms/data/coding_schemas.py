@@ -299,10 +299,9 @@ def mbpp(row: Row, name: str) -> CodingTask:
     )
 
 
-def _mbpp_split(row: Row) -> Split:
+def _mbpp_split(task: CodingTask) -> Split:
     """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
-    written = str(row.get("task_id"))
-    number = int(written) if written.isdecimal() else 0
+    number = int(task.id) if task.id.isdecimal() else 0
     # The first ten are the examples in the authors' prompts, on which nobody is tested.
     return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 

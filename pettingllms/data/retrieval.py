@@ -80,7 +80,7 @@ class Index:
 
     def save(self, folder: Path) -> None:
         """Writes the index, which must have a word, to an empty folder."""
-        rows = (passage._asdict() for passage in self)
+        rows = (self[number]._asdict() for number in range(len(self)))
         self._engine.save(folder, rows, show_progress=False, raise_on_serialization_error=True)
 
     @property
