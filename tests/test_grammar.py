@@ -11,6 +11,7 @@ from pettingllms.data import coding, grammar
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, Composition
 from pettingllms.data.splits import SPLITS
+from pettingllms.envs import coding_runs
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
 ALL = [composition for split in SPLITS for composition in COMPOSITIONS[split]]
@@ -50,7 +51,7 @@ def test_every_part_computes_what_its_code_computes(family, function, sandbox):
         for values, text, result in zip(inputs, texts, row, strict=True):
             value = composition.run(values)
             expected = Pair(text, grammar.output_text(value, function=function))
-            assert coding.passes(expected, result, "solve" if function else None), (
+            assert coding_runs.passes(expected, result, "solve" if function else None), (
                 composition.name,
                 values,
                 result,

@@ -51,9 +51,7 @@ from pettingllms.data.rows import (
     text,
 )
 from pettingllms.data.splits import Split
-from pettingllms.errors import ConfigError
-from pettingllms.sandbox import SandboxSettings
-from pettingllms.sandbox.types import MAX_INPUT_BYTES
+from pettingllms.errors import did_you_mean
 
 FIELDS = {
     "question": "the problem",
@@ -69,6 +67,10 @@ FIELDS = {
     "id": "its name in logs; the number of the row where there is none",
     "difficulty": "evaluations report success by difficulty",
 }
+LIMITS = ("cpu_s", "wall_s", "memory_mib", "output_kib", "processes", "tmp_mib", "open_files")
+"""The fields of `pettingllms.sandbox.Limits`."""
+MAX_INPUT_BYTES = 16 << 20
+"""As in `pettingllms.sandbox.types`: the sandbox refuses a longer input."""
 PYTHON_3 = 3
 """In CodeContests' column of languages; 1 is Python 2, which does not run here."""
 
@@ -132,10 +134,13 @@ def _limits(row: Row) -> tuple[tuple[str, float], ...]:
         return ()
     if not isinstance(given, dict):
         raise RowError("limits", f"must be an object, got {shown(given)}")
-    try:
-        return SandboxSettings.limits_of({k: v for k, v in given.items() if v is not None})
-    except ConfigError as error:
-        raise RowError("limits", str(error)) from error
+    limits = {name: value for name, value in given.items() if value is not None}
+    for name, value in limits.items():
+        if name not in LIMITS:
+            raise RowError("limits", f"has an unknown limit {name!r}; {did_you_mean(name, LIMITS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise RowError("limits", f"must be positive numbers, got {name}={shown(value)}")
+    return tuple(sorted(limits.items()))
 
 
 def check_calls(task: CodingTask) -> None:
@@ -294,10 +299,9 @@ def mbpp(row: Row, name: str) -> CodingTask:
     )
 
 
-def _mbpp_split(row: Row) -> Split:
+def _mbpp_split(task: CodingTask) -> Split:
     """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
-    written = str(row.get("task_id"))
-    number = int(written) if written.isdecimal() else 0
+    number = int(task.id) if task.id.isdecimal() else 0
     # The first ten are the examples in the authors' prompts, on which nobody is tested.
     return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 

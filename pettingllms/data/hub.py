@@ -1,8 +1,7 @@
 """Data sets by name, hub id or path: found, downloaded, or taken from the cache.
 
 Files come from the Hugging Face hub through `huggingface_hub` (its cache is used, with or without
-a network; the `train` extra installs it), Boxoban's from GitHub at a pinned commit. Nothing that
-is downloaded is ever run: only files of rows are taken.
+a network; the `train` extra installs it). Nothing that is downloaded is ever run: only files of rows are taken.
 
 A source may end in options: `livecodebench?from=2024-08-01&to=2025-01-31` has the problems of these
 days, both included, and `my.jsonl?divide` is divided into three splits where it has none.
@@ -12,14 +11,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
@@ -31,9 +28,6 @@ from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 _HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./-]+))?"
 )
-_ARCHIVE = "https://codeload.github.com/{repository}/zip/{revision}"
-# Bytes; the archive of Boxoban, the only one in the catalog, unpacks to 176 MB.
-_MOST_UNPACKED = 1 << 30
 _OFFLINE = (
     "Without a network: fetch it where there is one (pettingllms-data fetch {name} --out DIR), "
     "copy the folder, and give its path instead of the name"
@@ -211,52 +205,37 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
 
 
 def fetch(name: str, out: Path | None) -> list[Path]:
-    """Downloads a data set of the catalog; with `out`, as `out/SPLIT/FILE`, else into the cache.
-
-    Where the files of a split are in several folders, so are their copies.
+    """Downloads a data set of the catalog; with `out`, as `out/SPLIT/SPLIT-FILE`, else into the cache.
 
     Returns:
         The files, in the order of splits and names.
 
     Raises:
-        DatasetError: it cannot be downloaded, or `out` is needed and not given.
+        DatasetError: it cannot be downloaded.
         UnknownNameError: no such name.
     """
     if name not in CATALOG:
         raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
-    entry = CATALOG[name]
-    if entry.repository.startswith("github:"):
-        if out is None:
-            raise DatasetError(f"{name} comes from GitHub, which has no cache: give --out DIR")
-        return _unpack(name, entry, out)
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]
-    # Below the folder that a split's files share: files of several folders may have one name.
-    shared = {
-        split: os.path.commonpath([file.path.parent for file in files if file.split == split])
-        for split in {file.split for file in files}
-    }
     copies = []
     for file in files:
-        inner = file.path.relative_to(shared[file.split])
-        # `test/dev.jsonl` would be read back as validation, since a file's own name goes before its folder's.
-        if split_of_name(inner) not in (None, file.split):
-            inner = inner.with_name(f"{file.split}-{inner.name}")
-        target = out / str(file.split) / inner
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # With the folders in its name, since files of several folders may have one name. The split
+        # comes first: `dev.jsonl` would be read back as validation, whatever its folder is.
+        inner = file.shown.removeprefix(f"{name}/").replace("/", "-")
+        copy = out / str(file.split) / f"{file.split}-{inner}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
         # The contents, because the files of the hub's cache are links into it.
-        shutil.copyfile(file.path, target)
-        copies.append(target)
+        shutil.copyfile(file.path, copy)
+        copies.append(copy)
     return copies
 
 
 def _named(name: str, split: str | None) -> Located:
     entry = CATALOG[name]
-    if entry.repository.startswith("github:"):
-        raise DatasetError(
-            f"{name} has to be fetched first: pettingllms-data fetch {name} --out DIR, then give DIR"
-        )
+    if entry.folder:
+        raise DatasetError(f"{name} is on GitHub: git clone {entry.page}, then give {entry.folder}")
     if split is not None and split not in splits_of(entry):
         raise DatasetError(
             f"{name} has no split {split!r}; it has {' and '.join(splits_of(entry))}"
@@ -342,52 +321,3 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"cannot download {name} from https://huggingface.co/datasets/{repository}: "
             f"{reason}. {_OFFLINE.format(name=name)}"
         ) from error
-
-
-def _unpack(name: str, entry: DataSet, out: Path) -> list[Path]:
-    import urllib.request  # here, since environments that only read files need no network
-    import zipfile
-
-    repository = entry.repository.removeprefix("github:")
-    address = _ARCHIVE.format(repository=repository, revision=entry.revision)
-    out.mkdir(parents=True, exist_ok=True)
-    archive = out / f"{entry.revision}.zip"
-    try:
-        # Seconds in which nothing comes, not those of the whole download.
-        with urllib.request.urlopen(address, timeout=60) as answer, archive.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-        return unpack(archive, entry, out)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DatasetError(
-            f"cannot download {name} from {address}: {error}. {_OFFLINE.format(name=name)}"
-        ) from error
-    finally:
-        archive.unlink(missing_ok=True)
-
-
-def unpack(archive: Path | IO[bytes], entry: DataSet, out: Path) -> list[Path]:
-    """Writes the members of a repository's archive that belong to a split as `out/SPLIT/FILE`.
-
-    Raises:
-        DatasetError: no member belongs to one, or they are larger than they can rightly be.
-    """
-    import zipfile
-
-    written = []
-    with zipfile.ZipFile(archive) as members:
-        # Before anything is written: a small archive may unpack to any size.
-        if sum(member.file_size for member in members.infolist()) > _MOST_UNPACKED:
-            raise DatasetError(f"the archive of {entry.repository} is larger than it can be")
-        for split in entry.files:
-            for member in sorted(members.namelist()):
-                # The first part is the archive's own folder; only the file's name is used below.
-                inner = Path(*Path(member).parts[1:])
-                if _matches(inner, entry, split):
-                    target = out / split / inner.name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    # No more is read than `file_size` says, whatever a member inflates to.
-                    target.write_bytes(members.read(member))
-                    written.append(target)
-    if not written:
-        raise DatasetError(f"the archive of {entry.repository} has none of the expected files")
-    return written

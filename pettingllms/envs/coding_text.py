@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.asserts import Test
-from pettingllms.data.coding import CodingTask, passes
+from pettingllms.data.coding import CodingTask
+from pettingllms.envs.coding_runs import passes
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
 
