@@ -167,8 +167,6 @@ class TrainPlan:
     resumes: bool
     source: EnvSource | None
     """The environment, or what makes it, in place of the one that the settings name."""
-    isolation: str | None
-    """What holds the programs of agents; None where they write none."""
     parts: Parts = field(default_factory=dict)
     """Parts of the method, in place of those that the settings name."""
 
@@ -207,9 +205,10 @@ class TrainPlan:
     ) -> Summary:
         """Trains to the end; the arguments and errors are those of `train`."""
         config, display = self.config, Lines(folder.note, beside=display)
-        folder.describe(config, isolation=self.isolation, bases=policies.described)
-        if self.isolation is not None:
-            display.say(announce(self.isolation))
+        isolation = isolation_of(self.env, config.require_isolation)
+        folder.describe(config, isolation=isolation, bases=policies.described)
+        if isolation is not None:
+            display.say(announce(isolation))
         if not self.resumes and config.output_dir is None:
             point_latest(self.path)
         with self.trainer(policies, callbacks, ray) as trainer:
@@ -277,10 +276,9 @@ def plan_run(
             raise ConfigError("push_to_hub shares what was measured; give eval_tasks above 0")
         check_shareable(settings)
         check_target(settings.push_to_hub)
-    isolation = isolation_of(template, settings.require_isolation)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
-        settings, template, roles_to_policies, path, resume is not None, env, isolation, parts or {}
+        settings, template, roles_to_policies, path, resume is not None, env, parts or {}
     )
 
 

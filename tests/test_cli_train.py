@@ -202,7 +202,7 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     code = (
         "import sys\n"
         "from pettingllms.cli.train import main\n"
-        "try:\n    main(['--help'])\n"
+        "try:\n    main(['--help-all'])\n"
         "finally:\n    assert not {'torch', 'transformers', 'datasets'} & set(sys.modules)\n"
     )
     shown = subprocess.run(
@@ -218,13 +218,24 @@ def test_help_shows_every_option_once_and_does_not_wait_for_torch() -> None:
     assert all(len(line) <= 120 for line in shown.stdout.splitlines())
 
 
+def test_the_first_level_of_help_has_at_most_sixty_options(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    shown = capsys.readouterr().out
+    options = re.findall(r"^  --[a-z0-9-]+", shown, re.MULTILINE)
+    assert len(options) <= 60
+    assert f"--help-all shows {len(parser()._rare)} more options" in " ".join(shown.split())
+
+
 @pytest.mark.parametrize("env", ["coding", "math", "plan_path", "sokoban", "sudoku", "model"])
 def test_help_shows_the_values_that_a_run_would_use(
     env: str, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--env", env] if env != "model" else ["--env", "sokoban", "--model", str(model)]
     with pytest.raises(SystemExit):
-        main([*words, "--help"])
+        main([*words, "--help-all"])
     shown = " ".join(capsys.readouterr().out.split())
     assert main([*words, "--dry-run"]) == 0
     used = yaml.safe_load(capsys.readouterr().out)

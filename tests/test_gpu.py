@@ -11,8 +11,7 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from pettingllms.cli.costs import GIB, Gpu, ModelShape, Workload, memory
-from pettingllms.cli.estimate import shape_of
+from pettingllms.cli.estimate import GIB, Gpu, ModelShape, Workload, memory, shape_of
 from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.base_model import ModelSpec
 from pettingllms.policies.loading import load_policies
@@ -171,18 +170,9 @@ def test_the_peak_of_an_update_is_what_a_dry_run_says(tmp_path: Path, checkpoint
     measured = torch.cuda.max_memory_allocated()
     found: ModelShape = shape_of(config)
     here = Gpu("this", torch.cuda.get_device_properties(0).total_memory / GIB, 0.0, 0.0)
-    parts = memory(
-        Workload(
-            config,
-            found,
-            2,
-            2,
-            2,
-            1,
-            tree=True,
-            gpu=here,
-            rollout=Tree(width=config.num_generations),
-        )
+    tree = Tree(width=config.num_generations)
+    weights, _, update = memory(
+        Workload(config, found, 2, 2, decisions=2, tree=True, gpu=here, rollout=tree)
     )
-    said = sum(parts.weights.values()) + sum(parts.update.values())
+    said = sum(weights.values()) + sum(update.values())
     assert said == pytest.approx(measured, rel=0.15), f"{said / GIB:.2f} and {measured / GIB:.2f}"

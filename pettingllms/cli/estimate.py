@@ -1,110 +1,231 @@
 """`--dry-run`: the settings as they would be used, and roughly what they cost.
 
-Nothing is loaded: the model is built without memory (PyTorch's meta device), the environment is
-made to count its roles. The arithmetic is in `pettingllms.cli.costs`.
+For a GPU nothing is loaded: the model is built without memory (PyTorch's meta device), the environment
+is made to count its roles, and times follow from published rates and guessed shares of them: none was
+measured on a GPU. Activations are within 15 % of what was measured on a
+CPU (`tests/test_estimate.py`); other bytes are counted. On a CPU the time is measured, by taking a small step.
 """
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import math
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from pettingllms.assembly import check_bases, make_env
-from pettingllms.cli.costs import (
-    ASSUMED,
-    GIB,
-    GPUS,
-    PROMPT,
-    USABLE,
-    Gpu,
-    ModelShape,
-    Workload,
-    cure,
-    fits,
-    memory,
-    peak,
-    rows_at_once,
-    sampling_seconds,
-    update_seconds,
-)
-from pettingllms.distributed.pools import ENGINE_SHARE, engine_pools
+from pettingllms.assembly import build_policies
 from pettingllms.errors import ConfigError, did_you_mean
-from pettingllms.evaluation import seats_of
 from pettingllms.models import model_path
-from pettingllms.policies.roles import own_names, parse_policies, trained_policies
+from pettingllms.models.gguf import SMOLLM2
+from pettingllms.models.head import LOGITS_PER_CHUNK
+from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.policies.sources import check_model
+from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.runs import config_text
-from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
+from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
+from pettingllms.session import TrainPlan, plan_run
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.per_policy import by_base, own_settings
 from pettingllms.types import role_of
 
-HERE = "here"
-"""In place of a GPU's name: this machine's."""
+HERE, CPU = "here", "cpu"
+"""In place of a GPU's name: this machine's GPU, its processor."""
+GIB = 1 << 30
+OPTIMIZER_BYTES = 4 + 4 + 4 + 4
+"""Float32 master copy, gradient and AdamW's two moments of each trained number."""
+PROMPT = 1024
+"""Tokens of a prompt, as a guess."""
+FOUR_BITS = 0.516
+"""Bytes of a number in NF4: half a byte, and scales that are quantized again (QLoRA, arXiv 2305.14314)."""
+USABLE = 0.95
+"""Share of a GPU's memory that tensors can have; CUDA and its allocator hold the rest."""
+VLLM_SHARE = 0.4
+"""Share of the GPU that vLLM takes beside the trainer, unless set."""
+VLLM_ROWS = 256
+"""Completions that vLLM decodes at the same time, by its default."""
+COMPUTE, BANDWIDTH = 0.4, 0.6
+"""Shares of a GPU's published rates, as guesses."""
+LAYER_S, VLLM_LAYER_S = 1e-3, 5e-5
+"""Seconds of a layer and decoded token however little it computes: its kernels are started one by one."""
+MEASURED_TASKS = 4
+"""Tasks of the step that is measured on a CPU, at the most."""
+TIMED = ("sample", "score", "update")
+"""Parts of a step whose time is shown."""
 
 
-def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as published; rates are dense bfloat16."""
+
+    name: str
+    gib: float
+    tflops: float
+    """0 where the rate is not known."""
+    gbytes: float
+    """GB/s of its memory."""
+
+
+GPUS: Mapping[str, Gpu] = {
+    "rtx-4090": Gpu("RTX 4090", 24, 165, 1008),
+    "l40s": Gpu("L40S", 48, 362, 864),
+    "a100": Gpu("A100 80GB", 80, 312, 2039),
+    "h100": Gpu("H100", 80, 989, 3350),
+    "h100-pcie": Gpu("H100 PCIe", 80, 756, 2000),
+    "h200": Gpu("H200", 141, 989, 4800),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """The properties of a model that the estimates need."""
+
+    parameters: int
+    adapter: int
+    """Numbers in one adapter."""
+    layers: int
+    hidden: int
+    inner: int
+    """Width between the two matrices of a layer's feed-forward part."""
+    queries: int
+    """Query heads times their size."""
+    cache_per_token: int
+    """Keys and values of one token in all layers, numbers."""
+    vocabulary: int
+    linear: int = 0
+    """Numbers in linear layers but the output layer: what 4 bits shrink."""
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What one base model does in a run."""
+
+    config: ResolvedConfig
+    shape: ModelShape
+    policies: int
+    trained: int
+    decisions: int
+    """Of an episode, by the policies on this base."""
+    tree: bool
+    gpu: Gpu | None
+    """None: a CPU."""
+    rollout: RolloutShape
+    """What is sampled of a task."""
+    names: Sequence[str] = ()
+    """The policies."""
+    bases: int = 1
+    """Base models that share the device."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of a number in the computation."""
+        if self.config.dtype == "auto":
+            return 4 if self.gpu is None else 2
+        return 4 if self.config.dtype == "float32" else 2
+
+    @property
+    def vllm_cache(self) -> float:
+        """Bytes of the cache of one of vLLM's engines, each full model having its own."""
+        options = self.config.mapping("vllm")
+        # Where both are given, vLLM takes the bytes.
+        if (cache := options.get("kv_cache_memory_bytes")) is not None:
+            return float(cache)
+        usual = VLLM_SHARE / self.bases / (self.policies if self.config.full else 1)
+        share = options.get("gpu_memory_utilization", usual)
+        gib = self.gpu.gib if self.gpu else 0.0
+        return float(share * gib * GIB - self.shape.parameters * self.width)
+
+    @property
+    def cache_token_bytes(self) -> int:
+        """Keys and values of one token in the sampler's cache."""
+        vllm = self.config.mapping("vllm") if self.config.sampler.startswith("vllm") else {}
+        short = str(vllm.get("kv_cache_dtype", "")).startswith("fp8")
+        return self.shape.cache_per_token * (1 if short else self.width)
+
+    @property
+    def vllm_rows(self) -> int:
+        """Completions of full length whose cache fits into vLLM's share; K share their prompt."""
+        shared = self.config.mapping("vllm").get("enable_prefix_caching", True) and self.tree
+        prompt = PROMPT / (self.config.num_generations if shared else 1)
+        row_bytes = (prompt + self.config.max_completion_length) * self.cache_token_bytes
+        return max(0, int(self.vllm_cache / row_bytes))
+
+    @property
+    def rows(self) -> int:
+        """Completions that are due at the same time."""
+        return self.config.tasks_per_step * self.config.num_generations
+
+    @property
+    def rows_at_once(self) -> int:
+        """Completions that the sampler decodes at the same time."""
+        if self.config.sampler == "vllm" and self.gpu is not None:
+            return max(1, min(self.rows, VLLM_ROWS, self.vllm_rows))
+        if self.config.sampler.startswith("vllm"):
+            return min(self.rows, VLLM_ROWS)
+        length = PROMPT + self.config.max_completion_length
+        return max(1, min(self.rows, DEFAULT_TOKENS_PER_BATCH // length))
+
+    def completions(self, *, probes: bool = True) -> int:
+        """Completions of a step, at the most; `probes` counts those that only look ahead."""
+        return self.config.tasks_per_step * self.rollout.completions(self.decisions, probes=probes)
+
+    @property
+    def tokens(self) -> int:
+        """Sampled in a step, at the most."""
+        return self.completions() * self.config.max_completion_length
+
+
+def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     """The resolved settings as YAML, then memory, work and time.
 
     Args:
         config: the settings.
-        gpu: a name in `GPUS`, or `HERE`: this machine's.
+        device: a name in `GPUS`, `HERE`, or `CPU`, where a step is taken and timed.
 
     Raises:
         ConfigError: settings that cannot be used.
     """
-    resolved = resolve(config)
-    env = make_env(resolved, "train", divide=True)
-    roles, agents = seats_of(env)
-    roles_to_policies = parse_policies(resolved.policies, roles, agents)
-    trained = trained_policies(resolved.train_roles, roles_to_policies)
-    check_method(resolved, env, roles_to_policies, {})
-    check_bases(resolved, roles_to_policies)
-    policies = own_names(roles_to_policies)
+    if device == CPU:
+        config = dataclasses.replace(config, device=CPU)
+    plan = plan_run(config)
+    resolved, players = plan.config, plan.roles_to_policies
+    agents = plan.env.possible_agents
+    turns = getattr(plan.env.unwrapped, "max_turns", None)
+    policies, trained = own_names(players), trained_policies(resolved.train_roles, players)
     groups = by_base(resolved, policies)
-    turns = getattr(env.unwrapped, "max_turns", None)
+    gpus = [gpu_of(own, HERE if device == CPU else device) for own, _ in groups]
     estimator = estimator_of(resolved)
-    gpus = [gpu_of(own, gpu) for own, _ in groups]
+    policy_of = lambda agent: players.get(agent) or players[role_of(agent)]  # noqa: E731
     works = [
         Workload(
             own,
             shape_of(*(own_settings(resolved, name) for name in names)),
             len(names),
             len(set(names) & set(trained)),
-            _agents(agents, roles_to_policies, names) if len(groups) > 1 else len(agents),
-            turns or 1,
+            (turns or 1) * sum(policy_of(agent) in names for agent in agents),
             estimator.tree,
             # All bases share one device: where one of them is on a GPU, all are.
-            next((each for each in gpus if each is not None), None),
+            next((gpu for gpu in gpus if gpu is not None), None),
             estimator.shape(),
             names,
             len(groups),
         )
         for own, names in groups
     ]
+    roles = list(dict.fromkeys(map(role_of, agents)))
     count = f"{len(policies)} policies for {len(roles)} roles ({', '.join(roles)})"
-    return "\n".join(
-        [
-            config_text(resolved).rstrip(),
-            "",
-            f"# {count}, {len(trained)} trained",
-            *_memory(works),
-            *_engines(resolved, works, policies),
-            *_work(works, limited=turns is not None),
-            *_time(works, limited=turns is not None),
-        ]
-    )
-
-
-def _agents(agents: Sequence[str], players: Mapping[str, str], policies: Sequence[str]) -> int:
-    """The number of the agents that these policies play."""
-    return sum((players.get(agent) or players[role_of(agent)]) in policies for agent in agents)
+    lines = ["", f"# {count}, {len(trained)} trained", *_memory(works)]
+    lines += _work(works, "a turn" if turns is None else f"a step ({turns} turns at the most)")
+    lines += _measured(plan) if device == CPU else _time(works, "turn" if turns is None else "step")
+    return "\n".join([config_text(resolved).rstrip(), *lines])
 
 
 def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
@@ -131,7 +252,7 @@ def shape_of(config: ATGRPOConfig, *others: ATGRPOConfig) -> ModelShape:
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     # Not always the hidden size by the heads: Qwen3-0.6B has 16 heads of 128 at a width of 1024.
     width = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    adapters = [_adapter_size(model, each) for each in (config, *others)]
+    adapters = [_adapter_size(model, own) for own in (config, *others)]
     return ModelShape(
         parameters=sum(parameter.numel() for parameter in model.parameters()),
         adapter=sum(adapters) // len(adapters),
@@ -166,140 +287,236 @@ def _linear(model: PreTrainedModel) -> list[tuple[str, nn.Linear]]:
     ]
 
 
-def _memory(works: Sequence[Workload]) -> list[str]:
-    lines, parts = ["", "# Memory, estimated"], list[tuple[str, float]]()
-    for work in works:
-        found = memory(work)
-        own = [*found.weights.items(), *found.sampling.items(), *found.update.items()]
-        lines += [f"#   {line}" for line in [_base(work)] * (len(works) > 1)]
-        lines += [f"#   {size(value):>9}  {what}" for what, value in own]
-        parts += own
-    lines.append(f"#   {size(peak(works)):>9}  at the fullest moment")
-    gpu = works[0].gpu
-    if gpu is None:
-        return lines
-    holds = f"{gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)"
-    if fits(works):
-        return [*lines, f"# Fits into {holds}"]
-    what, value = max(parts, key=lambda part: part[1])
-    lines.append(f"# Does not fit into {holds}; the largest part: {what}, {size(value)}")
-    if (cured := cure(works)) is None:
-        return [*lines, "# No option makes it fit: take a smaller model or a larger GPU"]
-    options, smaller = cured
-    return [*lines, f"# It fits with {' '.join(options)}: {size(peak(smaller))}"]
-
-
-def _engines(
-    config: ResolvedConfig, works: Sequence[Workload], policies: Sequence[str]
-) -> list[str]:
-    """Lines on the room in vLLM's engines, where they are processes of their own; else none."""
-    if not config.workers or config.sampler != "vllm":
-        return []
-    lines = ["", "# Engines, estimated; not part of the sum above"]
-    for name, share in engine_pools(config, policies).items():
-        work = next(each for each in works if name in _pools(config, each))
-        own = work.shape.parameters * work.width
-        each = f"weights {size(own)}"
-        if work.gpu is not None:
-            gpus = 1.0 if share.gpus is None else share.gpus
-            # A part of one GPU is in the share already; of several GPUs vLLM takes its share of each.
-            room = work.vllm_cache(ENGINE_SHARE * min(1.0, gpus), max(1.0, gpus))
-            rows = int(room // work.row_bytes)
-            each = f"GPUs {gpus:g}, {each}, " + (
-                f"cache {size(room)} for {rows} completions at a time"
-                if rows > 0
-                else "no room for a cache: give it more GPUs and vllm.tensor_parallel_size"
-            )
-        lines.append(f"#   {share.replicas} x {name}; each: {each}")
-    return lines
-
-
-def _pools(config: ResolvedConfig, work: Workload) -> list[str]:
-    """The pools of the engines that serve the policies of a base."""
-    return list(engine_pools(config, work.names))
-
-
-def _base(work: Workload) -> str:
-    """A line for one of several base models."""
-    name = "embedded model" if work.config.embedded else work.config.model
-    return f"{name}: {', '.join(work.names)}"
-
-
-def _work(works: Sequence[Workload], limited: bool) -> list[str]:
-    config, tree = works[0].config, works[0].tree
-    turns = works[0].turns
-    each = f"a step ({turns} turns at the most)" if limited else "a turn"
-    # Two operations a parameter and token forward, four more backward.
-    flops = sum(2 * work.shape.parameters * work.tokens * (1 + 3) for work in works)
-    budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
-    steps = f"# Steps: {config.max_steps}{budget}"
-    models = [
-        f"model: {work.shape.parameters:,} parameters, adapter: {work.shape.adapter:,}"
-        for work in works
-    ]
-    return [
-        "",
-        f"# Work {each}, at the most",
-        f"#   {sum(work.completions for work in works):>9,}  completions ({config.num_generations} "
-        + ("to each prompt)" if tree else "episodes of each task)"),
-        f"#   {sum(work.tokens for work in works):>9,}  sampled tokens",
-        f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
-        "; ".join([steps, *models]),
-    ]
-
-
-def _time(works: Sequence[Workload], limited: bool) -> list[str]:
-    work = works[0]
-    gpu = work.gpu
-    if gpu is None:
-        return []
-    if not gpu.tflops:
-        known = ", ".join(GPUS)
-        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {known}"]
-    # Roles take turns, so that the bases do, too.
-    sampling = sum(sampling_seconds(each, gpu) for each in works)
-    update = sum(update_seconds(each, gpu) for each in works)
-    rows, steps = rows_at_once(work), work.config.max_steps
-    layer = ASSUMED.vllm_layer_s if work.config.sampler != "transformers" else ASSUMED.layer_s
-    return [
-        "",
-        f"# Time of a {'step' if limited else 'turn'} on {gpu.name} ({gpu.tflops:g} TFLOP/s, "
-        f"{gpu.gbytes:g} GB/s as published), at the most",
-        f"#   {duration(sampling):>9}  sampling with {work.config.sampler}, {rows} completions at a time",
-        f"#   {duration(update):>9}  updates",
-        f"#   {duration((sampling + update) * steps):>9}  all {steps} steps",
-        f"# Assumes: every completion and episode at its limit (shorter ones take less), prompts of {PROMPT} tokens, {ASSUMED.compute:.0%} "
-        f"of the rate, {ASSUMED.bandwidth:.0%} of the bandwidth,",
-        f"#   {layer * 1e3:g} ms a layer and decoded token to start kernels. Scoring and evaluation are "
-        "not counted; nothing was measured on a GPU.",
-    ]
-
-
 def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     """The GPU that an estimate is for: the named one, this machine's, or else an H100.
 
-    None for the embedded model and where a CPU is asked for.
+    None for the models that come for a CPU and where a CPU is asked for.
 
     Raises:
         ConfigError: an unknown name.
     """
     if wanted != HERE:
         if wanted not in GPUS:
-            raise ConfigError(f"--dry-run: unknown GPU {wanted!r}; {did_you_mean(wanted, GPUS)}")
+            hint = did_you_mean(wanted, [*GPUS, CPU])
+            raise ConfigError(f"--dry-run: unknown GPU {wanted!r}; {hint}")
         return GPUS[wanted]
     if config.embedded or config.device in ("cpu", "mps"):
         return None
     if not torch.cuda.is_available():
-        return GPUS["h100"]
+        return None if config.model == SMOLLM2 else GPUS["h100"]
     here = torch.cuda.get_device_properties(0)
     # As whole words: an H100 may say 80GB as an A100 does, and a GH200 is no H200.
     words = set(re.split(r"\W+", here.name))
     named = [gpu for gpu in GPUS.values() if words.issuperset(gpu.name.split())]
     # The longest name: every H100 PCIe is called an H100 as well.
-    known = max(named, key=lambda gpu: len(gpu.name), default=None)
-    rates = (known.tflops, known.gbytes) if known else (0.0, 0.0)
+    published = max(named, key=lambda gpu: len(gpu.name), default=None)
+    rates = (published.tflops, published.gbytes) if published else (0.0, 0.0)
     # The memory that it reports, because cards of one name come in several sizes.
     return Gpu(here.name, here.total_memory / GIB, *rates)
+
+
+# ------------------------------------------------------------------------------------------ bytes
+
+Parts = dict[str, float]
+"""What is in memory -> bytes."""
+
+
+def memory(work: Workload) -> tuple[Parts, Parts, Parts]:
+    """Bytes that are there all the time, while sampling, and in an update."""
+    config, shape, width = work.config, work.shape, work.width
+    base, sampling = float(shape.parameters * width), Parts()
+    if config.full:
+        # A KL term needs the base beside full models; adapters are only switched off for it.
+        models = work.policies + (config.beta > 0)
+        state = work.trained * shape.parameters * OPTIMIZER_BYTES
+        weights = {f"{models} full models (sampling copies)": models * base}
+        weights["training state (float32 weights, gradients, AdamW)"] = float(state)
+    else:
+        state = work.policies * shape.adapter * OPTIMIZER_BYTES
+        if config.load_in_4bit:
+            base = (shape.parameters - shape.linear) * width + shape.linear * FOUR_BITS
+        weights = {"base model" + (" in 4 bits" if config.load_in_4bit else ""): base}
+        weights[f"{work.policies} adapters, gradients, AdamW"] = float(state)
+    if config.sampler == "transformers":
+        rows = work.rows * (config.max_completion_length + PROMPT)
+        positions = min(DEFAULT_TOKENS_PER_BATCH, rows)
+        cache = positions * shape.cache_per_token * width
+        sampling[f"cache of a sampling batch of {positions} tokens"] = float(cache)
+    elif config.sampler == "vllm" and work.gpu is not None and not config.workers:
+        engines = work.policies if config.full else 1
+        copies = engines * (shape.parameters * width + work.vllm_cache)
+        weights["vLLM, a copy of the model and its cache"] = copies
+    batch = config.tokens_per_batch
+    kept = activation_bytes(shape, batch, width, checkpointing=config.gradient_checkpointing)
+    # Float32 logits of one chunk, their gradient and what is computed of them.
+    logits = 4 * 4 * min(LOGITS_PER_CHUNK, batch * shape.vocabulary)
+    update = {f"activations of an update of {batch} tokens": float(kept), "logits": float(logits)}
+    return weights, sampling, update
+
+
+def activation_bytes(shape: ModelShape, tokens: int, width: int, *, checkpointing: bool) -> int:
+    """Bytes that an update with adapters keeps for its backward pass, logits apart.
+
+    The factors were fitted to what is kept of random weights of four shapes with an adapter of rank
+    16 (`tests/test_estimate.py`). In 16 bits more is kept: norms and adapters are computed in
+    float32.
+    """
+    hidden, inner, queries = (6, 4.2, 8.4) if width == 4 else (17, 5.3, 10.5)
+    layer = hidden * shape.hidden + inner * shape.inner + queries * shape.queries
+    if checkpointing:  # the input of every layer, and one layer whole
+        return int(tokens * width * (shape.layers * shape.hidden + layer))
+    return int(tokens * width * shape.layers * layer)
+
+
+_CURES = {
+    "activations": "--gradient-checkpointing or a smaller --tokens-per-batch",
+    "logits": "a smaller --tokens-per-batch",
+    "cache": "a smaller --tasks-per-step or --num-generations",
+    "vLLM": "a smaller --vllm.gpu_memory_utilization or --vllm.kv_cache_memory_bytes, or --sampler transformers",
+    "training": "adapters (without --full)",
+}
+"""First word of a part -> what makes it smaller; of others, nothing but 4 bits or a smaller model does."""
+
+
+def _memory(works: Sequence[Workload]) -> list[str]:
+    lines, parts, passing, total = ["", "# Memory, estimated"], Parts(), [0.0], 0.0
+    for work in works:
+        weights, sampling, update = memory(work)
+        if len(works) > 1:
+            name = "embedded model" if work.config.embedded else work.config.model
+            lines.append(f"#   {name}: {', '.join(work.names)}")
+        lines += [
+            f"#   {size(value):>9}  {what}" for what, value in (weights | sampling | update).items()
+        ]
+        parts |= weights | sampling | update
+        total += sum(weights.values())
+        # Sampling and update come one after the other, so that the larger one counts.
+        passing += [sum(sampling.values()), sum(update.values())]
+    peak = total + max(passing)
+    lines.append(f"#   {size(peak):>9}  at the fullest moment")
+    gpu = works[0].gpu
+    if gpu is None:
+        return lines
+    holds = f"{gpu.name} ({gpu.gib:g} GiB, of which {USABLE:.0%} are counted)"
+    in_vllm = [work for work in works if work.config.sampler == "vllm" and not work.config.workers]
+    if any(work.vllm_rows < 1 for work in in_vllm):
+        return [
+            *lines,
+            f"# vLLM's share of {holds} has no room for a cache: raise --vllm.gpu_memory_utilization",
+        ]
+    if peak <= USABLE * gpu.gib * GIB:
+        return [*lines, f"# Fits into {holds}"]
+    what, value = max(parts.items(), key=lambda part: part[1])
+    cure = _CURES.get(re.split(r"\W", what)[0], "--load-in-4bit, a smaller model, or a larger GPU")
+    return [
+        *lines,
+        f"# Does not fit into {holds}; the largest part: {what}, {size(value)}; try {cure}",
+    ]
+
+
+# ----------------------------------------------------------------------------------- work and time
+
+
+def _work(works: Sequence[Workload], unit: str) -> list[str]:
+    config = works[0].config
+    # Two operations a parameter and token forward, four more backward.
+    flops = sum(2 * work.shape.parameters * work.tokens * (1 + 3) for work in works)
+    budget = "" if config.max_tokens is None else f", or {config.max_tokens:,} generated tokens"
+    models = [
+        f"model: {work.shape.parameters:,} parameters, adapter: {work.shape.adapter:,}"
+        for work in works
+    ]
+    each = "to each prompt)" if works[0].tree else "episodes of each task)"
+    return [
+        "",
+        f"# Work {unit}, at the most",
+        f"#   {sum(work.completions() for work in works):>9,}  completions ({config.num_generations} {each}",
+        f"#   {sum(work.tokens for work in works):>9,}  sampled tokens",
+        f"#   {flops / 1e12:>9,.3g}  TFLOP to sample and update, prompts not counted",
+        "; ".join([f"# Steps: {config.max_steps}{budget}", *models]),
+    ]
+
+
+def _time(works: Sequence[Workload], unit: str) -> list[str]:
+    gpu, config = works[0].gpu, works[0].config
+    if gpu is None:
+        return ["", "# Time: --dry-run cpu takes a small step here and says how long it took"]
+    if not gpu.tflops:
+        known = ", ".join(GPUS)
+        return ["", f"# Time: the rate of {gpu.name} is not known here; --dry-run takes {known}"]
+    # Roles take turns, so that the bases do, too.
+    sampling = sum(sampling_seconds(work, gpu) for work in works)
+    update = sum(update_seconds(work, gpu) for work in works)
+    layer = VLLM_LAYER_S if config.sampler != "transformers" else LAYER_S
+    rows = works[0].rows_at_once
+    return [
+        "",
+        f"# Time of a {unit} on {gpu.name} ({gpu.tflops:g} TFLOP/s, {gpu.gbytes:g} GB/s as published), at the most",
+        f"#   {duration(sampling):>9}  sampling with {config.sampler}, {rows} completions at a time",
+        f"#   {duration(update):>9}  updates",
+        f"#   {duration((sampling + update) * config.max_steps):>9}  all {config.max_steps} steps",
+        f"# Assumes: every completion and episode at its limit (shorter ones take less), prompts of {PROMPT} tokens, "
+        f"{COMPUTE:.0%} of the rate, {BANDWIDTH:.0%} of the bandwidth,",
+        f"#   {layer * 1e3:g} ms a layer and decoded token to start kernels. Scoring and evaluation are "
+        "not counted; nothing was measured on a GPU.",
+    ]
+
+
+def _measured(plan: TrainPlan) -> list[str]:
+    """The time of a step on this machine, from one of at most `MEASURED_TASKS` tasks."""
+    config = plan.config
+    tasks = min(MEASURED_TASKS, config.tasks_per_step)
+    with contextlib.closing(build_policies(config, plan.roles_to_policies)) as policies:
+        for count in (1, tasks):  # first calls take longer, so that the first step does not count
+            small = dataclasses.replace(config, tasks_per_step=count, workers=0)
+            _, metrics = ATGRPO(small, plan.env, policies).train_step()
+    scale = config.tasks_per_step / tasks
+    lines = [f"#   {duration(scale * metrics[f'time/{part}']):>9}  {part}" for part in TIMED]
+    total = duration(scale * metrics["time/step"] * config.max_steps)
+    return [
+        "",
+        f"# Time of a step on this machine, measured with {tasks} of {config.tasks_per_step} tasks",
+        *lines,
+        f"#   {total:>9}  all {config.max_steps} steps, without evaluation",
+    ]
+
+
+def sampling_seconds(work: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's sampling, if every completion has its full length.
+
+    A decoded token reads all weights, once for those decoded with it, and the cache of its own row, also
+    of a prompt that is kept once. Agents' decisions follow one another.
+    """
+    shape, length, decisions = work.shape, work.config.max_completion_length, work.decisions
+    fast = work.config.sampler.startswith("vllm")
+    started = shape.layers * (VLLM_LAYER_S if fast else LAYER_S)
+    # Beside the K completions of a decision, the probes and forks of earlier ones are still played.
+    more = work.completions() / (work.rows * decisions)
+    passes, rows = math.ceil(math.ceil(work.rows / work.rows_at_once) * more), work.rows * more
+    # While a completion is decoded, half of its length is in the cache on average.
+    cache = rows * (PROMPT + length / 2) * work.cache_token_bytes
+    bandwidth, rate = gpu.gbytes * 1e9 * BANDWIDTH, gpu.tflops * 1e12 * COMPUTE
+    read = (passes * shape.parameters * work.width + cache) / bandwidth
+    computed = 2 * shape.parameters * rows / rate
+    prompts = work.config.tasks_per_step if work.tree else work.rows
+    prefill = 2 * shape.parameters * prompts * PROMPT / rate
+    # A GPU reads and computes at the same time: the slower of the two counts (roofline model).
+    return decisions * (prefill + length * (max(read, computed) + passes * started))
+
+
+def update_seconds(work: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's updates. Operations a parameter and token: 2 forward, 2 or 4 backward.
+
+    Under adapters the base has no gradient of its own; checkpointing computes the forward pass again.
+    """
+    config, completions = work.config, work.completions(probes=False)
+    # A KL term takes one more forward pass, that of its reference.
+    operations = (
+        (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
+    )
+    prompts = completions // (config.num_generations if work.tree else 1)
+    tokens = (completions * config.max_completion_length + prompts * PROMPT) * config.num_iterations
+    return operations * work.shape.parameters * tokens / (gpu.tflops * 1e12 * COMPUTE)
 
 
 def duration(seconds: float) -> str:

@@ -63,7 +63,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         ConfigError: an option or value that cannot be used.
     """
     from pettingllms.cli.options import OptionParser, fields_of
-    from pettingllms.evaluation.config import EvalConfig
+    from pettingllms.cli.train import RARE
+    from pettingllms.evaluation.config import SHARED, EvalConfig
     from pettingllms.trainers.config import ATGRPOConfig
 
     parser = OptionParser(
@@ -72,7 +73,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         description="Evaluates on held-out tasks, one completion a turn, and reports scores with "
         "intervals.",
         examples=EXAMPLES,
-        shown=_shown,
+        defaults=_shown,
+        rare=[name for name in RARE if name in SHARED],
         several=("env",),
     )
     parser.add_argument(

@@ -35,11 +35,32 @@ Objects = dict[str, dict[str, Any]]
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
-    """Headings as in the help of `OptionParser`."""
+    """One spelling of each option, and the value that will be used where it is not given."""
+
+    def __init__(self, prog: str) -> None:
+        width = min(shutil.get_terminal_size().columns, 110)
+        super().__init__(prog, max_help_position=34, width=width)
 
     def start_section(self, heading: str | None) -> None:
         """Opens a section."""
-        super().start_section(heading and heading.capitalize())
+        super().start_section(heading and heading[:1].upper() + heading[1:])
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        takes_value = action.nargs != 0 and action.const is not True
+        values = self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{action.option_strings[-1]} {values}" if takes_value else action.option_strings[-1]
+
+    def _get_default_metavar_for_optional(self, action: argparse.Action) -> str:
+        return {int: "N", float: "X"}.get(action.type, "...")  # type: ignore[call-overload, no-any-return]
+
+    def _expand_help(self, action: argparse.Action) -> str:
+        text = str(action.help)
+        unset = action.default is None or action.default is False or action.default == {}
+        if action.option_strings and action.nargs != 0 and not unset:
+            text += "" if "efault: " in text else f" (default: {action.default})"
+        return text
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -50,17 +71,15 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, *, examples: Sequence[str] = (), **kwargs: Any) -> None:
         if examples:
-            kwargs["epilog"] = "\n".join(["Examples:", *(f"  {each}" for each in examples)])
+            kwargs["epilog"] = "\n".join(["Examples:", *(f"  {example}" for example in examples)])
         kwargs.setdefault("formatter_class", _Formatter)
         own_help = kwargs.pop("add_help", True)
         super().__init__(allow_abbrev=False, add_help=False, **kwargs)
         if own_help:
             self.add_argument("-h", "--help", action="help", help="Print this help and exit")
+        version = f"pettingllms {__version__}"
         self.add_argument(
-            "--version",
-            action="version",
-            version=f"pettingllms {__version__}",
-            help="Print the version and exit",
+            "--version", action="version", version=version, help="Print the version and exit"
         )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
@@ -126,8 +145,9 @@ class OptionParser(CommandParser):
         prog: name of the command.
         description: first paragraph of its help.
         examples: command lines to show at the end of the help.
-        shown: given the values that the command line sets, the text of the default of other fields
-            in the help: the values that will be used.
+        defaults: values that the command line sets -> the text of the defaults of other fields in the
+            help: the values that will be used.
+        rare: fields that `--help-all` shows and `--help` does not.
         several: fields that take several words, which are joined by commas: `--env coding math` is
             `--env coding,math`.
     """
@@ -139,48 +159,48 @@ class OptionParser(CommandParser):
         prog: str,
         description: str,
         examples: Sequence[str] = (),
-        shown: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _given: {},
+        defaults: Callable[[Mapping[str, Any]], Mapping[str, Any]] = lambda _: {},
+        rare: Collection[str] = (),
         several: Collection[str] = (),
     ) -> None:
-        super().__init__(prog=prog, description=description, add_help=False)
-        self.fields = {field.name: field for field in fields}
-        self.examples, self._shown, self._several = examples, shown, several
-        for field in fields:
-            self._add_field(field)
-        # A switch, because the defaults that it shows depend on the other options.
-        self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
-        self.add_argument("--config", metavar="FILE", help="YAML file with any of these settings")
-        if "env" in self.fields:
-            self.add_argument(
-                "--help-env",
-                action=_HelpEnv,
-                metavar="NAME",
-                help="Print the arguments of an environment, for --env-args, and exit",
-            )
-
-    def _add_field(self, field: dataclasses.Field[Any]) -> None:
-        name, kind = field.name, _kind_of(field)
-        # The last one is the one that errors and the help show.
-        names = [*field.metadata.get("aliases", ()), f"--{name}", f"--{name.replace('_', '-')}"]
-        switch: dict[str, Any] = {"nargs": "?", "const": True} if kind is bool else {}
-        if name in self._several:
-            switch = {"nargs": "+", "action": _Joined}
-        self.add_argument(
-            *dict.fromkeys(names),
-            dest=name,
-            type=_truth if kind is bool else kind,
-            default=field.default,
-            help=field.metadata["help"],
-            **switch,
+        usage = "%(prog)s [--config FILE] [--option VALUE ...]"
+        super().__init__(
+            prog=prog, description=description, examples=examples, usage=usage, add_help=False
         )
-        if kind is bool and field.default is not False:
-            self.add_argument(
-                f"--no-{name.replace('_', '-')}",
-                dest=name,
-                action="store_false",
-                default=field.default,
-                help=field.metadata["help"],
+        self.fields = {field.name: field for field in fields}
+        self._shown, self._rare, self._several = defaults, rare, several
+        # Switches, because the defaults that they show depend on the other options.
+        self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
+        if rare:
+            self.add_argument("--help-all", action="store_true", help="Print all options and exit")
+        if "env" in self.fields:
+            about = "Print the arguments of an environment, for --env-args, and exit"
+            self.add_argument("--help-env", metavar="NAME", help=about)
+        self.add_argument("--config", metavar="FILE", help="YAML file with any of these settings")
+        groups: dict[str, argparse._ArgumentGroup] = {}
+        for field in fields:
+            title = field.metadata["group"]
+            group = groups.get(title) or groups.setdefault(title, self.add_argument_group(title))
+            self._add_field(field, group)
+
+    def _add_field(self, field: dataclasses.Field[Any], group: argparse._ArgumentGroup) -> None:
+        name, dashed = field.name, field.name.replace("_", "-")
+        about, default = field.metadata["help"], _default_of(field)
+        # The last one is the one that errors and the help show.
+        names = dict.fromkeys([*field.metadata.get("aliases", ()), f"--{name}", f"--{dashed}"])
+        if (type_of_value := _type_of(field)) is not bool:
+            several = {"nargs": "+"} if name in self._several else {}
+            group.add_argument(
+                *names, dest=name, type=type_of_value, default=default, help=about, **several
             )
+            return
+        # Of a pair of switches, the one that changes something is shown.
+        on, off = (argparse.SUPPRESS, about) if default else (about, argparse.SUPPRESS)
+        switch: Any = {"nargs": "?", "const": True, "type": _truth}
+        group.add_argument(*names, dest=name, default=default, help=on, **switch)
+        group.add_argument(
+            f"--no-{dashed}", dest=name, action="store_false", default=default, help=off
+        )
 
     def read(self, argv: Sequence[str]) -> argparse.Namespace:
         """The value of every option; the attribute `given` names those that were given.
@@ -208,8 +228,17 @@ class OptionParser(CommandParser):
             action.dest for action in self._actions if typed & set(action.option_strings)
         }
         namespace.in_file = set(values)
-        if namespace.help:
-            print(self.help_for(namespace), end="", flush=True)
+        for name in self._several:
+            if isinstance(words := getattr(namespace, name), list):
+                setattr(namespace, name, ",".join(words))
+        if (env := vars(namespace).get("help_env")) is not None:
+            from pettingllms.cli.envs import explained
+
+            print(explained(env), flush=True)
+            sys.exit()
+        everything = vars(namespace).get("help_all")
+        if namespace.help or everything:
+            print(self._help(namespace, () if everything else self._rare), end="", flush=True)
             sys.exit()
         return namespace
 
@@ -248,40 +277,23 @@ class OptionParser(CommandParser):
         known = {each.replace("_", "-") for each in known} if dashes else known
         return super()._unknown(what, name.replace("_", "-") if dashes else name, known)
 
-    def help_for(self, namespace: argparse.Namespace | None = None) -> str:
-        """All options by group, each with the value that will be used beside those given."""
-        width = min(shutil.get_terminal_size().columns, 110)
-        given = {} if namespace is None else self.values(namespace, self.fields)
-        defaults = {name: field.default for name, field in self.fields.items()}
+    def _help(self, namespace: argparse.Namespace, hidden: Collection[str]) -> str:
+        """The options with the values that will be used beside those given."""
+        given = self.values(namespace, self.fields)
+        defaults = {name: _default_of(field) for name, field in self.fields.items()}
         defaults |= {**self._shown(given), **given}
-        groups: dict[str, list[str]] = {}
         for action in self._actions:
-            field = self.fields.get(action.dest)
-            off = action.option_strings[0].startswith("--no-")
-            if field is not None and off != (field.default is True):
-                continue  # of a pair of switches, the one that changes something is shown
-            group = "Command" if field is None else field.metadata["group"]
-            entry = _entry(action, defaults.get(action.dest), width)
-            groups.setdefault(group, []).append(entry)
-        # A key that is set anew is the last one.
-        groups["Command"] = groups.pop("Command")
+            if action.dest in hidden:
+                action.help = argparse.SUPPRESS
+            action.default = defaults.get(action.dest)
         about = str(self.description)
         if {"env", "model"} <= self.fields.keys():
             model = f"--model {defaults['model']}" if defaults["model"] else "the embedded model"
             about += f" The defaults shown are those for --env {defaults['env']} and {model}."
-        lines = [self.format_usage(), textwrap.fill(about, width), ""]
-        for title, entries in groups.items():
-            lines += [f"{title}:", *entries, ""]
-        lines += ["Examples:", *(f"  {example}" for example in self.examples)] * bool(self.examples)
-        return "\n".join(lines) + "\n"
-
-    def format_usage(self) -> str:
-        """One line."""
-        return f"usage: {self.prog} [--config FILE] [--option VALUE ...]\n"
-
-    def format_help(self) -> str:
-        """The help without a command line."""
-        return self.help_for()
+        if hidden:
+            about += f" --help-all shows {len(hidden)} more options."
+        self.description = textwrap.fill(about, min(shutil.get_terminal_size().columns, 110))
+        return self.format_help()
 
 
 def fields_of(*kinds: type, shared: str | None = None) -> list[dataclasses.Field[Any]]:
@@ -291,45 +303,14 @@ def fields_of(*kinds: type, shared: str | None = None) -> list[dataclasses.Field
         kinds: dataclasses.
         shared: only fields with this key in their metadata; else those that are options.
     """
-    found = []
+    options = []
     for kind in kinds:
         hints = typing.get_type_hints(kind)
         for field in dataclasses.fields(kind):
             if (shared or "help") in field.metadata:
                 field.type = hints[field.name]
-                found.append(field)
-    return found
-
-
-class _Joined(argparse.Action):
-    """Joins the words of an option by commas."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> None:
-        del parser, option_string
-        setattr(namespace, self.dest, ",".join(values))
-
-
-class _HelpEnv(argparse.Action):
-    """Prints the description and the arguments of an environment, as `pettingllms-envs show`."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option_string: str | None = None,
-    ) -> NoReturn:
-        del namespace, option_string
-        from pettingllms.cli.envs import explained
-
-        print(explained(values), flush=True)
-        parser.exit()
+                options.append(field)
+    return options
 
 
 # ------------------------------------------------------------------------------- objects by key
@@ -405,11 +386,19 @@ def _as_json(text: str) -> Any:
 # ---------------------------------------------------------------------------------------- values
 
 
-def _kind_of(field: dataclasses.Field[Any]) -> type:
-    """The type of a field without None."""
-    kinds = [kind for kind in typing.get_args(field.type) if kind is not type(None)]
-    kind: Any = kinds[0] if kinds else field.type
-    return typing.cast(type, kind)
+def _type_of(field: dataclasses.Field[Any]) -> Any:
+    """What argparse makes of a word: the type of a field without None; an object comes as text."""
+    [kind, *_] = [
+        kind for kind in typing.get_args(field.type) or (field.type,) if kind in _PLAIN
+    ] or [str]
+    return kind
+
+
+_PLAIN = (bool, int, float, str)
+
+
+def _default_of(field: dataclasses.Field[Any]) -> Any:
+    return None if field.default is dataclasses.MISSING else field.default
 
 
 def _truth(text: str) -> bool:
@@ -417,23 +406,6 @@ def _truth(text: str) -> bool:
     if text.lower() not in words:
         raise argparse.ArgumentTypeError(f"must be true or false, got {text!r}")
     return words[text.lower()]
-
-
-def _entry(action: argparse.Action, default: Any, width: int) -> str:
-    """One option of the help: its name, what it does, its default."""
-    option = action.option_strings[-1]
-    if action.nargs not in (0, "?"):
-        option = f"{option} {action.metavar or _placeholder(action)}"
-    text = action.help or ""
-    if action.nargs not in (0, "?") and default is not None:
-        text += f" (default: {default})"
-    body = textwrap.fill(text, width, initial_indent=" " * 34, subsequent_indent=" " * 34)
-    head = f"  {option}"
-    return f"{head}\n{body}" if len(head) > 32 else head.ljust(34) + body[34:]
-
-
-def _placeholder(action: argparse.Action) -> str:
-    return {int: "N", float: "X"}.get(action.type, "...")  # type: ignore[call-overload, no-any-return]
 
 
 def _as_typed(value: Any) -> str:

@@ -27,6 +27,31 @@ EXAMPLES = (
     "pettingllms-train --resume runs/latest",
 )
 
+RARE = (
+    *("revision", "attn_implementation", "adapter_dtype", "lora_target_modules", "dtype"),
+    *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "api_args"),
+    *("server", "server_key", "serve", "server_timeout"),
+    *("mask_truncated_completions", "silent_groups", "loss_norm", "importance_sampling_level"),
+    *("epsilon_high", "delta", "entropy_coef", "train_turns"),
+    *(
+        "policy_settings",
+        "lr_scheduler_type",
+        "warmup_steps",
+        "weight_decay",
+        "adam_beta1",
+        "adam_beta2",
+        "max_grad_norm",
+        "gradient_checkpointing",
+    ),
+    *("compare_roles", "verify", "require_isolation", "scoring_threads"),
+    *("tasks_per_shard", "stream_gradients", "max_staleness", "worker_timeout", "ray_address"),
+    *(
+        f"vllm_importance_sampling_{what}"
+        for what in ("correction", "mode", "clip_max", "clip_min")
+    ),
+)
+"""Settings that `--help` leaves to `--help-all`."""
+
 
 class TrainCommand(NamedTuple):
     """A parsed command line."""
@@ -58,7 +83,8 @@ def parser() -> OptionParser:
         prog="pettingllms-train",
         description="Trains a team of language models with AT-GRPO, an adapter for each role.",
         examples=EXAMPLES,
-        shown=lambda given: vars(resolve(ATGRPOConfig(**given))),
+        defaults=lambda given: vars(resolve(ATGRPOConfig(**given))),
+        rare=RARE,
     )
     options.add_argument(
         "--resume", metavar="RUN", help="Continue the run in this folder, with its own settings"
@@ -67,9 +93,10 @@ def parser() -> OptionParser:
         "--dry-run",
         nargs="?",
         const="here",
-        metavar="GPU",
+        metavar="DEVICE",
         help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
-        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200",
+        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200; or cpu, "
+        "where a small step is taken and timed",
     )
     options.add_argument(
         "--probe",
