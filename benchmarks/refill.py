@@ -50,7 +50,7 @@ def costs(rounds: int) -> dict[int, float]:
         for _ in range(rounds):
             for rows in _ROWS:
                 prompts = [tuple(range(5 + i, 105 + i)) for i in range(max(1, rows // 8))]
-                decoding = SharedDecoding(model, prompts, 40)
+                decoding = SharedDecoding(model, prompts)
                 owner_R = torch.arange(rows) // 8
                 token_R = decoding.start().argmax(-1)[owner_R]
                 decoding.keep(owner_R, rows)

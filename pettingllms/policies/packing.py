@@ -24,7 +24,6 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from pettingllms.errors import GroupError
-from pettingllms.models.decoder import Decoder, trains
 from pettingllms.models.head import token_logprobs
 from pettingllms.models.shared_prompts import PackedLayout, hidden_states
 from pettingllms.types import Sample
@@ -284,11 +283,7 @@ def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
         torch.tensor(each, device=device)
         for each in (packed.ids, packed.positions, *zip(*pairs, strict=True), of)
     )
-    if trains(model):
-        decoder = Decoder(model, max(packed.positions) + 1)
-        states_PX = decoder.hidden(ids_N, position_N, layout, place_P)
-    else:
-        states_PX = hidden_states(model, layout, ids_N[None], position_N[None])[0, place_P]
+    states_PX = hidden_states(model, layout, ids_N[None], position_N[None])[0, place_P]
     return Predictions(states_PX, ids_P, of_M)
 
 

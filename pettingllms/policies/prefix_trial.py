@@ -129,8 +129,7 @@ def _trial(model: PreTrainedModel) -> str | None:
     token_R = torch.tensor([ids[0] for _, ids in _COMPLETIONS], device=model.device)
     next_RV = []
     for decoding in (
-        SharedDecoding(model, _PROMPTS, 2),
-        SharedDecoding(model, _PROMPTS, 2, copied=0),
+        SharedDecoding(model, _PROMPTS),
         PlainDecoding(model, _PROMPTS, 0),
     ):
         decoding.start()

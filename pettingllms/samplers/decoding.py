@@ -2,8 +2,8 @@
 
 Rows start as the prompts and branch where candidates first differ, so that each prompt, and each
 beginning that candidates have in common, is computed once. `SharedDecoding` also keeps each
-prompt's keys and values once and lets all its rows attend to them together, until few short prompts
-are left, of which every row gets a copy; it needs a model whose attention can be replaced.
+prompt's keys and values once and lets all its rows attend to them together; it needs a model whose
+attention can be replaced.
 `PlainDecoding` repeats transformers' own cache for every row and works for any model.
 
 Shapes: `_U` prompts, `_P` prompt tokens, `_R` rows (different texts that go on), `_T` new tokens so
@@ -22,14 +22,10 @@ import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 
-from pettingllms.models.decoder import Decoder, known
 from pettingllms.models.shared_prompts import PackedLayout, forward
 
 # Room for so many new tokens before a buffer has to be copied for the first time.
 _SPARE = 32
-COPIED = 4096
-"""Most positions of prompts with a copy for every row. For few short ones a product for each row costs
-less than arranging rows by prompt (0.9x of sampling on boards); more would cost memory."""
 
 
 class Decoding(Protocol):
@@ -97,21 +93,10 @@ class SharedDecoding:
     Args:
         model: one that `share_prompts` accepted.
         prompts: token ids.
-        new: a bound on the tokens of each beyond its prompt.
-        copied: most positions of prompts with a copy for every row; None for `COPIED` on a CPU and
-            none elsewhere, where it was not measured.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        prompts: Sequence[tuple[int, ...]],
-        new: int,
-        copied: int | None = None,
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, prompts: Sequence[tuple[int, ...]]) -> None:
         self._model, self._prompts = model, prompts
-        longest = max(map(len, prompts)) + new
-        self._next = Decoder(model, longest) if known(model) else None
         device = model.device
         self._owner_R = torch.arange(len(prompts), device=device)
         lengths_U = torch.tensor([len(prompt) for prompt in prompts], device=device)
@@ -122,10 +107,6 @@ class SharedDecoding:
         self._hidden_U11P = hidden_UP[:, None, None] if bool(hidden_UP.any()) else None
         self._states: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self._caches: dict[int, tuple[_Cache, _Cache]] = {}
-        usual = COPIED if device.type == "cpu" else 0
-        self._copied = usual if copied is None else copied
-        self._new, self._alone = new, False
-        self._seen_R11S: torch.Tensor | None = None
         self._arrange()
 
     def start(self) -> torch.Tensor:
@@ -138,10 +119,7 @@ class SharedDecoding:
         ids_N = torch.tensor([token for prompt in self._prompts for token in prompt], device=device)
         position_N = torch.cat([torch.arange(length) for length in lengths]).to(device)
         last_U = torch.tensor(ends, device=device) - 1
-        if self._next is not None:
-            logits_UV = self._next.text(ids_N, position_N, layout, last_U)
-        else:
-            logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
+        logits_UV = forward(self._model, layout, ids_N[None], position_N[None], last_U)[0]
         self._states = {
             layer: (key.contiguous(), value.contiguous())
             for layer, (key, value) in layout.prompt_states.items()
@@ -151,8 +129,6 @@ class SharedDecoding:
     def step(self, token_R: torch.Tensor) -> torch.Tensor:
         """Appends a token to every row; logits `_RV` of the next."""
         position_R, self._position_R = self._position_R, self._position_R + 1
-        if self._next is not None:
-            return self._next.step(token_R, position_R, self)
         return forward(self._model, self, token_R[:, None], position_R[:, None], 1)[:, -1]
 
     def keep(self, index_R: torch.Tensor, most: int) -> None:
@@ -166,19 +142,12 @@ class SharedDecoding:
             keys.keep(index_R, moved, most)
             values.keep(index_R, moved, most)
         self._position_R = self._position_R[index_R]
-        if self._alone:
-            if self._seen_R11S is not None:
-                self._seen_R11S = self._seen_R11S[index_R]
-            return
         self._owner_R = self._owner_R[index_R]
         live_U = self._owner_R.unique()
         # Not for every prompt that ends, because those that stay have to be copied.
         if 2 * live_U.shape[0] <= len(self._prompts):
             self._forget(live_U)
-        if most * self._states[0][0].shape[2] <= self._copied:
-            self._stand_alone()
-        else:
-            self._arrange()
+        self._arrange()
 
     def _forget(self, live_U: torch.Tensor) -> None:
         """Drops the prompts that no row continues."""
@@ -190,54 +159,23 @@ class SharedDecoding:
         for layer, (key_UhPD, value_UhPD) in self._states.items():
             self._states[layer] = key_UhPD[live_U], value_UhPD[live_U]
 
-    def _stand_alone(self) -> None:
-        """Gives every row its own copy of its prompt's keys and values, in front of its own."""
-        self._alone = True
-        for layer, states in self._states.items():
-            own = [each_UhPD[self._owner_R] for each_UhPD in states]
-            if layer in self._caches:
-                caches = zip(own, self._caches[layer], strict=True)
-                own = [torch.cat((each_RhPD, cache.used_RhTD), 2) for each_RhPD, cache in caches]
-            self._caches[layer] = _Cache(own[0]), _Cache(own[1])
-        self._states = {}
-        if self._hidden_U11P is not None:
-            seen_R11P = ~self._hidden_U11P[self._owner_R]
-            self._seen_R11S = nn.functional.pad(seen_R11P, (0, self._new), value=True)
-
     def attend(
         self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scale: float
     ) -> torch.Tensor:
-        """Attention of one new token per row, `_RH1D` and `_Rh1D` to `_R1HD`."""
+        """Attention of one new token per row, `_RH1D` and `_Rh1D` to `_R1HD`.
+
+        Each prompt is one matrix for all its rows.
+        """
         if layer in self._caches:
             keys, values = self._caches[layer]
             key, value = keys.append(key), values.append(value)
         else:
             self._caches[layer] = _Cache(key), _Cache(value)
-        if not self._alone:
-            return self._attend_together(layer, query, key, value, scale)
-        seen_R11S = self._seen_R11S
-        if seen_R11S is not None:
-            seen_R11S = seen_R11S[..., : key.shape[2]]
-        grouped = query.shape[1] != key.shape[1]
-        out_RH1D = nn.functional.scaled_dot_product_attention(
-            query, key, value, seen_R11S, scale=scale, enable_gqa=grouped
-        )
-        return out_RH1D.transpose(1, 2)
-
-    def _attend_together(
-        self,
-        layer: int,
-        query_RH1D: torch.Tensor,
-        key_RhTD: torch.Tensor,
-        value_RhTD: torch.Tensor,
-        scale: float,
-    ) -> torch.Tensor:
-        """Attention to the prompts, of which each is one matrix for all its rows, and to what follows."""
-        key_NTD, value_NTD = key_RhTD.flatten(0, 1), value_RhTD.flatten(0, 1)
+        key_NTD, value_NTD = key.flatten(0, 1), value.flatten(0, 1)
         key_UhPD, value_UhPD = self._states[layer]
-        rows, heads, _, size = query_RH1D.shape
+        rows, heads, _, size = query.shape
         few, width = key_UhPD.shape[1:3]
-        query_NGD = (query_RH1D * scale).reshape(rows * few, heads // few, size)
+        query_NGD = (query * scale).reshape(rows * few, heads // few, size)
         score_WKP = self._to_grid(query_NGD, few).bmm(key_UhPD.flatten(0, 1).mT)
         if self._hidden_U11P is not None:
             # `unflatten` gives a view, so that this changes the scores themselves.

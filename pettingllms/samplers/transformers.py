@@ -188,7 +188,7 @@ class BatchGenerator:
         texts, device = [prompts[index] for index in used], model.device
         decoding: Decoding
         if enabled(model):
-            decoding = SharedDecoding(model, texts, params.max_new_tokens)
+            decoding = SharedDecoding(model, texts)
         else:
             decoding = PlainDecoding(model, texts, self._pad_id)
         slot_C = torch.tensor([each.slot for each in candidates], device=device)
