@@ -83,14 +83,17 @@ def host_base(client: Any, packages: Sequence[str] = ()) -> str:
     standard = Path(sysconfig.get_path("stdlib", vars={"installed_base": sys.base_prefix}))
     folders = [Path(next(iter(_places(name)))) for name in packages]
     folders += [libs for at in folders if (libs := at.with_name(f"{at.name}.libs")).is_dir()]
-    binaries = [interpreter, *(so for at in (standard, *folders) for so in at.rglob("*.so*"))]
+    binaries = [
+        interpreter,
+        *(so for at in (standard / "lib-dynload", *folders) for so in at.rglob("*.so*")),
+    ]
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w") as tar:
         for link in map(Path, ("/lib", "/lib64", "/usr/lib64")):
             if link.is_symlink():
                 tar.add(link, str(link)[1:])
         for library in _libraries(binaries):
-            tar.add(library.resolve(), str(library.parent.resolve() / library.name)[1:])
+            tar.add(library.resolve(), str(library)[1:])
         tar.add(interpreter, str(interpreter)[1:])
         tar.add(standard, str(standard)[1:], filter=_plain)
         for at in folders:
@@ -119,7 +122,8 @@ def _libraries(binaries: Sequence[Path]) -> set[Path]:
         ["ldd", *map(str, binaries)], capture_output=True, text=True, check=False
     ).stdout
     loaded = re.findall(r"(?:=>\s*|^\s*)(/\S+) \(0x", said, re.MULTILINE)
-    return set(map(Path, loaded))
+    # One file has several names: /lib is a link to /usr/lib.
+    return {path.parent.resolve() / path.name for path in map(Path, loaded)}
 
 
 def _plain(info: tarfile.TarInfo) -> tarfile.TarInfo | None:
