@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.browsing import Browser, browser
 from tests.viewed import Viewer, viewer
-from tests.viewer_runs import HOSTILE, add_step, episode, lines, run_folder
+from tests.viewer_runs import HOSTILE, add_step, episode, eval_folder, lines, run_folder
 
 pytestmark = pytest.mark.browser
 
@@ -163,40 +164,54 @@ def test_a_candidate_shows_its_reward_its_group_and_its_text(page: Browser, serv
 
 
 def test_the_page_shows_the_numbers_that_it_was_sent_and_computes_none(
-    page: Browser, served: Viewer
+    chromium: Browser, tmp_path: Path
 ) -> None:
     """Numbers are exchanged on their way to the page, which would show others if it computed them."""
+    run_folder(tmp_path / "runs" / "trees", steps=1)
+    whole = run_folder(tmp_path / "runs" / "whole", steps=0, estimator="grpo")
+    rows = [episode("t", [["a"], ["b"]], index=n) for n in range(3)]
+    (whole / "trajectories.jsonl").write_bytes(lines(rows, step=1))
+    times = {"kind": "train", "step": 1, "time/step": 2.0, "time/score": 1.0}
+    (whole / "metrics.jsonl").write_text(json.dumps(times) + "\n")
+    eval_folder(tmp_path / "evals" / "mine")
     numbers = {
         "mean": 71.5, "low": 61.0, "high": 81.0, "deviation": 17.5, "solved": 41, "said": 43,
         "logprob_per_token": -3.75, "advantage_mean": 5.5, "unread": 37, "time_share/score": 7.25,
     }  # fmt: skip
-    page.run(
-        "const [numbers] = arguments, ask = answers.ask.bind(answers);"
-        "const changed = (value, name) => typeof value === 'number' && name in numbers ? numbers[name]"
-        " : Array.isArray(value) ? value.map((each) => changed(each))"
-        " : value && typeof value === 'object'"
-        "   ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, changed(v, k)])) : value;"
-        "answers.ask = async (...question) => changed(await ask(...question));",
-        numbers,
-    )
-    view = page.driver.current_url.partition("#")[0]
-    page.open(f"{view}#/run?s=runs%2Fcoding")
-    page.until(lambda: page.one(".steps a").get_attribute("title") == "step 1: 41 of 43 solved")
-    page.one(".chart", "7.25")
-    page.open(f"{view}#/step?s=runs%2Fcoding&l=1")
-    page.one(".count", "41 of 43 solved")
-    page.one("table.episodes td", "71.50")
-    page.one("table.episodes td", "61.00 … 81.00")
-    page.one("table.episodes td", "37 unreadable")
-    for run, line in (("coding", 1), ("episodes", 2)):
-        page.open(f"{view}#/tree?s=runs%2F{run}&l=1&e={line}&at=0.0")
-        page.one(".compared figcaption", "mean 71.5, deviation 17.5")
-        page.one(".advantage", "+5.5")
-        page.one("dl.pairs dd", "−3.75 a token")
-    page.open(f"{view}#/eval?s=evals%2Fmine")
-    page.one("table.rows td.num a", "41 of 43")
-    page.open(f"{view}#/compare?a=evals%2Fmine&al=base&b=evals%2Fmine&bl=adapters")
-    page.one(".lead", "+71.5 [+61, +81]")
+    with viewer(cwd=tmp_path) as running:
+        chromium.size(*LAPTOP)
+        chromium.open("about:blank")
+        chromium.complaints()
+        chromium.open(running.address)
+        chromium.one("table.rows")
+        chromium.run(
+            "const [numbers] = arguments, ask = answers.ask.bind(answers);"
+            "const changed = (value, name) => typeof value === 'number' && name in numbers ? numbers[name]"
+            " : Array.isArray(value) ? value.map((each) => changed(each))"
+            " : value && typeof value === 'object'"
+            "   ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, changed(v, k)])) : value;"
+            "answers.ask = async (...question) => changed(await ask(...question));",
+            numbers,
+        )
+
+        def shows(place: str, selector: str, text: str) -> None:
+            chromium.open(f"{running.address}#/{place}")
+            chromium.one(selector, text)
+
+        shows("run?s=runs%2Fwhole", ".chart", "7.25")
+        assert chromium.one(".steps a").get_attribute("title") == "step 1: 41 of 43 solved"
+        shows("step?s=runs%2Ftrees&l=1", ".count", "41 of 43 solved")
+        for text in ("71.50", "61.00 … 81.00", "37 unreadable"):
+            chromium.one("table.episodes td", text)
+        for run in ("trees", "whole"):
+            shows(f"tree?s=runs%2F{run}&l=1&e=1&at=0.0", ".compared figcaption", "mean 71.5")
+            chromium.one(".compared figcaption", "deviation 17.5")
+            chromium.one(".advantage", "+5.5")
+            chromium.one("dl.pairs dd", "−3.75 a token")
+        shows("eval?s=evals%2Fmine", "table.rows td.num a", "41 of 43")
+        compared = "compare?a=evals%2Fmine&al=base&b=evals%2Fmine&bl=adapters"
+        shows(compared, ".lead", "+71.5 [+61, +81]")
+        assert chromium.complaints() == []
 
 
 def test_two_candidates_side_by_side(page: Browser, served: Viewer) -> None:

@@ -136,23 +136,28 @@ def compare_roles(
     with ThreadPoolExecutor(scoring_threads) as pool:
         for team in teams:
             seats = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
-            seats = {agent: team.played.get(own, own) for agent, own in seats.items()}
-            own: list[Trajectory] = []
+            seats = {
+                agent: team.played.get(trajectories, trajectories)
+                for agent, trajectories in seats.items()
+            }
+            trajectories: list[Trajectory] = []
 
             # Bound as defaults, because the loop gives these names other values later.
-            def on_batch(over: Verdicts, done: int = done, own: list[Trajectory] = own) -> None:
-                on_progress(done + len(own) + len(over), total)
+            def on_batch(
+                over: Verdicts, done: int = done, trajectories: list[Trajectory] = trajectories
+            ) -> None:
+                on_progress(done + len(trajectories) + len(over), total)
 
             with switched_off(policies, [name for name in trained if name not in team.trained]):
                 for chunk in chunks(tasks, sampling):
-                    own += roll_out(env, policies, seats, pool, chunk, sampling, on_batch)
-            episodes[team.title] = own
-            done += len(own)
+                    trajectories += roll_out(env, policies, seats, pool, chunk, sampling, on_batch)
+            episodes[team.title] = trajectories
+            done += len(trajectories)
     on_progress(total, total)
     every = all_of(trained)
     pairs = {
-        title: paired(own, episodes[every], (title, every), sampling.seed)
-        for title, own in episodes.items()
+        title: paired(trajectories, episodes[every], (title, every), sampling.seed)
+        for title, trajectories in episodes.items()
     }
     itself = pairs.pop(every)
     # The rows are one family of tests.

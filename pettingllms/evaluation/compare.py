@@ -111,7 +111,7 @@ class Comparison:
             for name, difference in self.differences.items()
         }
         head = {"first": self.first, "second": self.second, "tasks": self.tasks}
-        covered = {"coverage": [each.row() for each in self.coverage]} if self.coverage else {}
+        covered = {"coverage": [record.row() for record in self.coverage]} if self.coverage else {}
         more = {"alone": self.alone, "primary": self.primary, "scores": scores}
         return head | more | covered
 
@@ -131,17 +131,19 @@ def paired(
             f"{names[0]} and {names[1]} have no task in common: the first of the one is "
             f"{next(iter(one), 'none')}, of the other {next(iter(two), 'none')}"
         )
-    found = differences(one, two, seed)
+    gains = differences(one, two, seed)
     # Over the tasks of both, so that the two means differ by the difference that is shown.
     ours, theirs = (intervals([side[task] for task in both], seed) for side in (one, two))
     return Comparison(
         first=names[0],
         second=names[1],
-        roles=tuple(dict.fromkeys(g.key.role for each in (*first, *second) for g in each.groups)),
+        roles=tuple(
+            dict.fromkeys(g.key.role for episode in (*first, *second) for g in episode.groups)
+        ),
         tasks=len(both),
         alone=len(one) + len(two) - 2 * len(both),
-        means={name: (ours[name], theirs[name]) for name in found},
-        differences=found,
+        means={name: (ours[name], theirs[name]) for name in gains},
+        differences=gains,
         coverage=coverage(first, second),
     )
 
@@ -151,7 +153,11 @@ def gain_in(
 ) -> Difference | None:
     """The difference in one score, not corrected; None where no task of both has it."""
     one, two = (
-        {task: {name: own[name]} for task, own in scores_by_task(side).items() if name in own}
+        {
+            task: {name: scores[name]}
+            for task, scores in scores_by_task(side).items()
+            if name in scores
+        }
         for side in (first, second)
     )
     return differences(one, two, seed).get(name)
@@ -170,13 +176,17 @@ def gains_of(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[
 
 def together(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Comparisons that are shown together: their primary scores are corrected for each other."""
-    rows = {n: each.differences[each.primary] for n, each in enumerate(comparisons) if each.primary}
+    rows = {
+        n: comparison.differences[comparison.primary]
+        for n, comparison in enumerate(comparisons)
+        if comparison.primary
+    }
     fixed = corrected(rows)
     return [
-        replace(each, differences={**each.differences, each.primary: fixed[n]})
-        if each.primary
-        else each
-        for n, each in enumerate(comparisons)
+        replace(comparison, differences={**comparison.differences, comparison.primary: fixed[n]})
+        if comparison.primary
+        else comparison
+        for n, comparison in enumerate(comparisons)
     ]
 
 
@@ -215,7 +225,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
             f"{first.name} has the teams {', '.join(first.episodes)} and {second.name} has "
             f"{', '.join(second.episodes)}: none in common; choose with FOLDER:TEAM"
         )
-    found = [
+    comparisons = [
         paired(
             first.episodes[one],
             second.episodes[two],
@@ -224,7 +234,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
         )
         for one, two in pairs
     ]
-    return together(found)
+    return together(comparisons)
 
 
 def _check_same(first: Side, second: Side) -> None:
@@ -250,28 +260,32 @@ def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
         _check_same(first, other)
     alone = all(len(side.episodes) == 1 for side in sides)
     titles = [t for t in first.episodes if alone or all(t in side.episodes for side in sides)]
-    found = {}
+    teams = {}
     for title in titles:
         played = [next(iter(s.episodes.values())) if alone else s.episodes[title] for s in sides]
         scores = [scores_by_task(episodes) for episodes in played]
-        both = [task for task in scores[0] if all(task in own for own in scores)]
+        both = [task for task in scores[0] if all(task in by_task for by_task in scores)]
         names = (
             [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
             if both
             else []
         )
-        tables = {n: np.array([[own[task][n] for task in both] for own in scores]) for n in names}
+        tables = {
+            n: np.array([[by_task[task][n] for task in both] for by_task in scores]) for n in names
+        }
         estimates = {n: over_seeds(values, share=is_share(n)) for n, values in tables.items()}
-        roles = tuple(dict.fromkeys(g.key.role for each in played[0] for g in each.groups))
+        roles = tuple(
+            dict.fromkeys(g.key.role for evaluation in played[0] for g in evaluation.groups)
+        )
         settings = first.settings
         sizes = (len(both), settings.get("samples", 1), settings.get("greedy", False))
-        found[title] = Evaluation(roles, *sizes, estimates)
-    if not any(each.tasks for each in found.values()):
+        teams[title] = Evaluation(roles, *sizes, estimates)
+    if not any(evaluation.tasks for evaluation in teams.values()):
         raise ConfigError(
             f"{', '.join(side.name for side in sides)} have no team with the same tasks in common; "
             "choose with FOLDER:TEAM"
         )
-    return found
+    return teams
 
 
 def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:

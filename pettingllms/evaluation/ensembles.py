@@ -101,8 +101,8 @@ class Route:
     def best(self, situation: str | None) -> str:
         """The policy that answers in a situation."""
         row = self.cells.get(situation or "", {})
-        known = {p: row[p].mean for p in self.overall if p in row and row[p].n >= self.least}
-        means = known or {policy: cell.mean for policy, cell in self.overall.items()}
+        sure = {p: row[p].mean for p in self.overall if p in row and row[p].n >= self.least}
+        means = sure or {policy: cell.mean for policy, cell in self.overall.items()}
         return max(means, key=lambda policy: means[policy])  # the first of equals
 
     def row(self) -> dict[str, Any]:
@@ -126,8 +126,8 @@ class Route:
             LookupError, TypeError: it is none.
         """
         cells = {
-            situation: {policy: Cell(*cell) for policy, cell in own.items()}
-            for situation, own in row["situations"].items()
+            situation: {policy: Cell(*cell) for policy, cell in by_policy.items()}
+            for situation, by_policy in row["situations"].items()
         }
         return cls(cells, {p: Cell(*cell) for p, cell in row["overall"].items()}, row["least"])
 
@@ -143,12 +143,12 @@ def routes_of(episodes: Mapping[str, Sequence[Trajectory]], least: int = LEAST) 
         ConfigError: too few decisions.
     """
     records: dict[str, list[tuple[str | None, str, float]]] = defaultdict(list)
-    for member, own in episodes.items():
-        for group in (group for episode in own for group in episode.groups):
+    for member, trajectories in episodes.items():
+        for group in (group for episode in trajectories for group in episode.groups):
             # What other agents' steps paid for this decision is part of its worth.
             paid = group.chosen.reward + group.late_reward
             records[group.key.role].append((group.chosen.info.get("situation"), member, paid))
-    return {role: Route.of(found, tuple(episodes), least) for role, found in records.items()}
+    return {role: Route.of(rows, tuple(episodes), least) for role, rows in records.items()}
 
 
 @dataclass(frozen=True)
@@ -173,7 +173,7 @@ class Ensemble:
         """Returns the sampler that completes the prompts: `policies`, or a vote among them."""
         if self.who != VOTE:
             return policies
-        return Voting(policies, [dict(own) for own in self.policies.values()])
+        return Voting(policies, [dict(policy_map) for policy_map in self.policies.values()])
 
     def route(self, episode: Episode, policy: str) -> Routed:
         """Returns the policy that answers, for `RolloutEngine.route`."""
@@ -222,16 +222,16 @@ class Voting:
         """The completion with most votes for every request, `n` times; ties to the first member."""
         # Members draw apart: with equal numbers, equal policies would always agree.
         asked = [
-            replace(request, policy=own[request.policy], seed=(request.seed + at) % (1 << 62))
+            replace(request, policy=member[request.policy], seed=(request.seed + at) % (1 << 62))
             for request in requests
-            for at, own in enumerate(self._members)
+            for at, member in enumerate(self._members)
         ]
         answers = self._policies.sample(asked, n, **settings)
         width = len(self._members)
         chosen = []
         for start in range(0, len(answers), width):
             replies = answers[start : start + width]
-            votes = [[own[k].text for own in replies] for k in range(n)]
+            votes = [[member[k].text for member in replies] for k in range(n)]
             chosen.append([replies[majority(v, operator.eq)][k] for k, v in enumerate(votes)])
         return chosen
 
@@ -272,16 +272,16 @@ def with_members(options: EvalConfig) -> tuple[EvalConfig, dict[str, str]]:
 
 def _named(spec: str) -> dict[str, str]:
     """Name -> adapters of each member."""
-    found: dict[str, str] = {}
+    members: dict[str, str] = {}
     for item in spec.split(","):
-        name, equals, source = (part.strip() for part in item.partition("="))
+        name, equals, source = (word.strip() for word in item.partition("="))
         if not (name and equals and source):
             raise ConfigError(f"members: {item!r} is not NAME=RUN, in {spec!r}")
         check_policy_name(name)
-        if name in (*found, ROUTED, VOTE):
+        if name in (*members, ROUTED, VOTE):
             raise ConfigError(f"members: the name {name!r} is taken; choose another")
-        found[name] = located_adapters(source)
-    return found
+        members[name] = located_adapters(source)
+    return members
 
 
 def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -> EvalPlan:
@@ -298,15 +298,15 @@ def plan_with(plan: EvalPlan, members: Mapping[str, str], options: EvalConfig) -
     for member, source in members.items():
         roles, agents = seats_of(plan.env)
         setting = plan.config.policies if "policies" in options.over else _policies_of(source)
-        own = parse_policies(setting, roles, agents)
-        if set(own) != set(seats):
+        seats_to_policies = parse_policies(setting, roles, agents)
+        if set(seats_to_policies) != set(seats):
             raise ConfigError(
-                f"members: {member} has policies for {', '.join(own)}, the first member for "
+                f"members: {member} has policies for {', '.join(seats_to_policies)}, the first member for "
                 f"{', '.join(seats)}; give both alike"
             )
-        saved = adapter_folders(source, own)
+        saved = adapter_folders(source, seats_to_policies)
         policies[member] = {}
-        for seat, policy in own.items():
+        for seat, policy in seats_to_policies.items():
             # Members may use the same names for their policies, which are adapters of one base
             # here.
             name = f"{member}-{policy}" if is_own(policy) else policy
@@ -370,7 +370,11 @@ def write_routes(path: Path, plan: EvalPlan, episodes: Mapping[str, Sequence[Tra
         RunFolderError: it cannot be written.
     """
     # What members did together says nothing about each of them.
-    alone = {title: own for title, own in episodes.items() if title not in (ROUTED, VOTE)}
+    alone = {
+        title: trajectories
+        for title, trajectories in episodes.items()
+        if title not in (ROUTED, VOTE)
+    }
     content = {
         "env": plan.config.env,
         "split": plan.split,
@@ -396,10 +400,10 @@ def read_routes(path: Path, plan: EvalPlan, members: Sequence[str]) -> dict[str,
         raise ConfigError(f"route {path} cannot be read: {error.strerror}") from error
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ConfigError(f"route {path} is no table of --route-out: {error!r}") from error
-    known = {policy for route in routes.values() for policy in route.overall}
-    if known != set(members):
+    policies = {policy for route in routes.values() for policy in route.overall}
+    if policies != set(members):
         raise ConfigError(
-            f"route {path} is of the members {', '.join(sorted(known))}, and these are "
+            f"route {path} is of the members {', '.join(sorted(policies))}, and these are "
             f"{', '.join(members)}; make one of them with --route-out"
         )
     if made["env"] != plan.config.env:

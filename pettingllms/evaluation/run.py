@@ -147,9 +147,9 @@ class EvalPlan:
     def _others(self) -> dict[str, Any]:
         """Returns settings that only some teams have: of API models and of single policies."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
-        found = {"api_args": self.config.mapping("api_args")} if asked else {}
-        own = self.config.mapping("policy_settings")
-        return found | ({"policy_settings": own} if own else {})
+        settings = {"api_args": self.config.mapping("api_args")} if asked else {}
+        per_policy = self.config.mapping("policy_settings")
+        return settings | ({"policy_settings": per_policy} if per_policy else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
         """Loads the policies with their adapters, or as the base model; to be closed.
@@ -182,13 +182,13 @@ class EvalResult:
     """Team (base, adapters, swapped, ...) -> its scores."""
 
     def __repr__(self) -> str:
-        return f"EvalResult({', '.join(f'{title}: {own}' for title, own in self.teams.items())})"
+        return f"EvalResult({', '.join(f'{title}: {evaluation}' for title, evaluation in self.teams.items())})"
 
     @property
     def main(self) -> Evaluation:
         """The scores of the adapters; without any, of the base model or of what plays in its place."""
-        own = self.teams.get(ADAPTERS) or self.teams.get(ROUTED) or self.teams.get(VOTE)
-        return own or next(iter(self.teams.values()))
+        evaluation = self.teams.get(ADAPTERS) or self.teams.get(ROUTED) or self.teams.get(VOTE)
+        return evaluation or next(iter(self.teams.values()))
 
     @property
     def success(self) -> Estimate | None:
@@ -207,7 +207,9 @@ class EvalResult:
         if not self.matrix():
             return dict(self.teams)
         return {
-            title: each for title, each in self.teams.items() if title in (BASE, PARTNERS, ADAPTERS)
+            title: evaluation
+            for title, evaluation in self.teams.items()
+            if title in (BASE, PARTNERS, ADAPTERS)
         }
 
     def gains(self) -> list[Comparison]:
@@ -226,7 +228,7 @@ class EvalResult:
         rows = {}
         for role, row in self.matrix().items():
             name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
-            for other in (each for each in row if each != role):
+            for other in (policy for policy in row if policy != role):
                 pair = (self.episodes[title] for title in (ADAPTERS, title_of_swap(role, other)))
                 if gain := gain_in(name, *pair, seed=self.plan.sampling.seed):
                     rows[role, other] = gain
@@ -238,19 +240,19 @@ class EvalResult:
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
         plan = self.plan
-        each = f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
-        how = "greedy" if plan.sampling.greedy else "sampled"
-        return (
-            f"{plan.split} split, {len(plan.tasks)} held-out tasks{each}, {how}; {report.INTERVALS}"
+        episodes = (
+            f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
         )
+        how = "greedy" if plan.sampling.greedy else "sampled"
+        return f"{plan.split} split, {len(plan.tasks)} held-out tasks{episodes}, {how}; {report.INTERVALS}"
 
     def warnings(self) -> list[str]:
         """Lists the teams with prompts without room in the context, and with refused answers."""
         limit, notes = self.plan.sampling.max_new_tokens, []
-        for title, own in self.episodes.items():
-            if note := overlong_note(own, limit):
+        for title, trajectories in self.episodes.items():
+            if note := overlong_note(trajectories, limit):
                 notes.append(f"{title}: {note}")
-            for role, count in refusals(own).items():
+            for role, count in refusals(trajectories).items():
                 notes.append(
                     f"{title}: the model of {role} refused {count} times or answered without a text; "
                     f"these answers are scored as they are ({role}/refused)"
@@ -264,7 +266,7 @@ class EvalResult:
             "success": None if success is None else success._asdict(),
             **head,
             # A list, because a summary of a run has several ways of decoding side by side.
-            "results": {title: [each.row()] for title, each in self.teams.items()},
+            "results": {title: [evaluation.row()] for title, evaluation in self.teams.items()},
             "differences": [gain.row() for gain in self.gains()],
             "matrix": {
                 role: {other: list(estimate) for other, estimate in row.items()}
@@ -308,9 +310,9 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_bases(config, roles_to_policies)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
-        own = config.mapping("policy_settings")  # such a policy may be on a base of its own
+        per_policy = config.mapping("policy_settings")  # such a policy may be on a base of its own
         roles_to_policies = {
-            role: BASE if is_own(name) and name not in adapters and name not in own else name
+            role: BASE if is_own(name) and name not in adapters and name not in per_policy else name
             for role, name in roles_to_policies.items()
         }
     teams = lineups_of(
@@ -374,8 +376,8 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if source is not None:
         changes["env"] = name_of_env(source)
     # Settings of neither environment nor policies (such as workers) are not inherited from the run.
-    own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
-    config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
+    defaults = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
+    config = located(dataclasses.replace(config, **(defaults | {"adapters": None} | changes)))
     return resolve(config, source)
 
 
@@ -437,8 +439,8 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         display.say(announce(isolation))
 
     def on_progress(title: str, verdicts: Verdicts) -> None:
-        known = [won for won in verdicts if won is not None]
-        score = f", success {sum(known) / len(known):.2f}" if known else ""
+        decided = [won for won in verdicts if won is not None]
+        score = f", success {sum(decided) / len(decided):.2f}" if decided else ""
         display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
     with playing(plan, None if folder is None else folder.path) as play:
@@ -453,9 +455,13 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
     sampling, roles = plan.sampling, roles_of(plan.env)
     teams = {
         title: summarise(
-            own, roles, samples=sampling.samples, greedy=sampling.greedy, seed=sampling.seed
+            trajectories,
+            roles,
+            samples=sampling.samples,
+            greedy=sampling.greedy,
+            seed=sampling.seed,
         )
-        for title, own in episodes.items()
+        for title, trajectories in episodes.items()
     }
     if plan.route_out is not None:
         write_routes(plan.route_out, plan, episodes)

@@ -93,7 +93,11 @@ def summarise(
     by_task = scores_by_task(episodes)
     scores = intervals(list(by_task.values()), seed)
     main = primary(scores)
-    values = {task: own[main] for task, own in by_task.items() if main in own}
+    values = {
+        task: scores_of_task[main]
+        for task, scores_of_task in by_task.items()
+        if main in scores_of_task
+    }
     return Evaluation(tuple(roles), len(by_task), samples, greedy, scores, values)
 
 
@@ -195,7 +199,7 @@ def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
         names[group.key.role] |= {
             name for name in info.keys() - _COMMON if _number(info, name) is not None
         }
-    return {role: sorted(found) for role, found in names.items()}
+    return {role: sorted(role_keys) for role, role_keys in names.items()}
 
 
 def _number(info: Mapping[str, Any], name: str) -> float | None:
@@ -214,7 +218,7 @@ def _statuses(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups):
         names[group.key.role] |= set(_ended(group.chosen.info))
-    return {role: sorted(found) for role, found in names.items()}
+    return {role: sorted(words) for role, words in names.items()}
 
 
 def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, float]:

@@ -244,7 +244,7 @@ class ContinuousBatch:
 
     def _draw(self, places: Sequence[tuple[Row, int]], logits_RV: torch.Tensor) -> list[Token]:
         """A token for each row, whose number in its completion stands beside it."""
-        found: dict[int, Token] = {}
+        tokens: dict[int, Token] = {}
         alike: dict[SamplingParams, list[int]] = {}
         for place, (row, _) in enumerate(places):
             # Rows that differ in nothing but their length are drawn together.
@@ -258,16 +258,16 @@ class ContinuousBatch:
             if not params.greedy:
                 numbers = torch.stack([places[i][0].noise[places[i][1]] for i in index])
                 # MPS has no float64.
-                kind = torch.float32 if logits_RV.device.type == "mps" else numbers.dtype
-                noise_R = numbers.to(logits_RV.device, kind)
+                noise_type = torch.float32 if logits_RV.device.type == "mps" else numbers.dtype
+                noise_R = numbers.to(logits_RV.device, noise_type)
             token_R, logprob_R = draw(logprobs_RV, noise_R)
             likeliest = _likeliest(logprobs_RV, [places[i][0].likeliest for i in index])
             for i, token, logprob, likely in zip(
                 index, token_R.tolist(), logprob_R.tolist(), likeliest, strict=True
             ):
                 row, number = places[i]
-                found[i] = Token(row.key, token, logprob, likely, self._end(row, number, token))
-        return [found[place] for place in range(len(places))]
+                tokens[i] = Token(row.key, token, logprob, likely, self._end(row, number, token))
+        return [tokens[place] for place in range(len(places))]
 
     def _end(self, row: Row, number: int, token: int) -> Literal["stop", "length"] | None:
         if token in self._end_ids:
@@ -278,20 +278,20 @@ class ContinuousBatch:
         """The prompt's tokens from the second on, under the model's own distribution."""
         ids = row.prompt_ids
         first = logits_PV.shape[0] - len(ids)
-        found: list[Token] = []
+        tokens: list[Token] = []
         for start in range(0, len(ids) - 1, _SCORED_AT_ONCE):
             stop = min(start + _SCORED_AT_ONCE, len(ids) - 1)
             logprobs_PV = logits_PV[first + start : first + stop].float().log_softmax(-1)
             next_P1 = torch.tensor(ids[start + 1 : stop + 1], device=logits_PV.device)[:, None]
-            own = logprobs_PV.gather(-1, next_P1)[:, 0].tolist()
+            logprobs = logprobs_PV.gather(-1, next_P1)[:, 0].tolist()
             likeliest = _likeliest(logprobs_PV, [row.likeliest] * (stop - start))
-            found += [
+            tokens += [
                 Token(row.key, token, logprob, likely)
                 for token, logprob, likely in zip(
-                    ids[start + 1 : stop + 1], own, likeliest, strict=True
+                    ids[start + 1 : stop + 1], logprobs, likeliest, strict=True
                 )
             ]
-        return found
+        return tokens
 
     def _keep(self, staying: Iterable[bool]) -> None:
         """Keeps the rows named."""
@@ -347,9 +347,9 @@ def _join(ours: DynamicCache, theirs: DynamicCache) -> None:
             mine.keys = _below(mine.keys, new.keys)
             mine.values = _below(mine.values, new.values)
         if isinstance(mine, LinearAttentionLayer):
-            for kind in ("conv_states", "recurrent_states"):
-                states = getattr(mine, kind)
-                for number, state in getattr(new, kind).items():
+            for name in ("conv_states", "recurrent_states"):
+                states = getattr(mine, name)
+                for number, state in getattr(new, name).items():
                     if state is not None:
                         states[number] = torch.cat([states[number], state])
 
@@ -370,14 +370,14 @@ def _trim(cache: DynamicCache, width: int) -> None:
 
 def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]:
     """The likeliest tokens of each row, as many as are asked for."""
-    found: list[Likely] = [()] * len(counts)
+    likely: list[Likely] = [()] * len(counts)
     asking = [index for index, count in enumerate(counts) if count]
     if not asking:
-        return found
+        return likely
     some_RV = logprobs_RV[torch.tensor(asking, device=logprobs_RV.device)]
     values, ids = some_RV.topk(min(max(counts), some_RV.shape[-1]), -1)
     for index, row_ids, row_values in zip(asking, ids.tolist(), values.tolist(), strict=True):
         pairs = list(zip(row_ids, row_values, strict=True))[: counts[index]]
         # Tokens that truncation has removed are not among those that could have been drawn.
-        found[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
-    return found
+        likely[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
+    return likely

@@ -82,8 +82,8 @@ class SharedRun(NamedTuple):
     @property
     def bases(self) -> dict[str, ResolvedConfig]:
         """The public name of every base model, and the settings of a policy on it."""
-        groups = by_base(self.config, [each.name for each in self.adapters])
-        return {base_name(own): own for own, _ in groups}
+        groups = by_base(self.config, [adapter.name for adapter in self.adapters])
+        return {base_name(settings): settings for settings, _ in groups}
 
 
 def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]) -> str:
@@ -92,10 +92,12 @@ def card_of(shared: SharedRun, to: str, prompts: Mapping[str, Mapping[str, str]]
     `prompts` are those of team.json.
     """
     config, where = shared.config, _public(to)
-    licenses = {base: license_of(own) for base, own in shared.bases.items()}
+    licenses = {
+        base: license_of(settings_of_base) for base, settings_of_base in shared.bases.items()
+    }
     policies = parse_policies(config.policies, shared.roles)
     roles = ", ".join(f"`{role}` by `{policy}`" for role, policy in policies.items())
-    folders = [f"- `{each.name}/`{_on(shared, each.name)}" for each in shared.adapters]
+    folders = [f"- `{adapter.name}/`{_on(shared, adapter.name)}" for adapter in shared.adapters]
     settings = public_settings(config)
     options = _options(shared)
     lines = [
@@ -151,17 +153,17 @@ def base_name(config: ATGRPOConfig) -> str:
 def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     """The settings that are shown: without those of the machine, and paths by their last name."""
     values = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
-    found = {name: value for name, value in values.items() if name not in PRIVATE}
+    public = {name: value for name, value in values.items() if name not in PRIVATE}
     for name in _PATHS:
-        if name in found:
-            found[name] = ",".join(_last(part) for part in str(found[name]).split(","))
+        if name in public:
+            public[name] = ",".join(_last(path) for path in str(public[name]).split(","))
     if config.embedded:
-        found["model"] = shipped(config.model)
-    if own := config.mapping("policy_settings"):
-        found["policy_settings"] = json.dumps(
-            {name: _public_own(each) for name, each in own.items()}
+        public["model"] = shipped(config.model)
+    if per_policy := config.mapping("policy_settings"):
+        public["policy_settings"] = json.dumps(
+            {name: _public_own(settings) for name, settings in per_policy.items()}
         )
-    return found
+    return public
 
 
 def _public_own(own: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,9 +206,9 @@ def _front(shared: SharedRun, licenses: Mapping[str, str | None]) -> ModelCardDa
     """The head of the card, which hubs read."""
     # The hub takes ids of its models in this place, and no other names.
     bases = [
-        str(own.model)
-        for own in shared.bases.values()
-        if not own.embedded and not Path(str(own.model)).is_absolute()
+        str(settings.model)
+        for settings in shared.bases.values()
+        if not settings.embedded and not Path(str(settings.model)).is_absolute()
     ]
     # The head has room for one license: bases that differ in theirs leave it to the text.
     [first, *others] = dict.fromkeys(licenses.values())

@@ -129,8 +129,8 @@ def _text(request: Request, name: str) -> str:
 
 
 def _number(request: Request, name: str) -> int:
-    given = _text(request, name) or "0"
+    digits = _text(request, name) or "0"
     # Every number of that length fits into 64 bits.
-    if not (given.isascii() and given.isdecimal() and len(given) < 19):
-        raise ConfigError(f"{name} must be a number, got {given[:40]!r}")
-    return int(given)
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 19):
+        raise ConfigError(f"{name} must be a number, got {digits[:40]!r}")
+    return int(digits)

@@ -63,7 +63,7 @@ def exported(
         "answers": answers,
         "places": places,
         "lines": lines,
-        "compared": _compared(library, [each for each in wanted if each[0].kind == "eval"]),
+        "compared": _compared(library, [pair for pair in wanted if pair[0].kind == "eval"]),
     }
     return single_file({MAIN: _packed(main), **blocks})
 
@@ -78,12 +78,12 @@ def _answers(library: Library, source: Source) -> dict[str, Any]:
     rows: list[Any] = []
     start = 0
     while True:
-        part = library.metrics(source, start)
-        rows += part["rows"]
+        answer = library.metrics(source, start)
+        rows += answer["rows"]
         # Not at the end of the file: a last row that is still being written is left out.
-        if part["next"] == start:
+        if answer["next"] == start:
             break
-        start = part["next"]
+        start = answer["next"]
     labels = library.labels(source)
     return {
         "metrics": {"rows": rows, "next": start, "restarted": False, "broken": []},

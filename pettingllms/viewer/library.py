@@ -96,9 +96,17 @@ class Library:
         labels = []
         for label in index.labels:
             verdicts = [entry.success for entry in index.entries(label)]
-            said, won = sum(v is not None for v in verdicts), sum(v is True for v in verdicts)
-            share = won / said if said else None
-            counts = {"episodes": len(verdicts), "said": said, "solved": won, "share": share}
+            verdict_count, won = (
+                sum(v is not None for v in verdicts),
+                sum(v is True for v in verdicts),
+            )
+            share = won / verdict_count if verdict_count else None
+            counts = {
+                "episodes": len(verdicts),
+                "said": verdict_count,
+                "solved": won,
+                "share": share,
+            }
             labels.append({"label": label, **counts})
         return {"labels": labels, "broken": sorted(index.broken.items())[:100]}
 
@@ -192,7 +200,11 @@ class Library:
         returns = defaultdict[str, list[float]](list)
         for entry in self._index(source).entries(label):
             returns[entry.task].append(entry.total)
-        flat = {t for t, own in returns.items() if len(own) > 1 and max(own) - min(own) <= FLAT}
+        flat = {
+            t
+            for t, totals in returns.items()
+            if len(totals) > 1 and max(totals) - min(totals) <= FLAT
+        }
 
         def made(entry: Entry, row: EpisodeRow) -> Answer:
             answer = facts(row)

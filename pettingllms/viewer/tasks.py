@@ -35,10 +35,14 @@ def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
         teams: team -> what `solved` says of it.
     """
     rows: list[Row] = []
-    for task in dict.fromkeys(task for own in teams.values() for task in own):
-        played = {team: own[task] for team, own in teams.items() if task in own}
-        said = sum(each["said"] for each in played.values())
-        share = sum(each["solved"] for each in played.values()) / said if said else None
+    for task in dict.fromkeys(task for rows_of_team in teams.values() for task in rows_of_team):
+        played = {
+            team: rows_of_team[task] for team, rows_of_team in teams.items() if task in rows_of_team
+        }
+        verdicts = sum(team_row["said"] for team_row in played.values())
+        share = (
+            sum(team_row["solved"] for team_row in played.values()) / verdicts if verdicts else None
+        )
         rows.append({"task": task, "share": share, "teams": played})
     return sorted(rows, key=lambda row: (row["share"] is None, row["share"] or 0.0))
 
@@ -46,7 +50,7 @@ def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
 def compared_teams(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
     """Two teams on the tasks of both: each task, how many changed, and the paired difference."""
     rows: list[Row] = [
-        {"task": t, "a": own, "b": second[t]} for t, own in first.items() if t in second
+        {"task": t, "a": first_row, "b": second[t]} for t, first_row in first.items() if t in second
     ]
     pairs = []
     for row in rows:
@@ -75,5 +79,5 @@ def own_parts(prompts: Sequence[str]) -> list[str]:
                 if len(set(row)) > 1:
                     break
                 same += 1
-            lines = [each[same:][::-1] for each in lines]
-    return ["\n".join(each).strip() for each in lines]
+            lines = [text[same:][::-1] for text in lines]
+    return ["\n".join(text).strip() for text in lines]
