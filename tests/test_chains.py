@@ -117,7 +117,7 @@ def test_workings_of_parts_end_in_what_the_chain_computes(sandbox):
     for _ in range(40):
         chain = coding_parts.draw(rng)
         values = grammar.random_values(rng, chain.family, 4)
-        text = grammar.input_text(chain, values, function=False)
+        text = grammar.input_text(chain.family, values, function=False)
         ((result,),) = sandbox.run([chain.program(function=False)], [Case(stdin=text)])
         output = grammar.output_text(chain.run(values), function=False)
         assert result.stdout.split() == output.split()

@@ -195,7 +195,7 @@ def composed(number):
         values = grammar.random_values(rng, composition.family, 6)
         worked.append(
             (
-                grammar.input_text(composition, values, function=function),
+                grammar.input_text(composition.family, values, function=function),
                 grammar.output_text(composition.run(values), function=function),
             )
         )

@@ -266,12 +266,6 @@ def test_a_row_that_cannot_be_used_is_left_out_with_its_reason(tmp_path, field, 
     assert [(r.row, r.field, r.fits) for r in loaded.report.refusals] == [(1, field, True)]
 
 
-def test_numbers_of_any_length_stay_as_they_are_in_standard_input(tmp_path):
-    packed = json.dumps({"inputs": ["#"], "outputs": ["3"]}).replace('"#"', "7" * 5000)
-    (task,) = load_tasks(write(tmp_path / "a.jsonl", {**APPS, "input_output": packed})).records
-    assert task.tests[0].input == "7" * 5000
-
-
 def test_wrapped_results_are_taken_out_only_where_all_are_wrapped(tmp_path):
     call = {"fn_name": "f", "inputs": [[1], [2]]}
     file = write(

@@ -43,7 +43,9 @@ def covering(family):
 def test_every_part_computes_what_its_code_computes(family, function, sandbox):
     compositions, inputs = covering(family), fresh_values(family, 12)
     assert {part for c in compositions for part in c.parts} == {p for s in family.stages for p in s}
-    texts = [grammar.input_text(compositions[0], values, function=function) for values in inputs]
+    texts = [
+        grammar.input_text(compositions[0].family, values, function=function) for values in inputs
+    ]
     cases = [Case(function="solve", args=t) if function else Case(stdin=t) for t in texts]
     programs = [composition.program(function=function) for composition in compositions]
     results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))

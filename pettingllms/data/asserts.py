@@ -80,15 +80,15 @@ def of_list(asserts: Sequence[str], function: str, field: str) -> list[Test]:
         RowError: one of them is not Python.
         UnsupportedRow: there is none, or one does not call the function.
     """
-    found = []
+    tests = []
     for number, text in enumerate(asserts):
         body = parse(text, f"{field}[{number}]").body
         if not any(_mentions(node, function) for node in body):
             raise UnsupportedRow(field, f"has a statement that does not call {function}")
-        found += _assertions(body, function)
-    if not found:
+        tests += _assertions(body, function)
+    if not tests:
         raise UnsupportedRow(field, "has no assert")
-    return found
+    return tests
 
 
 def of_check(test: str, function: str, field: str) -> list[Test]:
@@ -104,10 +104,10 @@ def of_check(test: str, function: str, field: str) -> list[Test]:
             around = [n for n in module.body if n is not node and not _mentions(n, "METADATA")]
             renamed = _Renamed(node.args.args[0].arg, function)
             body = [renamed.visit(statement) for statement in node.body]
-            found = _assertions([*around, *body], function)
-            if not found:
+            tests = _assertions([*around, *body], function)
+            if not tests:
                 raise UnsupportedRow(field, f"does not call {node.args.args[0].arg}")
-            return found
+            return tests
     raise RowError(field, "has no 'def check(candidate)'")
 
 
@@ -142,21 +142,21 @@ def needs(text: str, program: str) -> bool:
 
 def _assertions(body: Sequence[ast.stmt], function: str) -> list[Test]:
     """Splits statements into tests: each with what has to run before it."""
-    found: list[Test] = []
+    tests: list[Test] = []
     before: list[ast.stmt] = []
     for number, node in enumerate(body):
         if isinstance(node, ast.Assert):
             node.msg = None  # it may call the function once more
             if any(_mentions(part, function) for part in (*before, node)):
-                found.append(_assertion(before, node, function))
+                tests.append(_assertion(before, node, function))
             continue
         if _mentions(node, function) and not isinstance(node, ast.Assign | ast.AnnAssign):
-            found.append(_assertion(before, node, function))
+            tests.append(_assertion(before, node, function))
             later = {name for part in body[number + 1 :] for name in _names(part)}
             if not later & _names(node) & {name for part in body for name in _bound(part)}:
                 continue  # a loop that tests and leaves nothing for the tests after it
         before.append(node)
-    return found
+    return tests
 
 
 def _assertion(before: Sequence[ast.stmt], node: ast.stmt, function: str) -> Test:

@@ -306,16 +306,16 @@ def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
         located: the files.
         schemas: in which their rows were read.
     """
-    own = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
+    benchmarks = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
     names = [_plain(located.name.rpartition("/")[2])]
     names += [_plain(file.path.name.partition(".")[0]) for file in located.files]
-    for name, entry in own.items():
+    for name, entry in benchmarks.items():
         # As a part of the name: `aime24_shuffled.jsonl` is the benchmark all the same.
-        if any(_plain(known) in given for known in (name, *entry.also) for given in names):
+        if any(_plain(alias) in file_name for alias in (name, *entry.also) for file_name in names):
             return name
-    others = {entry.schema for name, entry in CATALOG.items() if name not in own}
+    others = {entry.schema for name, entry in CATALOG.items() if name not in benchmarks}
     telling = {*schemas} - others - {"tasks", "problems"}  # those anybody may write
-    return next((name for name, entry in own.items() if entry.schema in telling), None)
+    return next((name for name, entry in benchmarks.items() if entry.schema in telling), None)
 
 
 def _plain(name: str) -> str:

@@ -77,11 +77,12 @@ def from_composition(
         grammar.random_values(rng, composition.family, 3 + n % 4) for n in range(HIDDEN_TESTS)
     ]
     expected = [composition.run(values) for values in inputs]
-    # A mutant changes one part and is known to be wrong: it fails at least one hidden test.
+    # A mutant changes one part and fails at least one hidden test. Those of other held-out splits are
+    # left out: they are the solutions of tasks there.
     wrong = [
         other
         for other in composition.neighbours()
-        if composition.may_show(other)
+        if other.split in ("train", composition.split)
         and any(other.run(v) != e for v, e in zip(inputs, expected, strict=True))
     ]
     mutants = rng.sample(wrong, min(MUTANTS, len(wrong)))
@@ -90,7 +91,7 @@ def from_composition(
         question=composition.question(rng, function=function),
         tests=tuple(
             Test(
-                grammar.input_text(composition, values, function=function),
+                grammar.input_text(composition.family, values, function=function),
                 grammar.output_text(e, function=function),
             )
             for values, e in zip(inputs, expected, strict=True)

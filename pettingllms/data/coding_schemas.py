@@ -41,7 +41,6 @@ from pettingllms.data.rows import (
     RowError,
     UnsupportedRow,
     checked_text,
-    dumped,
     json_object,
     label,
     optional_text,
@@ -119,22 +118,22 @@ def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
         if function is None:
             raise RowError("function", "must name the function that the assertions call")
         return tuple(asserts.of_list(tests, function, "tests"))
-    found = []
+    pairs = []
     for index, test in enumerate(tests):
         if not isinstance(test, dict):
             raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
-        given = checked_text(test.get("input"), f"tests[{index}].input")
-        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
-    return tuple(found)
+        written = checked_text(test.get("input"), f"tests[{index}].input")
+        pairs.append(Test(written, checked_text(test.get("output"), f"tests[{index}].output")))
+    return tuple(pairs)
 
 
 def _limits(row: Row) -> tuple[tuple[str, float], ...]:
-    given = parsed(row, "limits")
-    if not given:
+    values = parsed(row, "limits")
+    if not values:
         return ()
-    if not isinstance(given, dict):
-        raise RowError("limits", f"must be an object, got {shown(given)}")
-    limits = {name: value for name, value in given.items() if value is not None}
+    if not isinstance(values, dict):
+        raise RowError("limits", f"must be an object, got {shown(values)}")
+    limits = {name: value for name, value in values.items() if value is not None}
     for name, value in limits.items():
         if name not in LIMITS:
             raise RowError("limits", f"has an unknown limit {name!r}; {did_you_mean(name, LIMITS)}")
@@ -156,16 +155,12 @@ def check_calls(task: CodingTask) -> None:
     if task.asserts:
         return
     for index, test in enumerate(task.tests):
-        for field, written in (("input", test.input), ("output", test.output)):
-            try:
-                value = json.loads(written)
-            except (ValueError, RecursionError) as error:
-                raise RowError(f"tests[{index}].{field}", f"is not JSON: {error}") from error
-            if field == "input" and not isinstance(value, list):
-                raise RowError(
-                    f"tests[{index}].input",
-                    f"must be a JSON list of arguments, got {shown(written)}",
-                )
+        if not isinstance(_json(test.input, f"tests[{index}].input"), list):
+            raise RowError(
+                f"tests[{index}].input",
+                f"must be a JSON list of arguments, got {shown(test.input)}",
+            )
+        _json(test.output, f"tests[{index}].output")
 
 
 def apps(row: Row, name: str) -> CodingTask:
@@ -349,7 +344,7 @@ def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = Fa
             raise RowError(
                 f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
             )
-        test = Test(dumped(pair.given, f"{field}.input"), dumped(pair.expected, f"{field}.output"))
+        test = Test(json.dumps(pair.given), json.dumps(pair.expected))
     # The sandbox would refuse such an input each time that the test runs.
     if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
         raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
@@ -377,11 +372,15 @@ def _arguments(given: object) -> object:
 
 def _json_text(value: object, field: str) -> str:
     written = checked_text(value, field)
+    _json(written, field)
+    return written
+
+
+def _json(written: str, field: str) -> Any:
     try:
-        json.loads(written)
+        return json.loads(written)
     except (ValueError, RecursionError) as error:
         raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
-    return written
 
 
 def _pairs(given: object, expected: object, field: str) -> list[Pair]:
@@ -392,34 +391,23 @@ def _pairs(given: object, expected: object, field: str) -> list[Pair]:
     return [Pair(*pair) for pair in zip(given, expected, strict=True)]
 
 
-def _columns(value: object, field: str) -> list[Pair]:
+def _columns(value: object, field: str, names: tuple[str, str] = ("input", "output")) -> list[Pair]:
     """Reads a struct of lists, as parquet has it, a list of structs, or None."""
+    first, second = names
     if value is None:
         return []
     if isinstance(value, list) and all(isinstance(member, Mapping) for member in value):
-        return [Pair(member.get("input"), member.get("output")) for member in value]
+        return [Pair(member.get(first), member.get(second)) for member in value]
     if not isinstance(value, Mapping):
-        raise RowError(field, f"must be lists of inputs and outputs, got {shown(value)}")
-    return _pairs(value.get("input"), value.get("output"), field)
+        raise RowError(field, f"must be lists of {first}s and {second}s, got {shown(value)}")
+    return _pairs(value.get(first), value.get(second), field)
 
 
 def _python_3(value: object, field: str) -> Sequence[str]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        value = {
-            name: [member.get(name) if isinstance(member, Mapping) else None for member in value]
-            for name in ("language", "solution")
-        }
-    languages, programs = (
-        (value.get("language"), value.get("solution"))
-        if isinstance(value, Mapping)
-        else (None, None)
-    )
     return [
-        text({field: pair.expected}, field)
-        for pair in _pairs(languages, programs, field)
-        if pair.given == PYTHON_3
+        text({field: program}, field)
+        for language, program in _columns(value, field, ("language", "solution"))
+        if language == PYTHON_3
     ]
 
 

@@ -236,8 +236,8 @@ def is_known(kind: Kind[Record], located: Located, *, own: bool = True) -> bool:
     for file in located.files:
         for number, row in rows(file, kind.header):
             if not isinstance(row, RowError):
-                known = (s for name, s in kind.schemas.items() if own or name != kind.own)
-                return any(schema.fits(row) for schema in known)
+                schemas = (s for name, s in kind.schemas.items() if own or name != kind.own)
+                return any(schema.fits(row) for schema in schemas)
             unread = unread or row.at(file.shown, number)
     raise DatasetError(str(unread) if unread else f"{located.name} has no rows")
 
@@ -467,8 +467,8 @@ def _recognized(kind: Kind[Record], row: Row, file: DataFile) -> str:
     for name, schema in kind.schemas.items():
         if schema.fits(row):
             return name
-    known = "; ".join(f"{name} ({schema.fields})" for name, schema in kind.schemas.items())
+    schemas = "; ".join(f"{name} ({schema.fields})" for name, schema in kind.schemas.items())
     raise DatasetError(
         f"{file.shown} is in no known {kind.name} schema: its fields are "
-        f"{', '.join(map(str, row))}. Known: {known}"
+        f"{', '.join(map(str, row))}. Known: {schemas}"
     )

@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pettingllms.data.splits import SPLITS, Split, split_of
 
@@ -189,20 +189,6 @@ _PROBES = {
 }
 
 
-class Pipeline(Protocol):
-    """The program behind a problem: a composition, or a chain (`pettingllms.data.chains`)."""
-
-    @property
-    def family(self) -> Family:
-        """Its kind."""
-        ...
-
-    @property
-    def split(self) -> Split:
-        """The only split that may contain it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Composition:
     """A family and one part for each of its three stages."""
@@ -257,14 +243,6 @@ class Composition:
             if part is not self.parts[stage]
         ]
 
-    def may_show(self, other: Pipeline) -> bool:
-        """Returns whether a task of this composition may contain `other`'s program, as a known-wrong one.
-
-        A task shows compositions of its own split and of train only: known-wrong programs of
-        training tasks would otherwise be the solutions of test tasks.
-        """
-        return other.split in ("train", self.split)
-
 
 # It takes a run on each of forty probes.
 @cache
@@ -278,23 +256,23 @@ def split_of_computation(family: Family, run: Callable[[Sequence[Any]], Any]) ->
 
 
 def _compositions() -> dict[Split, tuple[Composition, ...]]:
-    found: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
     for family in FAMILIES:
         for first in family.stages[0]:
             for second in family.stages[1]:
                 for third in family.stages[2]:
                     composition = Composition(family, (first, second, third))
-                    found[composition.split].append(composition)
-    return {split: tuple(members) for split, members in found.items()}
+                    by_split[composition.split].append(composition)
+    return {split: tuple(members) for split, members in by_split.items()}
 
 
 COMPOSITIONS = _compositions()
 
 
-def input_text(composition: Pipeline, values: list[Any], *, function: bool) -> str:
+def input_text(family: Family, values: list[Any], *, function: bool) -> str:
     """Formats `values` as standard input, or as a JSON list of arguments."""
     if function:
-        return json.dumps(values if composition.family.parameters == 2 else [values])
+        return json.dumps(values if family.parameters == 2 else [values])
     return " ".join(map(str, values))
 
 

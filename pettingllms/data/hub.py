@@ -86,12 +86,12 @@ def locate(
     )
     if dates[0] > dates[1]:
         raise DatasetError(f"{source}: the window ends on {dates[1]}, before {dates[0]}")
-    found = replace(
+    located = replace(
         _located(bare, split, endings, kind), divide=options.get("divide", "no") in ("", "yes")
     )
     if not options.keys() & {"from", "to"}:
-        return found
-    return replace(found, name=f"{found.name}, {dates[0]} to {dates[1]}", dates=dates)
+        return located
+    return replace(located, name=f"{located.name}, {dates[0]} to {dates[1]}", dates=dates)
 
 
 def _date(source: str, text: str) -> str:
@@ -126,13 +126,13 @@ def _located(
         if _exists(Path(text)):
             _log.warning("%s is the published data set; ./%s is the file or folder", text, text)
         return _named(text, split)
-    path, found = Path(source).expanduser(), _HUB_ID.fullmatch(text)
+    path, hub_id = Path(source).expanduser(), _HUB_ID.fullmatch(text)
     # `my.jsonl` is a file even where there is none, so that the error is about the file.
-    is_file = ending_of(path) in endings and not (found and found["part"])
+    is_file = ending_of(path) in endings and not (hub_id and hub_id["part"])
     if _exists(path) or is_file or isinstance(source, Path):
         return local(path, endings)
-    if found:
-        return _by_id(found["repository"], found["revision"] or "main", found["part"], endings)
+    if hub_id:
+        return _by_id(hub_id["repository"], hub_id["revision"] or "main", hub_id["part"], endings)
     raise UnknownNameError(
         f"no data set, hub id (org/name), file or folder is called {text!r}; "
         f"{did_you_mean(text, CATALOG)}"
@@ -152,15 +152,15 @@ def local(path: Path, endings: tuple[str, ...]) -> Located:
     Raises:
         DatasetError: there is no such file.
     """
-    known = ", ".join(endings)
+    supported = ", ".join(endings)
     if path.is_dir():
-        found = data_files(path, endings)
-        if not found:
-            raise DatasetError(f"{path} has no files of rows; known endings: {known}, and .gz")
-        return _of_files(str(path), path, found)
+        files = data_files(path, endings)
+        if not files:
+            raise DatasetError(f"{path} has no files of rows; known endings: {supported}, and .gz")
+        return _of_files(str(path), path, files)
     if ending_of(path) not in endings:
         raise DatasetError(
-            f"{path} has an unsupported ending; supported: {known}, each also with .gz, or a "
+            f"{path} has an unsupported ending; supported: {supported}, each also with .gz, or a "
             "folder of such files"
         )
     if not path.exists():
@@ -181,9 +181,9 @@ def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     )
 
 
-def _of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
+def _of_files(name: str, root: Path, paths: Iterable[Path]) -> Located:
     """Makes a data set of files below `root`; each name may state a split."""
-    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in found)
+    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in paths)
     splits = {file.split for file in files}
     return Located(name, files, lends_val="train" in splits and "val" not in splits)
 
@@ -192,8 +192,8 @@ def split_of_name(path: Path) -> Split | None:
     """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
     # From the file upwards: its own name goes before its folders'.
     for part in reversed(path.with_suffix("").parts):
-        if found := _WORD.search(part.lower()):
-            return _WORDS[found[1]]
+        if word := _WORD.search(part.lower()):
+            return _WORDS[word[1]]
     return None
 
 
@@ -246,13 +246,13 @@ def _named(name: str, split: str | None) -> Located:
     root = _snapshot(name, entry.repository, entry.revision, patterns)
     files = []
     for s in wanted:
-        found = [p for p in data_files(root, TABLES) if _matches(p.relative_to(root), entry, s)]
-        if not found:
+        paths = [p for p in data_files(root, TABLES) if _matches(p.relative_to(root), entry, s)]
+        if not paths:
             raise DatasetError(
                 f"{entry.page} has no file like {' or '.join(entry.files[s])} (revision "
                 f"{entry.revision}, here {root}); if it has moved, download it and give the path"
             )
-        files += [DataFile(p, f"{name}/{p.relative_to(root)}", s) for p in found]
+        files += [DataFile(p, f"{name}/{p.relative_to(root)}", s) for p in paths]
     lends = "train" in entry.files and "val" not in entry.files
     return Located(f"{name} ({entry.repository}@{root.name})", tuple(files), entry.schema, lends)
 
@@ -268,17 +268,20 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     else:
         # The hub's `*` matches slashes as well, so that files in subfolders are found.
         names = [
-            f"*{e}{packed}" for own in endings for e in (own, own.upper()) for packed in ("", ".gz")
+            f"*{e}{packed}"
+            for ending in endings
+            for e in (ending, ending.upper())
+            for packed in ("", ".gz")
         ]
         patterns = [f"{inner.as_posix()}/{name}".removeprefix("./") for name in names]
     root = _snapshot(repository, repository, revision, patterns)
-    found = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
-    if not found:
+    paths = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
+    if not paths:
         raise DatasetError(
             f"the data set {repository} has no files of rows ({', '.join(endings)}) "
             f"{f'in {part}' if part else ''}; a set that a script makes has none"
         )
-    folders = {path.relative_to(root).parts[0] for path in found if path.parent != root}
+    folders = {path.relative_to(root).parts[0] for path in paths if path.parent != root}
     configurations = sorted(
         name for name in folders - {"data", "default"} if split_of_name(Path(name)) is None
     )
@@ -286,7 +289,7 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     if len(configurations) > 1:
         choices = " or ".join(f"{repository}:{name}" for name in configurations)
         raise DatasetError(f"{repository} has several configurations; choose {choices}")
-    return _of_files(f"{repository}@{root.name}", root, found)
+    return _of_files(f"{repository}@{root.name}", root, paths)
 
 
 def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) -> Path:

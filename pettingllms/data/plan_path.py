@@ -64,18 +64,18 @@ def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:
 def distances(height: int, width: int, walls: frozenset[int], goal: int) -> tuple[int, ...]:
     """Counts the moves from each cell to `goal`, by breadth-first search; `UNREACHABLE` where none."""
     table = neighbours(height, width)
-    found = [UNREACHABLE] * (height * width)
-    found[goal] = 0
+    moves = [UNREACHABLE] * (height * width)
+    moves[goal] = 0
     edge = [goal]
     while edge:
         following = []
         for cell in edge:
             for near in table[cell].values():
-                if found[near] == UNREACHABLE and near not in walls:
-                    found[near] = found[cell] + 1
+                if moves[near] == UNREACHABLE and near not in walls:
+                    moves[near] = moves[cell] + 1
                     following.append(near)
         edge = following
-    return tuple(found)
+    return tuple(moves)
 
 
 def generate(

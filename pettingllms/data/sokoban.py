@@ -62,12 +62,12 @@ class Level(NamedTuple):
 
 def cells(mask: int) -> list[int]:
     """Returns the numbers of the cells in a set, ascending."""
-    found = []
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers
 
 
 @lru_cache
@@ -108,17 +108,17 @@ def pull_distances(room: Room) -> dict[int, int]:
     Cells that are missing are dead: a box there never gets to a goal.
     """
     floor, steps = room.floor, deltas(room.width).values()
-    found = dict.fromkeys(cells(room.goals), 0)
-    queue = list(found)
+    pushes = dict.fromkeys(cells(room.goals), 0)
+    queue = list(pushes)
     # The list grows while it is read: it is the queue of a breadth-first search.
     for cell in queue:
         for delta in steps:
             source = cell - delta
             # The player pushes from beyond the box.
-            if source not in found and floor >> source & 1 and floor >> (source - delta) & 1:
-                found[source] = found[cell] + 1
+            if source not in pushes and floor >> source & 1 and floor >> (source - delta) & 1:
+                pushes[source] = pushes[cell] + 1
                 queue.append(source)
-    return found
+    return pushes
 
 
 @lru_cache(maxsize=4096)
@@ -376,10 +376,10 @@ def parse(text: str, source: str = "level") -> Level:
     Raises:
         DatasetError: it is no playable level; names line and column, counted from 1.
     """
-    found = [(number, row["board"]) for number, row in boards(text)]
-    if len(found) != 1:
-        raise DatasetError(f"{source}: expected one level, found {len(found)}")
-    return _RoomReader(source, *found[0]).level()
+    levels = [(number, row["board"]) for number, row in boards(text)]
+    if len(levels) != 1:
+        raise DatasetError(f"{source}: expected one level, found {len(levels)}")
+    return _RoomReader(source, *levels[0]).level()
 
 
 def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:

@@ -23,7 +23,6 @@ from typing import Any
 
 from pettingllms.data.asserts import Test, as_json
 from pettingllms.data.coding import CodingTask
-from pettingllms.data.rows import whole_number
 from pettingllms.envs import assertions, contest
 from pettingllms.envs.assertions import Run
 from pettingllms.envs.mutants import mutants
@@ -127,11 +126,7 @@ def same_value(expected: str, actual: str | None) -> bool:
     if actual is None:
         return False
     try:
-        # Python refuses to read integers of more than 4300 digits; of those the digits are
-        # compared.
-        return _same_json(
-            *(json.loads(text, parse_int=whole_number) for text in (expected, actual))
-        )
+        return _same_json(json.loads(expected), json.loads(actual))
     except (ValueError, RecursionError, OverflowError):  # an integer may be too large for a float
         return False
 
