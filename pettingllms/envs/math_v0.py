@@ -88,6 +88,7 @@ from pettingllms.envs.math_text import (
     printed_answer,
     role_of,
     shown_message,
+    small_prompt,
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.recorded_peers import RecordedTask, check_prompt, read_peers
@@ -150,6 +151,7 @@ class raw_env(TeamEnv):
         "judged_replies": True,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}
     # The embedded model reasons in a long working-out, which larger steps destroy.
     embedded_training: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 5e-4,
@@ -211,7 +213,8 @@ class raw_env(TeamEnv):
         drawn = task.drawn(draw)
         for agent in drawn:
             check_prompt(self._peers_file, agent, task, self._prompt(state.problem, agent, (), ()))
-        replies = {a: parse_reply(role_of(a), text) for a, text in drawn.items()}
+        small = self.prompt == "small"
+        replies = {a: parse_reply(role_of(a), text, small=small) for a, text in drawn.items()}
         read = {a: r for a, r in replies.items() if isinstance(r, Reply)}
         ran = self._run(list(dict.fromkeys(r.program for r in read.values() if r.program)))
         messages = tuple(self._message(state, 0, a, reply, ran) for a, reply in read.items())
@@ -229,10 +232,13 @@ class raw_env(TeamEnv):
     ) -> str:
         if self.prompt == "compact":
             return compact_prompt(role_of(agent), problem.question, earlier, now)
+        if self.prompt == "small":
+            return small_prompt(role_of(agent), problem.question, now)
         return full_prompt(role_of(agent), problem, earlier, now)
 
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
-        replies = [parse_reply(role_of(agent), text) for text in texts]
+        small = self.prompt == "small"
+        replies = [parse_reply(role_of(agent), text, small=small) for text in texts]
         programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
         ran = self._run(list(dict.fromkeys(programs)))
         return [self._judge(state, agent, reply, ran) for reply in replies]

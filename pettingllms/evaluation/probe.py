@@ -128,7 +128,7 @@ def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
     if right == 0 and partly == 0:
         return (
             f"no reply of `{role}` was ever right; reward parts of it, rephrase its prompt, lower "
-            "the temperature, or fine-tune it on examples of the form first"
+            "the temperature, or warm-start it on the form (pettingllms-data warm-start)"
         )
     if own[best].signal == 0:
         return f"all candidates of `{role}` earn the same: give easier or harder tasks, or raise K"
