@@ -243,6 +243,18 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_has_no_time(qwen):
     assert number(on_cpu, "base model") == pytest.approx(4 * PARAMETERS, rel=0.02)
 
 
+def test_a_cpu_is_measured_where_it_is_asked_for(qwen, monkeypatch):
+    monkeypatch.setattr("pettingllms.cli.estimate._measured_rate", lambda work: 1e12)
+    words = "--max-completion-length", "10", "--tasks-per-step", "2", "--num-generations", "4"
+    text = estimate(qwen, *words, "--gradient-checkpointing", "false", gpu="cpu")
+    assert "on this CPU (1,000 GFLOP/s as measured)" in text
+    # Four turns of two agents, four completions each: 64 completions, 10 tokens each.
+    sampling = 2 * PARAMETERS * 640 / 0.31e12
+    update = 4 * PARAMETERS * 640 / 0.51e12
+    assert f"{sampling:.1f} s  sampling" in text
+    assert f"{update:.1f} s  updates" in text
+
+
 @pytest.mark.parametrize(
     ("card", "known"),
     [

@@ -382,15 +382,19 @@ def sampling_seconds(work: Workload, gpu: Gpu) -> float:
     return decisions * (prefill + length * (max(read, computed) + passes * started))
 
 
-def update_seconds(work: Workload, gpu: Gpu) -> float:
-    """Seconds of a step's updates. Operations a parameter and token: 2 forward, 2 or 4 backward.
+def update_operations(config: ResolvedConfig) -> int:
+    """Operations of an update for each parameter and token: 2 forward, 2 or 4 backward.
 
     Under adapters the base has no gradient of its own; checkpointing computes the forward pass again.
     """
-    config = work.config
     # A KL term takes one more forward pass, that of its reference.
-    each = (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
+    return (6 if config.full else 4) + 2 * config.gradient_checkpointing + 2 * (config.beta > 0)
+
+
+def update_seconds(work: Workload, gpu: Gpu) -> float:
+    """Seconds of a step's updates."""
+    config = work.config
     prompts = work.trained_on // (config.num_generations if work.tree else 1)
     tokens = work.trained_on * config.max_completion_length + prompts * PROMPT
-    operations = each * work.shape.parameters * tokens * config.num_iterations
+    operations = update_operations(config) * work.shape.parameters * tokens * config.num_iterations
     return operations / (gpu.tflops * 1e12 * ASSUMED.compute)

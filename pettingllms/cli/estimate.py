@@ -7,6 +7,7 @@ made to count its roles. The arithmetic is in `pettingllms.cli.costs`.
 from __future__ import annotations
 
 import re
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -30,6 +31,7 @@ from pettingllms.cli.costs import (
     peak,
     rows_at_once,
     sampling_seconds,
+    update_operations,
     update_seconds,
 )
 from pettingllms.distributed.pools import ENGINE_SHARE, engine_pools
@@ -45,8 +47,12 @@ from pettingllms.trainers.fitting import check_method
 from pettingllms.trainers.per_policy import by_base, own_settings
 from pettingllms.types import role_of
 
-HERE = "here"
-"""In place of a GPU's name: this machine's."""
+HERE, CPU = "here", "cpu"
+"""In place of a GPU's name: this machine's GPU, and this machine's CPU."""
+CPU_SAMPLING, CPU_UPDATE = 0.31, 0.51
+"""Shares of the measured rate of matrix products that sampling and update reach, as measured on SmolLM2."""
+ROWS = 512
+"""Rows of the matrix product that measures a CPU."""
 
 
 def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
@@ -54,7 +60,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
 
     Args:
         config: the settings.
-        gpu: a name in `GPUS`, or `HERE`: this machine's.
+        gpu: a name in `GPUS`, or `HERE` or `CPU`: this machine's.
 
     Raises:
         ConfigError: settings that cannot be used.
@@ -97,7 +103,7 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
             *_memory(works),
             *_engines(resolved, works, policies),
             *_work(works, limited=turns is not None),
-            *_time(works, limited=turns is not None),
+            *(_time_on_cpu(works) if gpu == CPU else _time(works, limited=turns is not None)),
         ]
     )
 
@@ -275,6 +281,38 @@ def _time(works: Sequence[Workload], limited: bool) -> list[str]:
     ]
 
 
+def _time_on_cpu(works: Sequence[Workload]) -> list[str]:
+    """Times on this machine's CPU, from a matrix product of each model's shape that is measured now."""
+    sampling = update = rate = 0.0
+    for work in works:
+        rate, parameters = _measured_rate(work), work.shape.parameters
+        sampling += 2 * parameters * work.tokens / (CPU_SAMPLING * rate)
+        operations = update_operations(work.config) * parameters * work.config.num_iterations
+        tokens = work.trained_on * work.config.max_completion_length
+        update += operations * tokens / (CPU_UPDATE * rate)
+    steps = works[0].config.max_steps
+    return [
+        "",
+        f"# Time of a step on this CPU ({rate / 1e9:,.0f} GFLOP/s as measured), at the most; prompts not counted",
+        f"#   {duration(sampling):>9}  sampling",
+        f"#   {duration(update):>9}  updates",
+        f"#   {duration((sampling + update) * steps):>9}  all {steps} steps",
+    ]
+
+
+def _measured_rate(work: Workload) -> float:
+    """FLOP/s of a product of `ROWS` rows with a matrix of the model's feed-forward part, the best of five."""
+    dtype = torch.float32 if work.width == 4 else torch.bfloat16
+    left = torch.ones(ROWS, work.shape.hidden, dtype=dtype)
+    right = torch.ones(work.shape.hidden, work.shape.inner, dtype=dtype)
+    seconds = []
+    for _ in range(5):
+        start = time.perf_counter()
+        left @ right
+        seconds.append(time.perf_counter() - start)
+    return 2 * ROWS * right.numel() / min(seconds)
+
+
 def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     """The GPU that an estimate is for: the named one, this machine's, or else an H100.
 
@@ -283,6 +321,8 @@ def gpu_of(config: ATGRPOConfig, wanted: str = HERE) -> Gpu | None:
     Raises:
         ConfigError: an unknown name.
     """
+    if wanted == CPU:
+        return None
     if wanted != HERE:
         if wanted not in GPUS:
             raise ConfigError(f"--dry-run: unknown GPU {wanted!r}; {did_you_mean(wanted, GPUS)}")

@@ -69,7 +69,7 @@ def parser() -> OptionParser:
         const="here",
         metavar="GPU",
         help="Print the resolved settings and an estimate of memory, work and time; load nothing. For "
-        "this machine's GPU, else an H100; or for rtx-4090, l40s, a100, h100, h100-pcie, h200",
+        "this machine's GPU, else an H100; for this machine's CPU: cpu; or for rtx-4090, l40s, a100, h100, h100-pcie, h200",
     )
     options.add_argument(
         "--probe",

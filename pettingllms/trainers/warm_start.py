@@ -87,6 +87,7 @@ def warm_start(
         learning_rate: of AdamW, without warm-up.
         lora_r: rank of the adapters.
     """
+    import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import set_seed
@@ -114,6 +115,10 @@ def warm_start(
                 lr_scheduler_type="constant",
                 per_device_train_batch_size=8,
                 gradient_checkpointing=False,
+                # Adapters in 16 bits would round such steps away.
+                model_init_kwargs={"dtype": "float32"},
+                bf16=torch.cuda.is_available(),
+                use_cpu=not torch.cuda.is_available(),
                 save_strategy="no",
                 report_to="none",
             ),
