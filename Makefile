@@ -79,8 +79,9 @@ test-ray: ## Run the tests of workers and learners on Ray, which they kill and s
 	@$(SETUP) ray
 	$(PYTEST) -m ray $(ARGS)
 
-test-real: setup ## Run the tests on SmolLM2, a pretrained model of 135M parameters
-	$(PYTEST) -m real $(ARGS)
+test-real: ## Run the tests on SmolLM2, a pretrained model of 135M parameters (the one with vLLM: make test-vllm)
+	@$(SETUP) ray
+	$(PYTEST) -m "real and not vllm" $(ARGS)
 
 test-reasoning: ## Run the tests that need reasoning-gym (a C compiler to install)
 	@$(SETUP) reasoning

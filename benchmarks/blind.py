@@ -1,7 +1,7 @@
 """How far constant answers get on boards that they never look at: `python -m benchmarks.blind`.
 
 For each board game, with an answer that stops at its first refused part and with one that skips refused parts:
-success and mean returns on test tasks of the constants that are shipped (`pettingllms.envs.blind`) and of
+success and mean returns on test tasks of the constants that are shipped (`benchmarks.constant_answers`) and of
 the best of a new hill climb on training tasks (`--search` seconds each; four texts, one a turn). Writes
 `results/blind.json` and prints the table. CPU only; no model plays.
 """
@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.constant_answers import ANSWERS, Blind, blind_baseline
 from benchmarks.options import Options
 from pettingllms.envs import TextEnv, make
-from pettingllms.envs.blind import ANSWERS, Blind, blind_baseline
 
 GAMES: dict[str, tuple[str, dict[str, Any]]] = {
     "plan_path 6x6, 6 to 36 moves": ("plan_path", {"height": 6, "width": 6, "moves": (6, 36)}),

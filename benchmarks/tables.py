@@ -286,6 +286,7 @@ def tables() -> dict[str, Callable[[], str]]:
         "games",
         "self_play",
         "parts",
+        "prompts",
         "protocol",
         "reading",
     ]

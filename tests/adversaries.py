@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.constant_answers import ANSWERS
 from pettingllms.data import sokoban
 from pettingllms.data.sudoku import DIGITS
 from pettingllms.envs import load_env
-from pettingllms.envs.blind import ANSWERS
 from pettingllms.types import role_of
 from tests.test_coding_v0 import a_row, checks, code
 

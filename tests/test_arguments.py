@@ -112,7 +112,7 @@ def test_the_environments_misspelt_arguments_are_refused(name):
         ("sudoku", {"size": 9}, {"size": 4}, "size was 9 there and is 4"),
         ("plan_path", {"tool": "python"}, {}, "tool was 'python'"),
         ("math", {"reasoners": 2}, {}, "reasoners was 2"),
-        ("math", {"topology": {"tool_0": ["reasoner_0"]}}, {}, "topology"),
+        ("math", {"topology": "chain"}, {}, "topology"),
         ("coding", {"rewards": "sparse"}, {}, "rewards was 'sparse'"),
         ("coding", {"prompt": "compact"}, {}, "prompt was 'compact'"),
     ],

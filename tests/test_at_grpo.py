@@ -207,6 +207,26 @@ def test_tasks_are_fresh_in_every_step_and_run():
     assert len({task.seed for task in tasks}) == len({task.id for task in tasks}) == 45
 
 
+@pytest.mark.parametrize(("silent", "batches"), [("", 1), ("reader_0", 3)])
+def test_dynamic_sampling_goes_on_until_every_policy_has_a_signal(model_dir, silent, batches):
+    trainer = a_trainer(model_dir, GradedEnv(silent=silent), max_num_gen_batches=3)
+    count = trainer.config.tasks_per_step
+    trajectories, metrics = trainer.train_step()
+    assert len(trajectories) == batches * count
+    assert trainer.tokens == metrics["num_tokens"]
+    assert trainer.config.silent_groups == "drop"
+    # A second step, also of a resumed run, samples none of the tasks that the first one may have sampled.
+    later = a_trainer(model_dir, GradedEnv(silent=silent), max_num_gen_batches=3)
+    later.step = 1
+    seeds = [trajectory.task.seed for trajectory in (*trajectories, *later.train_step()[0])]
+    assert seeds == [*range(batches * count), *range(3 * count, (3 + batches) * count)]
+
+
+def test_dynamic_sampling_does_not_go_with_playing_ahead():
+    with pytest.raises(ConfigError, match="max_num_gen_batches 2 with max_staleness"):
+        ATGRPOConfig(max_num_gen_batches=2, workers=1, max_staleness=1)
+
+
 def test_every_row_of_a_data_set_is_played_once_an_epoch_in_another_order():
     env = GradedEnv(num_tasks=10)
     played = [t for step in range(8) for t in tasks_of_step(env, "graded", step, 5, 3)]

@@ -6,10 +6,10 @@ import json
 
 import pytest
 
+from benchmarks.constant_answers import blind_baseline
 from pettingllms.cli.evaluate import main as evaluate
 from pettingllms.envs import ENVIRONMENTS, make
 from pettingllms.envs.base import next_agent
-from pettingllms.envs.blind import blind_baseline
 from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.evaluation.folder import read_trajectories
 

@@ -329,13 +329,8 @@ def sees(env, agent):
             [set(), {"tool_0"}, {"tool_1"}, {"reasoner_0"}, {"reasoner_1"}],
             [{"tool_0"}, {*NAMES[:2]}, {*NAMES[1:3]}, {*NAMES[2:4]}, {*NAMES[3:]}],
         ),
-        (
-            {"tool_0": ["judge_0"], "judge_0": ["reasoner_1"]},
-            [set(), set(), set(), set(), {"reasoner_1"}],
-            [{"tool_0", "judge_0"}, {"tool_1"}, {"reasoner_0"}, {"reasoner_1"}, {*NAMES[3:]}],
-        ),
     ],
-    ids=["mesh", "star", "chain", "mapping"],
+    ids=["mesh", "star", "chain"],
 )
 def test_a_topology_decides_who_sees_whom(play, topology, first, second, prompt):
     env = play(topology=topology, prompt=prompt, **BIG)
@@ -386,12 +381,6 @@ def test_tools_and_a_judge_are_a_team(play):
         ({"reasoners": 5, "tools": 3}, "at most 7 agents, got 8"),
         ({"topology": "star"}, "star.* judge"),
         ({"topology": "meshh"}, "did you mean 'mesh'"),
-        ({"topology": {"tool_1": []}}, "no agent 'tool_1'; did you mean 'tool_0'"),
-        ({"topology": {"tool_0": ["reasonr_0"]}}, "did you mean 'reasoner_0'"),
-        ({"topology": {"tool_0": "reasoner_0"}}, "needs a list of agents, got 'reasoner_0'"),
-        ({"topology": {"tool_0": ["tool_0"]}}, "seen by itself"),
-        ({"topology": {"tool_0": ["reasoner_0"]}, "max_turns": 1}, "cannot see reasoner_0"),
-        ({"topology": {"tool_0": []}, "judge": True}, "judge_0 sees no other agent"),
         ({"agents": "singl"}, "did you mean 'single'"),
         ({"agents": "single", "tools": 2}, "agents='single' has no team"),
         ({"agents": "single", "topology": "chain"}, "agents='single' has no team"),

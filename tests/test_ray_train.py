@@ -41,8 +41,9 @@ def hit(kind: str, number: signal.Signals) -> None:
             {"env": "math", "policies": "shared", "estimator": "grpo"}
             | {"stream_gradients": True, "beta": 0.01},
         ),
+        (2, {"env": "coding", "max_num_gen_batches": 2}),
     ],
-    ids=["stateful-frozen-role", "two-bases", "streamed-shared-grpo"],
+    ids=["stateful-frozen-role", "two-bases", "streamed-shared-grpo", "dynamic-sampling"],
 )
 def test_workers_change_no_bit(ray, workers, settings):
     assert run(ray, workers=workers, **settings) == run(None, **settings)

@@ -6,8 +6,8 @@ import itertools
 
 import pytest
 
+from benchmarks.constant_answers import blind_baseline
 from pettingllms.envs import make
-from pettingllms.envs.blind import blind_baseline
 from pettingllms.envs.read_v0 import CITIES, MOST_SHOWN, PEOPLE, SILENCE
 from pettingllms.errors import ConfigError
 

@@ -7,18 +7,25 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
+import openai
 import pytest
 import torch
 from peft import LoraConfig, PeftModel
 from safetensors import safe_open
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from pettingllms.envs import make
 from pettingllms.models import gguf, model_path
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.policy_set import PolicySet
+from pettingllms.samplers.base import SamplerSettings
+from pettingllms.serving.role_server import RoleServer
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.types import Request, Sample
+from pettingllms.types import Completion, Request, Sample
+from tests.served import running
 from tests.test_trl_parity import (
     LIMIT,
     our_loss,
@@ -27,6 +34,7 @@ from tests.test_trl_parity import (
     trl_loss,
     trl_trainer,
 )
+from tests.vllm_policies import OPTIONS
 
 pytestmark = [
     pytest.mark.real,
@@ -37,6 +45,7 @@ pytestmark = [
     # transformers reads GGUF files through numpy's memory maps.
     pytest.mark.filterwarnings("ignore:.*not writable:UserWarning"),
 ]
+ROLES = {role: role for role in ("finder", "answerer")}
 PROMPT = "Say the last word of: Karl lives in Rome"
 
 
@@ -56,22 +65,36 @@ def stopped(tmp_path_factory) -> Path:
     return run
 
 
-def settings(run: Path) -> ATGRPOConfig:
-    return ATGRPOConfig(
-        env="read",
-        model="smollm2",
-        dtype="float32",
-        device="cpu",
-        lora_r=4,
-        max_steps=2,
-        num_generations=4,
-        tasks_per_step=1,
-        max_completion_length=8,
-        learning_rate=1e-3,
-        warmup_steps=0,
-        eval_tasks=1,
-        output_dir=str(run),
-    )
+def settings(run: Path, **changes: Any) -> ATGRPOConfig:
+    values: dict[str, Any] = {
+        "env": "read",
+        "model": "smollm2",
+        "dtype": "float32",
+        "device": "cpu",
+        "lora_r": 4,
+        "max_steps": 2,
+        "num_generations": 4,
+        "tasks_per_step": 1,
+        "max_completion_length": 8,
+        "learning_rate": 1e-3,
+        "warmup_steps": 0,
+        "eval_tasks": 1,
+        "output_dir": str(run),
+    }
+    return ATGRPOConfig(**values | changes)
+
+
+def assert_same_bytes(run: Path, other: Path) -> None:
+    adapters = [f"adapters/{role}/adapter_model.safetensors" for role in ROLES]
+    for file in (*adapters, "trajectories.jsonl"):
+        assert (run / file).read_bytes() == (other / file).read_bytes(), file
+
+
+def greedy(policies: PolicySet) -> dict[str, Completion]:
+    ids = policies.chat.prompt_ids(PROMPT)
+    requests = [Request(role, ids, seed=0) for role in ROLES]
+    replies = policies.sample(requests, 1, max_new_tokens=8, greedy=True)
+    return {role: reply for role, [reply] in zip(ROLES, replies, strict=True)}
 
 
 def test_the_cached_weights_are_those_of_the_file(folder):
@@ -133,26 +156,61 @@ def test_sampler_update_and_a_plain_forward_pass_agree_on_log_probabilities(fold
 
 def test_a_resumed_run_is_byte_for_byte_the_uninterrupted_one(stopped, tmp_path):
     train(settings(tmp_path / "whole"))
-    for role in ("finder", "answerer"):
-        file = Path("adapters") / role / "adapter_model.safetensors"
-        assert (stopped / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
-    records = "trajectories.jsonl"
-    assert (stopped / records).read_bytes() == (tmp_path / "whole" / records).read_bytes()
+    assert_same_bytes(stopped, tmp_path / "whole")
+
+
+@pytest.mark.ray
+def test_two_workers_on_ray_train_the_same_bytes(tmp_path):
+    pytest.importorskip("ray")
+    shards = {"max_steps": 1, "tasks_per_step": 2, "tasks_per_shard": 1}
+    train(settings(tmp_path / "alone", **shards))
+    train(settings(tmp_path / "workers", workers=2, **shards))
+    assert_same_bytes(tmp_path / "workers", tmp_path / "alone")
 
 
 def test_an_adapter_answers_in_plain_peft_with_the_same_tokens(stopped, folder):
-    roles = {role: role for role in ("finder", "answerer")}
-    policies = load_policies(folder, roles, adapters=stopped / "adapters")
+    policies = load_policies(folder, ROLES, adapters=stopped / "adapters")
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     ids = policies.chat.prompt_ids(PROMPT)
-    for role in roles:
-        [[ours]] = policies.sample([Request(role, ids, seed=0)], 1, max_new_tokens=8, greedy=True)
+    for role, ours in greedy(policies).items():
         model = PeftModel.from_pretrained(base, str(stopped / "adapters" / role))
-        found = model.generate(
+        generated = model.generate(
             input_ids=torch.tensor([ids]),
             attention_mask=torch.ones(1, len(ids), dtype=torch.long),
             max_new_tokens=8,
             do_sample=False,
         )
-        assert tuple(found[0, len(ids) :].tolist()) == ours.token_ids
+        assert tuple(generated[0, len(ids) :].tolist()) == ours.token_ids
         base = model.unload()
+
+
+@pytest.mark.vllm
+def test_an_adapter_answers_in_vllm_with_the_same_tokens(stopped, folder):
+    pytest.importorskip("vllm")
+    adapters = {"adapters": stopped / "adapters"}
+    expected = greedy(load_policies(folder, ROLES, **adapters))
+    engine = SamplerSettings("vllm", OPTIONS)
+    policies = load_policies(folder, ROLES, dtype="float32", sampler=engine, **adapters)
+    try:
+        for role, reply in greedy(policies).items():
+            assert reply.token_ids == expected[role].token_ids, role
+    finally:
+        policies.close()
+
+
+def test_a_served_role_answers_with_its_own_adapter(stopped, folder):
+    policies = load_policies(folder, ROLES, adapters=stopped / "adapters")
+    expected = greedy(policies)
+    server = RoleServer(policies, 8, make("read"))
+    with (
+        running(server, "key") as url,
+        openai.OpenAI(base_url=f"{url}/v1", api_key="key", max_retries=0) as client,
+    ):
+        for role, reply in expected.items():
+            answer = client.chat.completions.create(
+                model=role,
+                messages=[{"role": "user", "content": PROMPT}],
+                temperature=0,
+                max_tokens=8,
+            )
+            assert answer.choices[0].message.content == reply.text

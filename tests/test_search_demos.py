@@ -38,7 +38,7 @@ def several(drawn):
 def test_replies_can_be_read_and_are_right(single):
     said = set()
     for role, question, *lines, reply in single:
-        read = parse_reply(role, reply, compact=True)
+        read = parse_reply(role, reply, "compact")
         assert isinstance(read, SearchReply)
         relation, start = question.split(" of ")
         held = [line for line in lines if line.startswith(f"{start} {relation} ")]
@@ -76,7 +76,7 @@ def test_of_several_look_ups_every_part_is_shown_and_none_is_preferred(several):
     starts, words = [], []
     for role, question, *lines, reply in several:
         *relations, start = question.split(" of ")
-        read = parse_reply(role, reply, compact=True)
+        read = parse_reply(role, reply, "compact")
         assert isinstance(read, SearchReply)
         if read.kind == "search":
             entity, relation = read.said.split(" ", 1)

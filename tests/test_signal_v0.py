@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.constant_answers import blind_baseline
 from benchmarks.environments import signal_v0
 from benchmarks.environments.signal_v0 import DOORS, WORDS, chance, messages, optimum, parse_words
 from pettingllms.envs import make
-from pettingllms.envs.blind import blind_baseline
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
 

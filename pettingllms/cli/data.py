@@ -8,6 +8,7 @@
     pettingllms-data check apps --split train --write apps_train.jsonl
     pettingllms-data pairs runs/latest --out pairs
     pettingllms-data peers evals/team --out peers.jsonl
+    pettingllms-data warm-start forms.jsonl --env ./reading.py:Reading --model smollm2 --out warm
 
 A data set is a name of `list`, a hub id (`org/name`, with `@revision` and `:folder` where needed),
 or a file or folder of JSONL, JSON, parquet, CSV or TSV files, compressed with gzip or not. Options
@@ -40,7 +41,7 @@ from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
 from pettingllms.envs.coding_runs import verified
 from pettingllms.envs.coding_v0 import LIMITS
-from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
+from pettingllms.errors import ConfigError, DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox
 from pettingllms.sandbox.settings import HELP
 
@@ -97,6 +98,19 @@ def _parser() -> CommandParser:
     peers.add_argument("--out", type=Path, required=True, metavar="FILE", help="a new file")
     peers.add_argument("--leader", default="judge", help="role of the leader; default: %(default)s")
     peers.set_defaults(action=_peers)
+    warm = commands.add_parser(
+        "warm-start",
+        help="train adapters on demonstrations of form, for a task whose right replies are never sampled",
+        description="Fine-tune an adapter for each role with TRL's SFTTrainer on lines of role, prompt and "
+        "completion. Start training from them with pettingllms-train --adapters OUT. Demonstrations that occur in "
+        "the environment's tasks are refused, in all splits.",
+    )
+    warm.add_argument("demonstrations", type=Path, help="JSONL file")
+    warm.add_argument("--env", required=True, help="as pettingllms-train takes it")
+    warm.add_argument("--model", required=True, help="as pettingllms-train takes it")
+    warm.add_argument("--out", type=Path, required=True, metavar="DIR", help="a new folder")
+    warm.add_argument("--steps", type=int, default=30, help="default: %(default)s")
+    warm.set_defaults(action=_warm_start)
     return parser
 
 
@@ -336,6 +350,25 @@ def _peers(options: argparse.Namespace) -> int:
     print(
         f"{options.out}: {found.replies} replies in {found.tasks} tasks, of which training takes "
         f"{found.kept}"
+    )
+    return 0
+
+
+def _warm_start(options: argparse.Namespace) -> int:
+    from pettingllms.envs import load_env
+    from pettingllms.trainers.warm_start import check_form_only, read_demonstrations, warm_start
+
+    demonstrations = read_demonstrations(options.demonstrations)
+    try:
+        envs = [load_env(options.env, split=split) for split in SPLITS]
+    except ConfigError:  # an environment without splits, or without the name
+        envs = [load_env(options.env)]
+    for env in envs:
+        check_form_only(demonstrations, env)
+    warm_start(demonstrations, options.model, options.out, steps=options.steps)
+    print(f"adapters of {', '.join(demonstrations)}: {options.out}")
+    print(
+        f"next: pettingllms-train --env {options.env} --model {options.model} --adapters {options.out}"
     )
     return 0
 

@@ -31,11 +31,11 @@ from pettingllms.distributed.heart import blamed, check
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
 from pettingllms.distributed.ranks import Ranks
 from pettingllms.rollout.engine import Decided
-from pettingllms.rollout.episode import tasks_of_step
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.dynamic_sampling import tasks_of_batch
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards
 from pettingllms.trainers.plugins import Plugin
@@ -186,7 +186,7 @@ class RayATGRPO(ATGRPO):
         config = self.config
         if step in self._playing or step >= config.max_steps:
             return
-        tasks = tasks_of_step(self.env, config.env, step, config.tasks_per_step, config.seed)
+        tasks = tasks_of_batch(self.env, config, step, self.batch)
         casting = self.cast.at(step, self.policies.roles_to_policies, self.trained)
         self._playing[step] = playing = _Playing(self.unit)
         for number, shard in enumerate(shards(config, tasks)):

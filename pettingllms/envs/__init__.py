@@ -22,7 +22,6 @@ from pettingllms.envs.aec import (
     observe_text,
 )
 from pettingllms.envs.base import TextEnv, next_agent
-from pettingllms.envs.blind import Blind, blind_baseline
 from pettingllms.envs.check import check_env
 from pettingllms.envs.records import Outcome, Record, Snapshot
 from pettingllms.envs.spaces import FreeText
@@ -30,13 +29,11 @@ from pettingllms.types import role_of
 
 __all__ = [
     "ENVIRONMENTS",
-    "Blind",
     "FreeText",
     "Outcome",
     "Record",
     "Snapshot",
     "TextEnv",
-    "blind_baseline",
     "check_env",
     "clone_env",
     "load_env",

@@ -9,7 +9,7 @@ applies them and describes the result; everything here is the same for all board
 An answer is played up to its first part that the rules refuse; the rest is dropped
 (`refused="stop"`). With `refused="skip"`, as in the paper's published code, refused parts are skipped and the rest
 is played. Answers that ignore the board then solve most small boards, because two hundred moves bump along the walls
-until they meet the goal (`pettingllms.envs.blind` measures both rules). There is no budget of moves besides
+until they meet the goal (`python -m benchmarks.blind` measures both rules). There is no budget of moves besides
 that of the parser, `MAX_MOVES`: where a refused move ends the answer, constant answers end long before it.
 
 # Rewards
@@ -41,7 +41,7 @@ from typing import Any, ClassVar, Literal, NamedTuple, Unpack, get_args
 import numpy as np
 import numpy.typing as npt
 
-from pettingllms.envs import arguments
+from pettingllms.envs import arguments, small_text
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_text import parse_program
 from pettingllms.envs.parsing import ParseError
@@ -249,6 +249,14 @@ class BoardEnv(TeamEnv):
         """The local reward of a readable answer, under a scheme of the subclass's own."""
         raise NotImplementedError
 
+    def _ask(self, level: Any, position: Any) -> str:
+        """Returns the question of a small prompt."""
+        raise NotImplementedError
+
+    def _read_small(self, level: Any, position: Any, text: str) -> Any | ParseError:  # noqa: ARG002 - the same for all
+        """Parses the answer to a small prompt; raises for no text whatsoever."""
+        return small_text.moves(text)
+
     def _in_color(self, board: str) -> str:
         """The board for a terminal that shows colors."""
         return board
@@ -273,8 +281,15 @@ class BoardEnv(TeamEnv):
             return [self._propose(state, text) for text in self._run_programs(state, texts)]
         return [self._decide(state, text) for text in texts]
 
+    def _parsed(self, state: BoardState, text: str | ParseError) -> Any | ParseError:
+        if isinstance(text, ParseError):
+            return text
+        if self.prompt == "small":
+            return self._read_small(state.level, state.position, text)
+        return self._parse_answer(state.level, text)
+
     def _propose(self, state: BoardState, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
+        answer = self._parsed(state, text)
         if isinstance(answer, ParseError):
             # Counts as an empty proposal: otherwise the tool would keep the pay of an earlier one.
             after = replace(state, proposed=state.nearness)
@@ -298,7 +313,7 @@ class BoardEnv(TeamEnv):
         return self._outcome(after, "tool", result, gain=self._tool_gain(state, nearness))
 
     def _decide(self, state: BoardState, text: str | ParseError) -> Outcome:
-        answer = text if isinstance(text, ParseError) else self._parse_answer(state.level, text)
+        answer = self._parsed(state, text)
         if isinstance(answer, ParseError):
             turn = Turn(state.proposal, None, f"not readable: {answer.why}")
             after = replace(state, proposal=None, history=(*state.history, turn))
@@ -392,6 +407,12 @@ class BoardEnv(TeamEnv):
             if self._team and role == "planner":
                 parts.append(f"proposal {state.proposal or 'none'}")
             return " ".join(parts)
+        if self.prompt == "small":
+            question = self._ask(state.level, state.position)
+            if role == "tool" or not self._team:
+                return question
+            said = small_text.spoken(state.proposal or "")
+            return f"The tool says: {said}. {question}"
         # The planner must know that a proposal failed, or it could take silence for consent.
         shown = None if role == "tool" or not self._team else state.proposal or NOTHING
         task = task_of(role, team=self._team, program=self.tool == "python")

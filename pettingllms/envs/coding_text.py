@@ -212,6 +212,13 @@ def compact_prompt(role: str, question: str, history: tuple[Attempt, ...]) -> st
     return "\n".join(lines)
 
 
+def small_prompt(role: str, question: str) -> str:
+    """One instruction, for small pretrained models."""
+    if role == "coder":
+        return f"Write a Python program. {question}"
+    return f"{question}\nWrite an example with Input: and Output:"
+
+
 _CODER = """You are the coder of a team of two. Write a Python program that solves the problem below. {form}
 Think first if you like, then end your reply with exactly one fenced block:
 ```python

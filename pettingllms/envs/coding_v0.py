@@ -75,8 +75,8 @@ a hub id (`org/name`), or a folder. Where a set has no solution of a task, as in
 LiveCodeBench, it is not known which generated tests are right: the tester's score is 0 there.
 `agents`: `"team"`, or `"single"` for the coder alone, the control of the team. `steps`: fewest and most of a generated problem, 2 to 6 (`pettingllms.data.chains`). `families`: what generated problems are about, any of
 `numbers`, `words` and `arithmetic`. `split`: `train`, `val` or `test`.
-`rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for real language models, `"compact"` for the
-embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
+`rewards`, `alpha`, `max_turns` (alias `max_cycles`). `prompt`: `"full"` for language models that follow a format,
+`"small"` for pretrained ones of up to 0.5B parameters (one short instruction, read leniently), `"compact"` for the embedded one. `sandbox`: a back end (`"embedded"`, `"docker"`), its settings
 (`pettingllms.sandbox.settings`), or an open `Sandbox`. A program may use 2 s of CPU and 256 MiB in each test, unless its data set or
 the settings say otherwise.
 
@@ -103,7 +103,7 @@ from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, coding_runs
+from pettingllms.envs import arguments, coding_runs, small_text
 from pettingllms.envs.assertions import Run
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score, up_to_a_hang
@@ -118,6 +118,7 @@ from pettingllms.envs.coding_text import (
     parse_program,
     parse_tests,
     shown_episode,
+    small_prompt,
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
@@ -173,6 +174,13 @@ class raw_env(TeamEnv):
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {
+        "prompt": "small",
+        "steps": (2, 2),
+        "families": ("arithmetic",),
+        "max_turns": 1,
+    }
+    smollm2_training: ClassVar[Mapping[str, Any]] = {"max_completion_length": 96}
     # The base of parts was shown programs of one and two steps. Of arithmetic it never writes three.
     embedded_model: ClassVar[str] = "embedded:parts"
     embedded_parts: ClassVar[Mapping[str, Any]] = {
@@ -212,6 +220,9 @@ class raw_env(TeamEnv):
             # The reward transform `cure` reads here whose programs meet whose tests.
             self.metadata = {**self.metadata, "cross_runs": self.team_roles}
         super().__init__(roles=self.team_roles if self._team else ("coder",), **kwargs)
+        small = self.prompt == "small"
+        self._program_of = small_text.program if small else parse_program
+        self._tests_of = small_text.example if small else parse_tests
         self.tasks = None if dataset is None else load_tasks(dataset, self.split).records
         self.num_tasks = None if self.tasks is None else len(self.tasks)
         """Rows of the data set: task seeds wrap around here. None for the endless generator."""
@@ -253,6 +264,8 @@ class raw_env(TeamEnv):
         task = state.task.shown_to(role)
         if self.prompt == "compact":
             return compact_prompt(role, task.question, state.history)
+        if self.prompt == "small":
+            return small_prompt(role, task.question)
         return full_prompt(role, task, state.history, team=self._team)
 
     def _act(self, state: State, agent: str, text: str) -> Outcome:
@@ -263,7 +276,7 @@ class raw_env(TeamEnv):
         if agent == "coder_0":
             return self._code_all(state, texts)
         task = state.task
-        replies = [parse_tests(text, task.function) for text in texts]
+        replies = [self._tests_of(text, task.function) for text in texts]
         tests = [test for reply in replies if not isinstance(reply, ParseError) for test in reply]
         inputs = list(dict.fromkeys(test.input for test in tests))
         runs = self._runs_ahead(state, inputs)
@@ -288,7 +301,7 @@ class raw_env(TeamEnv):
     def _code_all(self, state: State, texts: Sequence[str]) -> list[Outcome]:
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
-        programs = [parse_program(text) for text in texts]
+        programs = [self._program_of(text) for text in texts]
         if not (task.asserts or task.contest):
             cases = coding_runs.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
@@ -426,8 +439,8 @@ class raw_env(TeamEnv):
             SandboxUnavailable: the sandbox failed, which says nothing about a program.
         """
         task = self._state.task
-        written = [parse_program(without_thought(text) or "") for text in programs]
-        asked = [parse_tests(without_thought(text) or "", task.function) for text in tests]
+        written = [self._program_of(without_thought(text) or "") for text in programs]
+        asked = [self._tests_of(without_thought(text) or "", task.function) for text in tests]
         columns = dict.fromkeys(t for one in asked if not isinstance(one, ParseError) for t in one)
         numbers = {test: number for number, test in enumerate(columns)}
         distinct = list(dict.fromkeys(p for p in written if not isinstance(p, ParseError)))

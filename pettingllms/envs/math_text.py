@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.math import MathProblem
+from pettingllms.envs import small_text
 from pettingllms.envs.coding_text import parse_program, prose
 from pettingllms.envs.parsing import ParseError
 from pettingllms.grading import boxed
@@ -55,8 +56,14 @@ class Reply(NamedTuple):
     answer: str | None = None
 
 
-def parse_reply(role: str, text: str) -> Reply | ParseError:
-    """Parses a reply by the rules of its author's role."""
+def parse_reply(role: str, text: str, *, small: bool = False) -> Reply | ParseError:
+    """Parses a reply by the rules of its author's role; `small`: to a small prompt."""
+    if small and role == "tool":
+        program = small_text.formula(text)
+        return program if isinstance(program, ParseError) else Reply(program, program)
+    if small and not _BOX.search(text):
+        number = small_text.number(text)
+        return number if isinstance(number, ParseError) else Reply(text, None, str(number))
     if role == "tool":
         program = parse_program(text)
         return program if isinstance(program, ParseError) else Reply(program, program)
@@ -144,6 +151,14 @@ def compact_prompt(
     for message in programs:
         lines += [message.said.strip(), f"gives {_brief(message)}"]
     return "\n".join(lines)
+
+
+def small_prompt(role: str, question: str, now: Sequence[Message]) -> str:
+    """Prompt of one instruction, for small pretrained models: a formula of the tool, a number of the others."""
+    if role == "tool":
+        return f"{question} Write the sum:"
+    heard = [f"{role_of(m.agent)} says {_brief(m)}." for m in now if m.answer is not None]
+    return " ".join([question, *(f"The {text}" for text in heard), "Say the number:"])
 
 
 def _answers(messages: Iterable[Message]) -> str:

@@ -48,12 +48,11 @@ trusted when it should be.
 `dataset`: `None` for the seeded word problems of `pettingllms.data.arithmetic` (with `depth` and
 `largest`), `"reasoning_gym:NAME"`, or a data set's name, hub id or path (`pettingllms.data.math`).
 `reasoners`, `tools`, `judge`: the team. `topology`: `"mesh"` (all see all), `"star"` (the judge sees
-all, others themselves), `"chain"`, or a mapping from an agent to those it sees. `agents="single"`:
+all, others themselves) or `"chain"` (each sees the one before it). `agents="single"`:
 one `solver_0` instead of a team, who may write a program, `\boxed{...}` or both in each reply, and is done when the two agree or it repeats its answer.
 `peers`: a file of recorded replies, for a judge that learns to use frozen members
 (`pettingllms.envs.recorded_peers`).
-`split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` (`"full"`, or `"compact"` for the embedded model) and
-`sandbox` are as in `coding_v0`.
+`split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`), `prompt` and `sandbox` are as in `coding_v0`.
 
 `reset(options={"question": text})` plays a problem without a reference, for which nothing is paid; `answer()` is the
 team's answer.
@@ -88,11 +87,12 @@ from pettingllms.envs.math_text import (
     printed_answer,
     role_of,
     shown_message,
+    small_prompt,
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.recorded_peers import RecordedTask, check_prompt, read_peers
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
-from pettingllms.errors import ConfigError, did_you_mean
+from pettingllms.errors import ConfigError
 from pettingllms.grading import same
 from pettingllms.sandbox import Case, Limits, RunResult
 
@@ -130,8 +130,7 @@ class raw_env(TeamEnv):
         reasoners: members of the team that work in words.
         tools: members of the team that write programs.
         judge: whether the team has a judge.
-        topology: who sees whom: "mesh", "star", "chain", or a mapping from an agent to those it
-            sees.
+        topology: who sees whom: "mesh", "star" or "chain".
         peers: a file of recorded replies (`pettingllms-data peers`): the judge alone acts, after one
             recorded reply of every other member.
         kwargs: as in `TeamEnv`.
@@ -150,6 +149,7 @@ class raw_env(TeamEnv):
         "judged_replies": True,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}
     # The embedded model reasons in a long working-out, which larger steps destroy.
     embedded_training: ClassVar[Mapping[str, Any]] = {
         "learning_rate": 5e-4,
@@ -170,7 +170,7 @@ class raw_env(TeamEnv):
         reasoners: int = 1,
         tools: int = 1,
         judge: bool = False,
-        topology: str | Mapping[str, Sequence[str]] = "mesh",
+        topology: str = "mesh",
         peers: str | Path | None = None,
         **kwargs: Unpack[TeamArguments],
     ) -> None:
@@ -187,7 +187,7 @@ class raw_env(TeamEnv):
         acting = roles if peers is None else roles[-1:]
         super().__init__(roles=acting, **kwargs)
         members = arguments.agent_names(roles)
-        self.sees = visibility(topology, members, self.max_turns)
+        self.sees = visibility(topology, members)
         self._problem, self.num_tasks = _problems(dataset, self.split, tuple(depth), largest)
         self._peers: tuple[RecordedTask, ...] | None = None
         if peers is not None:
@@ -211,7 +211,8 @@ class raw_env(TeamEnv):
         drawn = task.drawn(draw)
         for agent in drawn:
             check_prompt(self._peers_file, agent, task, self._prompt(state.problem, agent, (), ()))
-        replies = {a: parse_reply(role_of(a), text) for a, text in drawn.items()}
+        small = self.prompt == "small"
+        replies = {a: parse_reply(role_of(a), text, small=small) for a, text in drawn.items()}
         read = {a: r for a, r in replies.items() if isinstance(r, Reply)}
         ran = self._run(list(dict.fromkeys(r.program for r in read.values() if r.program)))
         messages = tuple(self._message(state, 0, a, reply, ran) for a, reply in read.items())
@@ -229,10 +230,13 @@ class raw_env(TeamEnv):
     ) -> str:
         if self.prompt == "compact":
             return compact_prompt(role_of(agent), problem.question, earlier, now)
+        if self.prompt == "small":
+            return small_prompt(role_of(agent), problem.question, now)
         return full_prompt(role_of(agent), problem, earlier, now)
 
     def _act_all(self, state: MathState, agent: str, texts: Sequence[str]) -> list[Outcome]:
-        replies = [parse_reply(role_of(agent), text) for text in texts]
+        small = self.prompt == "small"
+        replies = [parse_reply(role_of(agent), text, small=small) for text in texts]
         programs = [r.program for r in replies if isinstance(r, Reply) and r.program is not None]
         ran = self._run(list(dict.fromkeys(programs)))
         return [self._judge(state, agent, reply, ran) for reply in replies]
@@ -418,72 +422,25 @@ def roles_of_team(*, reasoners: int, tools: int, judge: bool) -> tuple[str, ...]
     return ("tool",) * tools + ("reasoner",) * reasoners + ("judge",) * judge
 
 
-def visibility(
-    given: str | Mapping[str, Sequence[str]], agents: Sequence[str], max_turns: int
-) -> Topology:
+def visibility(topology: str, agents: Sequence[str]) -> Topology:
     """The agents that each of `agents` sees beside itself.
 
     Args:
-        given: `mesh` (all see all), `star` (the judge sees all, the others only themselves), `chain`
-            (each sees the one before it), or the agents that an agent sees; who is not named there
-            sees only itself.
+        topology: `mesh` (all see all), `star` (the judge sees all, the others only themselves), or `chain`
+            (each sees the one before it).
         agents: all agents in turn order.
-        max_turns: turns of an episode.
 
     Raises:
-        ConfigError: an unknown name or agent; a star without a judge; a judge that sees no
-            other agent; an agent that is to see one which acts later, where there is no later turn.
+        ConfigError: an unknown name, or a star without a judge.
     """
-    if isinstance(given, str):
-        arguments.one_of("topology", given, TOPOLOGIES)
-        return _named(given, agents)
-    seen = {agent: _listed(given, agent, agents) for agent in agents}
-    for agent in given:
-        _known_agent(agent, agents)
-    for at, agent in enumerate(agents):
-        later = sorted(seen[agent] & {*agents[at + 1 :]})
-        if later and max_turns == 1:
-            raise ConfigError(
-                f"topology: {agent} cannot see {', '.join(later)}, which act after it in the only turn; "
-                "give max_turns of at least 2 or leave them out"
-            )
-        if agent.startswith("judge") and not seen[agent]:
-            raise ConfigError(
-                f"topology: {agent} sees no other agent and has nothing to judge; name those it sees"
-            )
-    return seen
-
-
-def _named(name: str, agents: Sequence[str]) -> Topology:
-    if name == "mesh":
+    arguments.one_of("topology", topology, TOPOLOGIES)
+    if topology == "mesh":
         return {agent: frozenset(agents) - {agent} for agent in agents}
-    if name == "chain":
+    if topology == "chain":
         return {agent: frozenset(agents[max(0, n - 1) : n]) for n, agent in enumerate(agents)}
     if "judge_0" not in agents:
         raise ConfigError("topology 'star' has a judge at its center; give judge=True, or 'mesh'")
     return {agent: frozenset(agents[:-1] if agent == "judge_0" else ()) for agent in agents}
-
-
-def _listed(
-    given: Mapping[str, Sequence[str]], agent: str, agents: Sequence[str]
-) -> frozenset[str]:
-    others = given.get(agent, ())
-    if isinstance(others, str):
-        raise ConfigError(f"topology: {agent} needs a list of agents, got {others!r}")
-    for other in others:
-        _known_agent(other, agents)
-    if agent in others:
-        raise ConfigError(
-            f"topology: {agent} is named as seen by itself, which it always is; leave it out"
-        )
-    return frozenset(others)
-
-
-def _known_agent(agent: str, agents: Sequence[str]) -> None:
-    if agent not in agents:
-        raise ConfigError(
-            f"topology: there is no agent {agent!r}; {did_you_mean(str(agent), agents)}"
-        )
 
 
 env = raw_env

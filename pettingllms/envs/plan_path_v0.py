@@ -48,7 +48,7 @@ from pettingllms.data import board_files, plan_path
 from pettingllms.data.board_files import TextBoard
 from pettingllms.data.plan_path import Grid
 from pettingllms.data.splits import Split
-from pettingllms.envs import rendering
+from pettingllms.envs import rendering, small_text
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
 from pettingllms.envs.parsing import ParseError, cell_name, parse_moves
 from pettingllms.envs.rendering import Mark, Tile
@@ -89,6 +89,13 @@ class raw_env(BoardEnv):
         "height": 6,
         "width": 6,
         "moves": (6, 36),
+    }
+    smollm2: ClassVar[Mapping[str, Any]] = {
+        "prompt": "small",
+        "height": 4,
+        "width": 4,
+        "walls": 0.1,
+        "moves": (2, 4),
     }
     # Open boards and one move at a time: the planner has to find out whom to listen to.
     embedded_model: ClassVar[str] = "embedded:parts"
@@ -196,7 +203,7 @@ class raw_env(BoardEnv):
         return 1.0 - level.distances[position] / level.optimum
 
     def _format_answer(self, level: Grid, position: int, answer: Moves) -> str:
-        if self.prompt == "full":
+        if self.prompt != "compact":
             return f"[{', '.join(answer)}]"
         table = plan_path.neighbours(level.height, level.width)
         words, cell = [], position
@@ -205,6 +212,18 @@ class raw_env(BoardEnv):
             cell = table[cell].get(move, cell)
             words.append(f"{move} {_name(level, cell)} ")
         return f"[ {''.join(words)}]"
+
+    def _ask(self, level: Grid, position: int) -> str:
+        table = plan_path.neighbours(level.height, level.width)[position]
+        blocked = [
+            word
+            for word, move in small_text.MOVES.items()
+            if table.get(move, -1) in {-1, *level.walls}
+        ]
+        row, column = divmod(position, level.width)
+        goal_row, goal_column = divmod(level.goal, level.width)
+        way = small_text.direction(goal_row - row, goal_column - column)
+        return small_text.asked_way(f"goal is {way}", blocked)
 
     def _board(self, level: Grid, position: int) -> str:
         # In this order, since the last one wins: an agent at the goal hides it.

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from pettingllms.data.questions import Passage
+from pettingllms.envs import small_text
 from pettingllms.envs.parsing import ParseError
 from pettingllms.grading.short_answers import normal
 
@@ -60,12 +61,14 @@ class Call(NamedTuple):
     """What the worker said of it in the end; None while it is at work."""
 
 
-def parse_reply(role: str, text: str, *, compact: bool) -> SearchReply | ParseError:
+def parse_reply(role: str, text: str, prompt: str) -> SearchReply | ParseError:
     """Parses a reply by the rules of its author's role.
 
-    A compact reply has no tags: its last line counts, and those before it are working.
+    A compact reply has no tags: its last line counts, and those before it are working. Of a reply to a
+    small prompt the first line counts, or its first yes or no.
     """
-    found = _bare(role, text) if compact else _tagged(role, text)
+    read = {"full": _tagged, "small": _small, "compact": _bare}[prompt]
+    found = read(role, text)
     return found if isinstance(found, ParseError) else _checked(found)
 
 
@@ -80,6 +83,19 @@ def _bare(role: str, text: str) -> SearchReply | ParseError:
     # Nothing that can be found is called no: an answerer who says it asks for more.
     kind = "verify" if role == "answerer" and said == "no" else _ROLE_TAGS[role][0]
     return SearchReply(kind, said)
+
+
+def _small(role: str, text: str) -> SearchReply | ParseError:
+    if role == "verifier":
+        word = small_text.yes_or_no(text)
+        return word if isinstance(word, ParseError) else SearchReply("verify", word)
+    said = text.strip().partition("\n")[0].strip()
+    if role in ("searcher", "answerer"):
+        return SearchReply(_ROLE_TAGS[role][0], said)
+    kind, _, rest = said.partition(":")
+    if kind.lower() not in _ROLE_TAGS[role]:
+        return ParseError(f"neither `{_ROLE_TAGS[role][0]}:` nor `{_ROLE_TAGS[role][1]}:`")
+    return SearchReply(kind.lower(), rest.strip())
 
 
 def _tagged(role: str, text: str) -> SearchReply | ParseError:
@@ -140,6 +156,22 @@ def compact_prompt(
     found = [line for call in calls for line in (call.task, call.result or "")]
     found += [passage.text for search in searches for passage in search.found]
     return "\n ".join([role, question, *found, *(["no"] if may_pass else [])])
+
+
+_SMALL = {
+    "verifier": "{texts}\nDoes this name the {question}? Say yes or no.",
+    "searcher": "{texts}\nRepeat what is missing: {question}",
+    "answerer": "{texts}\nSay the last word.",
+    "solver": "{texts}\nRepeat `search: {question}` or say `answer:` and the last word.",
+    "planner": "{texts}\nRepeat `task: {question}` or say `answer:` and the last word.",
+    "worker": "{texts}\nRepeat `search: {question}` or say `result:` and the last word.",
+}
+
+
+def small_prompt(role: str, question: str, searches: Sequence[Lookup]) -> str:
+    """Prompt of one instruction, for small pretrained models, with what the latest search found."""
+    texts = [_cut(passage) for passage in searches[-1].found] if searches else []
+    return _SMALL[role].format(texts=". ".join(texts) or "No text.", question=question)
 
 
 _RULES = {

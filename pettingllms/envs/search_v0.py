@@ -48,7 +48,7 @@ each it has to give a word of four letters, or with a digit, that is not in its 
 Every positive reward is a part of a sum that an episode holds at most once, 1 for searching and 1 for the answer, and
 words are only ever penalized: a longer episode, a repeated query, or an answer that holds half of a passage earns nothing.
 
-`infos[agent]`: `difficulty` (`2 hops`), `recall` (share of the needed passages found so far), `searches`,
+`infos[agent]`: `right` (a right word; a search that finds something needed), `difficulty` (`2 hops`), `recall` (share of the needed passages found so far), `searches`,
 `anchor` (equal where the question and the set of found passages are equal); of a report `expert`, the share of the needed passages that its call was the first to find; of an answer `exact`, `f1` and `contains`.
 
 # Arguments
@@ -57,7 +57,8 @@ words are only ever penalized: a longer episode, a repeated query, or an answer 
 data set's name, hub id or path (`pettingllms.data.question_schemas`), whose passages are searched, or a `corpus` of its own
 (`pettingllms.data.corpora`). Its index is built once and kept in `cache`.
 `topology`, `top` (passages that a search returns). `split`, `rewards`, `alpha`, `max_turns` (alias `max_cycles`) and
-`prompt` (`"full"`, or `"compact"` for the embedded model) are as in `coding_v0`.
+`prompt` are as in `coding_v0`; under small prompts an answer of at most four words that contains an accepted one
+earns 0.3 of local reward.
 
 `reset(options={"question": text})` plays a question without a reference, for which nothing is paid; `answer()` is the
 team's answer.
@@ -89,6 +90,7 @@ from pettingllms.envs.search_text import (
     compact_prompt,
     full_prompt,
     parse_reply,
+    small_prompt,
 )
 from pettingllms.envs.team_env import Prompt, TeamEnv
 from pettingllms.errors import ConfigError
@@ -114,6 +116,8 @@ UNREADABLE = 0.01
 WRONG_WORD = 0.5
 """Cost, in local reward, of a wrong yes or no."""
 MOST_TOP = 20
+PARTLY, MOST_PARTLY = 0.3, 4
+"""Local reward under small prompts of an answer that contains the right one, and its most words."""
 
 
 class SearchArguments(arguments.TextArguments, total=False):
@@ -171,6 +175,7 @@ class raw_env(TeamEnv):
         "render_fps": 1,
     }
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "hops": (2, 2)}
     embedded_model: ClassVar[str] = "embedded:search"
     embedded_search: ClassVar[Mapping[str, Any]] = {"prompt": "compact", "hops": (2, 2)}
     embedded_search_training: ClassVar[Mapping[str, Any]] = {
@@ -241,6 +246,8 @@ class raw_env(TeamEnv):
             left = self.budget - state.acted
         if self.prompt == "compact":
             return compact_prompt(role, asked, found, calls=calls, may_pass=may_pass)
+        if self.prompt == "small":
+            return small_prompt(role, asked, found)
         return full_prompt(role, asked, found, left=left, calls=calls, may_pass=may_pass)
 
     def _hears(self, agent: str) -> Collection[str]:
@@ -255,7 +262,7 @@ class raw_env(TeamEnv):
 
     def _act(self, state: SearchState, agent: str, text: str) -> Outcome:
         role = agent.removesuffix("_0")
-        reply = parse_reply(role, text, compact=self.prompt == "compact")
+        reply = parse_reply(role, text, self.prompt)
         return self._judged(state, role, reply)
 
     def _unread(self, state: SearchState, agent: str, reason: str) -> Outcome:
@@ -288,7 +295,9 @@ class raw_env(TeamEnv):
         info = {"exact": float(exact), "f1": f1(reply.said, accepted)}
         info["contains"] = float(contains(reply.said, accepted))
         after = replace(state, answer=reply.said, success=exact)
-        return self._outcome(after, team=float(exact), done=True, info=info)
+        short = self.prompt == "small" and len(reply.said.split()) <= MOST_PARTLY
+        partly = PARTLY * info["contains"] if short and not exact else 0.0
+        return self._outcome(after, team=float(exact), local=partly, done=True, info=info)
 
     def _unreadable(self, state: SearchState, role: str, why: str) -> Outcome:
         if role == "verifier":
@@ -320,7 +329,7 @@ class raw_env(TeamEnv):
         local = -WRONG_WORD * wrong if self.rewards_scheme == "dense" else 0.0
         last = state.turns >= self.max_turns - 1
         due = "answerer" if role == "verifier" and (word == "yes" or last) else "searcher"
-        return self._outcome(replace(state, due=due), local=local)
+        return self._outcome(replace(state, due=due), local=local, info={"right": not wrong})
 
     def _searched(self, state: SearchState, role: str, query: str) -> Outcome:
         before = {passage for search in state.searches for passage in search.found}
@@ -338,7 +347,8 @@ class raw_env(TeamEnv):
         )
         after = replace(after, due=self._opener(after, role))
         dense = self.rewards_scheme == "dense"
-        return self._outcome(after, team=recall - state.recall if dense else 0.0)
+        gained = recall - state.recall
+        return self._outcome(after, team=gained if dense else 0.0, info={"right": gained > 0})
 
     def _reported(self, state: SearchState, result: str) -> Outcome:
         """Returns the outcome of a worker's report; an empty one stands for an unreadable reply."""

@@ -53,6 +53,7 @@ optimal pushes, such as (3, 8)); `symbols` of full prompts: `"xsb"`, `"ragen"` o
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, Unpack, cast
 
@@ -68,7 +69,7 @@ from pettingllms.data.sokoban import (
     pull_distances,
 )
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments, rendering
+from pettingllms.envs import arguments, rendering, small_text
 from pettingllms.envs.boards import (
     WORST,
     AnswerResult,
@@ -138,6 +139,7 @@ class raw_env(BoardEnv):
         "render_fps": 1,
     }
     reset_options: ClassVar[tuple[str, ...]] = ("level",)
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "size": 5, "pushes": (1, 2)}
     word: ClassVar[str] = "sokoban"
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse", "gym")
 
@@ -247,7 +249,7 @@ class raw_env(BoardEnv):
         return gain * (SOLVED_BONUS + level.room.goals.bit_count())
 
     def _format_answer(self, level: Level, position: Position, answer: Moves) -> str:
-        if self.prompt == "full":
+        if self.prompt != "compact":
             return f"[{', '.join(answer)}]"
         steps, words = deltas(level.room.width), ["["]
         for move in answer:
@@ -255,6 +257,22 @@ class raw_env(BoardEnv):
             position = moved(level.room, position, steps[move]) or position
             words += (move, self._name(level, position.player))
         return " ".join([*words, "]"])
+
+    def _ask(self, level: Level, position: Position) -> str:
+        room, steps = level.room, deltas(level.room.width)
+        blocked = [
+            word
+            for word, move in small_text.MOVES.items()
+            if moved(room, position, steps[move]) is None
+        ]
+        # The first of several boxes that are not there yet; of a solved board nobody is asked.
+        box = next(iter(cells(position.boxes & ~room.goals)), position.player)
+        goal = min(cells(room.goals & ~position.boxes), default=box)
+        places = [divmod(cell, room.width) for cell in (position.player, box, goal)]
+        (row, column), (box_row, box_column), (goal_row, goal_column) = places
+        way = small_text.direction(box_row - row, box_column - column)
+        push = small_text.direction(goal_row - box_row, goal_column - box_column)
+        return small_text.asked_way(f"box is {way}", blocked, f" Push it {push}.")
 
     def _board(self, level: Level, position: Position) -> str:
         rows = "\n".join(sokoban.rows(level.room, position))

@@ -65,7 +65,7 @@ from pettingllms.data.objects import Source, as_path
 from pettingllms.data.splits import Split
 from pettingllms.data.sudoku import DIGITS, Puzzle, PuzzleRow
 from pettingllms.data.sudoku_solver import BOXES, GRADES, Grid, shape
-from pettingllms.envs import arguments, rendering
+from pettingllms.envs import arguments, rendering, small_text
 from pettingllms.envs.boards import AnswerResult, BoardArguments, BoardEnv, BoardState, Picture
 from pettingllms.envs.parsing import ParseError, cell_name, last_list
 from pettingllms.envs.rendering import Tile
@@ -262,6 +262,7 @@ class raw_env(BoardEnv):
         **BoardEnv.embedded_training,
         "max_steps": 160,
     }
+    smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "clues": (14, 15)}
     word: ClassVar[str] = "sudoku"
     rules: str = (
         "Solve the Sudoku: write a number into every empty cell (.), from 1 to the number of rows, "
@@ -363,6 +364,18 @@ class raw_env(BoardEnv):
             return compact(answer, position, level.size)
         return listed(answer, level.size)
 
+    def _ask(self, level: Puzzle, position: Grid) -> str:
+        _, free = _easiest(level.size, position)
+        shown = ["?" if n in free else str(n) for n in range(1, level.size + 1)]
+        return f"Count: {', '.join(shown)}. Say the missing number."
+
+    def _read_small(self, level: Puzzle, position: Grid, text: str) -> Answer | ParseError:
+        value = small_text.number(text)
+        if isinstance(value, ParseError):
+            return value
+        cell, _ = _easiest(level.size, position)
+        return (Fill(*divmod(cell, level.size), max(0, value)),)
+
     def _board(self, level: Puzzle, position: Grid) -> str:
         width = len(str(level.size))
         cells = [f"{value or '.':>{width}}" for value in position]
@@ -416,6 +429,17 @@ def _answer_result(
     }
     note = _note(looked, reasons, parts - looked, position.count(0))
     return AnswerResult(position, position == level.solution, note, len(reasons), info=info)
+
+
+def _easiest(size: int, position: Grid) -> tuple[int, set[int]]:
+    """The empty cell with the fewest numbers that its row, column and box still allow, and these."""
+    every, peers = set(range(1, size + 1)), shape(size).peers
+    free = {
+        cell: every - {position[peer] for peer in peers[cell]}
+        for cell, value in enumerate(position)
+        if not value
+    }
+    return min(free.items(), key=lambda item: len(item[1]), default=(0, set()))
 
 
 def _contradiction(level: Puzzle, whole: Whole) -> str:

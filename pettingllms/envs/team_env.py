@@ -23,7 +23,7 @@ from pettingllms.envs.base import Outcome, TextEnv
 from pettingllms.sandbox import Limits, Sandbox, SandboxSettings, shared_sandbox
 
 Agents = Literal["team", "single"]
-Prompt = Literal["full", "compact"]
+Prompt = Literal["full", "small", "compact"]
 
 FORMAT_PENALTY = 0.1
 """Cost, in local reward, of a reply that cannot be read."""
@@ -63,12 +63,13 @@ class TeamArguments(arguments.TextArguments, total=False):
 
 
 class TeamEnv(TextEnv):
-    """A `TextEnv` with schemes of rewards, two kinds of prompts, and programs that run.
+    """A `TextEnv` with schemes of rewards, three kinds of prompts, and programs that run.
 
     Args:
         roles: as in `TextEnv`.
         rewards: one of `schemes`.
-        prompt: "full" for real language models, "compact" for the embedded one.
+        prompt: "full" for language models that follow a format, "small" for pretrained models of up
+            to 0.5B parameters (one short instruction, lenient reading), "compact" for the embedded one.
         sandbox: where programs of agents run: a back end such as "embedded" or "docker", or
             `SandboxSettings`, whose sandbox all environments of the process share; or an open
             `Sandbox`. Limits of the settings replace those of the environment and the data set.

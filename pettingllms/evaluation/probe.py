@@ -67,26 +67,26 @@ def probe(
     learners = trained_policies(config.train_roles, policies.roles_to_policies)
     casting = Casting(policies.roles_to_policies, learners)
     tasks = tasks_of_step(env, config.env, 0, count, config.seed)
-    replies = {}
+    shares = {}
     for temperature in temperatures:
-        sampling = dataclasses.replace(config, temperature=temperature)
-        shape = estimator_of(sampling, None, env).shape()
-        groups = in_order(Player(sampling, env, policies, shape).play(0, tasks, casting, Clock()))
+        settings = dataclasses.replace(config, temperature=temperature)
+        shape = estimator_of(settings, None, env).shape()
+        groups = in_order(Player(settings, env, policies, shape).play(0, tasks, casting, Clock()))
         roles = dict.fromkeys(group.key.role for group in groups)
-        replies[temperature] = {
+        shares[temperature] = {
             role: replies_of([g for g in groups if g.key.role == role]) for role in roles
         }
-    return replies
+    return shares
 
 
 def replies_of(groups: Sequence[Group]) -> ReplyShares:
     """Counts the replies of one role."""
     candidates = [candidate for group in groups for candidate in group.candidates]
-    right = [_is_right(reply) for reply in candidates]
-    partly = [not is_right and c.reward > 0 for is_right, c in zip(right, candidates, strict=True)]
-    readable = [not reply.info.get("parse_error") for reply in candidates]
+    right = [_is_right(candidate) for candidate in candidates]
+    partly = [candidate.reward > 0 and not _is_right(candidate) for candidate in candidates]
+    readable = [not candidate.info.get("parse_error") for candidate in candidates]
     signal = [len({c.reward for c in group.candidates}) > 1 for group in groups]
-    texts = Counter(" ".join(reply.completion.text.split())[:SHOWN] for reply in candidates)
+    texts = Counter(" ".join(c.completion.text.split())[:SHOWN] for c in candidates)
     return ReplyShares(
         fmean(readable),
         fmean(partly),
@@ -96,48 +96,49 @@ def replies_of(groups: Sequence[Group]) -> ReplyShares:
     )
 
 
-def report(found: Mapping[float, Mapping[str, ReplyShares]]) -> str:
+def report(shares: Mapping[float, Mapping[str, ReplyShares]]) -> str:
     """The table, the commonest replies, and a line of advice for each role."""
     table = [["role", "temperature", "readable", "partly right", "right", "groups with signal"]]
-    roles = dict.fromkeys(role for each in found.values() for role in each)
-    for role in roles:
-        for temperature, each in found.items():
-            if role in each:
-                shares = each[role].readable, each[role].partly, each[role].right, each[role].signal
-                table.append([role, f"{temperature:g}", *(f"{share:.2f}" for share in shares)])
+    by_role: dict[str, dict[float, ReplyShares]] = {}
+    for temperature, roles in shares.items():
+        for role, row in roles.items():
+            by_role.setdefault(role, {})[temperature] = row
+    for role, rows in by_role.items():
+        for temperature, row in rows.items():
+            numbers = row.readable, row.partly, row.right, row.signal
+            table.append([role, f"{temperature:g}", *(f"{number:.2f}" for number in numbers)])
     lines = [as_text(table), ""]
-    for role in roles:
-        own = {temperature: each[role] for temperature, each in found.items() if role in each}
-        for text, times in own[min(own)].commonest:
+    for role, rows in by_role.items():
+        for text, times in rows[min(rows)].commonest:
             lines.append(f"{role}, {times} times: {text!r}")
-        lines.append(f"-> {advice(role, own)}")
+        lines.append(f"-> {advice(role, rows)}")
     return "\n".join(lines)
 
 
-def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
+def advice(role: str, rows: Mapping[float, ReplyShares]) -> str:
     """One line about what to change before this role is trained."""
-    best = max(own, key=lambda temperature: own[temperature].signal)
-    readable = max(shares.readable for shares in own.values())
-    partly = max(shares.partly for shares in own.values())
-    right = max(shares.right for shares in own.values())
+    best = max(rows, key=lambda temperature: rows[temperature].signal)
+    readable = max(row.readable for row in rows.values())
+    partly = max(row.partly for row in rows.values())
+    right = max(row.right for row in rows.values())
     if readable < RARE:
         return (
             f"replies of `{role}` can hardly ever be read: ask for one short thing without a format "
-            "(--env-args.prompt), or raise --max-completion-length"
+            "(--env-args.prompt small), or raise --max-completion-length"
         )
     if right == 0 and partly == 0:
         return (
             f"no reply of `{role}` was ever right; reward parts of it, rephrase its prompt, lower "
-            "the temperature, or fine-tune it on examples of the form first"
+            "the temperature, or warm-start it on the form (pettingllms-data warm-start)"
         )
-    if own[best].signal == 0:
+    if rows[best].signal == 0:
         return f"all candidates of `{role}` earn the same: give easier or harder tasks, or raise K"
     if right > OFTEN:
         return f"`{role}` is right nearly always: harder tasks would teach it more"
     if right == 0:
         return f"no reply of `{role}` was right yet: partial rewards have to lead there"
-    worst = min(shares.signal for shares in own.values())
-    if own[best].signal - worst > MORE:
+    worst = min(row.signal for row in rows.values())
+    if rows[best].signal - worst > MORE:
         return f"`{role}` has most groups with a signal at --temperature {best:g}"
     return f"`{role}` can be trained: right replies occur, and groups have a signal"
 

@@ -31,13 +31,14 @@ import torch
 from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
-from pettingllms.rollout.episode import AnyEnv, tasks_of_step
+from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.room import check_room
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.trainers.batch import PolicyBatch, silent_share, step_batches
 from pettingllms.trainers.callbacks import Callback, called
 from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.trainers.dynamic_sampling import sampled
 from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.gradients import add_gradients, batches_at_once
 from pettingllms.trainers.losses import policy_loss
@@ -83,7 +84,7 @@ class ATGRPO:
         for part in (self.estimator, self.reward_transform):
             part.attach(env, policies)
         self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
-        self.step = self.tokens = 0
+        self.step = self.tokens = self.batch = 0
         self.intact = True
         """False while optimizers step: an error then leaves policies that do not belong together."""
         self.settings = {name: own_settings(config, name) for name in self.trained}
@@ -120,11 +121,10 @@ class ATGRPO:
 
         Where it raises and `intact` is true, it has changed nothing.
         """
-        clock, count, tokens = Clock(), self.config.tasks_per_step, self.tokens
+        clock, tokens = Clock(), self.tokens
         learned = {name: copy.deepcopy(each.state_dict()) for name, each in self.plugins.items()}
         try:
-            tasks = tasks_of_step(self.env, self.config.env, self.step, count, self.config.seed)
-            trajectories = self.rollout(tasks, clock)
+            trajectories = sampled(self, clock)
             metrics = rollout_metrics(trajectories)
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):

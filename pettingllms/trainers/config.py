@@ -274,6 +274,12 @@ class ATGRPOConfig:
         "drop leaves them out",
         choices=("count", "drop"),
     )
+    max_num_gen_batches: int = _algorithm(
+        1,
+        "Batches of tasks that a step may sample until each policy has as many groups with a signal as a "
+        "batch has tasks (DAPO's dynamic sampling, then with silent groups dropped)",
+        at_least=1,
+    )
     loss_type: str = _algorithm(
         "dapo",
         "grpo, bnpo, dr_grpo, dapo, cispo or sapo, as in TRL",

@@ -89,6 +89,8 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     defaults = preset(config, env) if missing else {}
     if config.eval_steps == 0:
         defaults["eval_tasks"] = 0  # of "no evaluation", unless tasks are asked for
+    if config.max_num_gen_batches > 1 and "silent_groups" in missing:
+        defaults["silent_groups"] = "drop"
     values |= {name: defaults[name] for name in missing}
     if values.get("epsilon_high", config.epsilon_high) is None:
         values["epsilon_high"] = config.clip_above

@@ -51,6 +51,12 @@ def check_scale(settings: Any) -> None:
     Raises:
         ConfigError: workers that would have nothing to do, or cannot sample.
     """
+    for name in ("max_staleness", "stream_gradients"):
+        if settings.max_num_gen_batches > 1 and getattr(settings, name):
+            raise ConfigError(
+                f"max_num_gen_batches {settings.max_num_gen_batches} with {name}: whether a step samples more is "
+                f"known only when all of it has been played; leave {name} out"
+            )
     if not settings.workers:
         if settings.ray_address is not None:
             raise ConfigError(
