@@ -179,7 +179,7 @@ def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():
         ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
         ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
     ],
-    ids=["address", "staleness", "too-stale", "vllm", "api"],
+    ids=["address", "staleness", "too-stale", "api"],
 )
 def test_settings_that_workers_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

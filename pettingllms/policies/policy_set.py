@@ -39,9 +39,8 @@ from pettingllms.samplers.base import (
     SamplingParams,
     Weights,
     is_partner,
-    policy_of,
 )
-from pettingllms.types import Completion, Request, Sample
+from pettingllms.types import Completion, Request, Sample, policy_of
 
 logger = logging.getLogger(__name__)
 

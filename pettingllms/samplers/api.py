@@ -25,10 +25,10 @@ from typing import Unpack
 
 from pettingllms.errors import SamplerUnavailable
 from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
-from pettingllms.samplers.base import PARTNER, SampleSettings, SamplingParams, is_partner, policy_of
+from pettingllms.samplers.base import PARTNER, SampleSettings, SamplingParams, is_partner
 from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
-from pettingllms.types import Completion, Request
+from pettingllms.types import Completion, Request, policy_of
 
 ATTEMPTS = 6
 LONGEST_PAUSE = 120.0

@@ -24,9 +24,8 @@ from typing import (
     Unpack,
 )
 
-from pettingllms.errors import UnknownNameError, did_you_mean
 from pettingllms.registry import Registry
-from pettingllms.types import Completion, Request, role_of
+from pettingllms.types import Completion, Request
 
 if TYPE_CHECKING:
     # The names of samplers are needed to read settings, long before torch is.
@@ -49,19 +48,6 @@ PARTNER = "api:"
 def is_partner(policy: str) -> bool:
     """Returns whether a model behind an API plays the policy: prompted in text, never trained."""
     return policy.startswith(PARTNER)
-
-
-def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
-    """The policy that plays a role, or an agent: its own, or else that of its role.
-
-    Raises:
-        UnknownNameError: none of these plays it.
-    """
-    policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
-    if policy is None:
-        hint = did_you_mean(role, roles_to_policies)
-        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
-    return policy
 
 
 @dataclass(frozen=True, slots=True)
