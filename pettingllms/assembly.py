@@ -21,10 +21,9 @@ from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.models import SHIPPED
 from pettingllms.policies.base_model import ModelSpec
-from pettingllms.policies.bases import Base
 from pettingllms.policies.loading import PolicySpec, lora_config, open_base, policies_on
-from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import POLICY_FILES, own_names
+from pettingllms.policies.policy_set import Base, PolicySet
+from pettingllms.policies.roles import own_names
 from pettingllms.policies.sources import (
     adapter_folders,
     check_base,
@@ -57,7 +56,7 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         ConfigError: there are no adapters where they should be.
     """
     changes: dict[str, Any] = {}
-    for name in ("model", "dataset", "policies", "server_key", "api_key_file"):
+    for name in ("model", "dataset", "api_key_file"):
         value = getattr(config, name)
         # A word means the same whatever folders are here.
         if value is not None and not _is_word(name, value) and Path(value).exists():
@@ -75,8 +74,6 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
 
 def _is_word(setting: str, value: str) -> bool:
     """Returns whether a value is one of a setting's names, which go before files and folders."""
-    if setting == "policies":
-        return Path(value).suffix not in POLICY_FILES
     return value in {"model": SHIPPED, "dataset": CATALOG}.get(setting, ())
 
 
@@ -119,7 +116,6 @@ def build_policies(
 
     Raises:
         ConfigError: a model, adapter or value that cannot be used; a policy without adapter.
-        SamplerUnavailable: a vLLM server that should be started does not start.
     """
     adapters = check_adapters(config, roles_to_policies)
     groups = by_base(config, own_names(roles_to_policies))
@@ -267,43 +263,24 @@ def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) ->
     """Compares the base models of single policies with what is there, before anything is loaded.
 
     Raises:
-        ConfigError: a name or folder that is not a model, or a sampler that takes one model only.
+        ConfigError: a name or folder that is not a model.
     """
-    groups = by_base(config, own_names(roles_to_policies))
-    for own, _ in groups:
+    for own, _ in by_base(config, own_names(roles_to_policies)):
         # The team's own model has been checked in `plan_run` or `plan_of`.
         if base_model(own) != base_model(config):
             check_model(base_model(own), own.revision)
-    if len(groups) > 1 and config.sampler == "vllm-server":
-        raise ConfigError(
-            f"the team has {len(groups)} base models (policy_settings), and a vLLM server holds one; "
-            "use --sampler vllm, an engine for each, or transformers"
-        )
 
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
-    """Which engine samples, and its settings; vLLM writes into `folder`, or a temporary one.
-
-    Raises:
-        ConfigError: the file with the server's key cannot be read.
-    """
-    key = None
-    if config.server_key is not None:
-        try:
-            key = Path(config.server_key).read_text(encoding="utf-8").strip()
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"server_key {config.server_key} cannot be read: {error}") from error
+    """Which engine samples, and its settings; vLLM writes into `folder`, or a temporary one."""
     options = config.mapping("vllm")
-    if config.revision is not None and config.sampler.startswith("vllm") and not config.server:
+    if config.revision is not None and config.sampler == "vllm":
         options["revision"] = config.revision  # vLLM loads the base by itself
     # With workers, the processes that sample are others than the one that asks them.
     elsewhere = config.workers and config.sampler == "vllm"
     return SamplerSettings(
         "pettingllms.samplers.vllm_actors:open_engine" if elsewhere else config.sampler,
         options,
-        url=config.server,
-        key=key,
-        timeout=config.server_timeout,
         folder=folder,
     )
 

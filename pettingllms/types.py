@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
-from pettingllms.errors import GroupError
+from pettingllms.errors import GroupError, UnknownNameError, did_you_mean
 
 Advantage = float | tuple[float, ...]
 """A number for a whole completion, or one for each of its tokens."""
@@ -23,6 +23,19 @@ def role_of(agent: str) -> str:
     """Returns the role of an agent: `coder` of `coder_0`; a name without a number is a role."""
     match = re.fullmatch(r"(.+)_\d+", agent)
     return match[1] if match else agent
+
+
+def policy_of(role: str, roles_to_policies: Mapping[str, str]) -> str:
+    """The policy that plays a role, or an agent: its own, or else that of its role.
+
+    Raises:
+        UnknownNameError: none of these plays it.
+    """
+    policy = roles_to_policies.get(role) or roles_to_policies.get(role_of(role))
+    if policy is None:
+        hint = did_you_mean(role, roles_to_policies)
+        raise UnknownNameError(f"no policy plays the role {role!r}; {hint}")
+    return policy
 
 
 TOOL_CALL = ("<tool_call>", "</tool_call>")

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
-from pettingllms.policies.base_model import ModelSpec
+from pettingllms.policies.base_model import ModelSpec, is_checkpointing
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.sources import check_model
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -139,3 +139,16 @@ def test_adapters_over_four_bits_sample_learn_and_are_saved(folder: Path, tmp_pa
     policies.save("a", tmp_path / "a")
     again = load_policies(spec, {"coder": "a"}, adapters={"a": tmp_path / "a"})
     assert all(again.state("a")[k].equal(value) for k, value in policies.state("a").items())
+
+
+def test_loading_asks_transformers_nothing_that_a_newer_one_warns_of(folder, monkeypatch):
+    def warns(_model: object) -> bool:
+        raise FutureWarning("`is_gradient_checkpointing` is deprecated")
+
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    monkeypatch.setattr(type(model), "is_gradient_checkpointing", property(warns))
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert not is_checkpointing(model)
+    # PEFT asks for the older name where an adapter is put in; a full model needs no PEFT.
+    spec = ModelSpec(str(folder), model=model, tokenizer=tokenizer)
+    load_policies(spec, {"coder": "a"}, full=True)

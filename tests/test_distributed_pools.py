@@ -177,10 +177,9 @@ def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():
         ({"ray_address": "auto"}, "ray_address auto without workers"),
         ({"max_staleness": 1}, "max_staleness 1 without workers"),
         ({"workers": 2, "max_staleness": 2}, "max_staleness must be from 0 to 1"),
-        ({"workers": 2, "sampler": "vllm-server", "serve": True}, "use --sampler vllm"),
         ({"workers": 2, "api_base": "http://127.0.0.1:1/v1"}, "behind an API"),
     ],
-    ids=["address", "staleness", "too-stale", "vllm", "api"],
+    ids=["address", "staleness", "too-stale", "api"],
 )
 def test_settings_that_workers_cannot_follow_are_refused(settings, message):
     with pytest.raises(ConfigError, match=message):

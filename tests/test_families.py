@@ -24,8 +24,8 @@ from transformers import (
 )
 
 from pettingllms.errors import ConfigError
-from pettingllms.policies.bases import context_of
 from pettingllms.policies.loading import load_policies
+from pettingllms.policies.policy_set import context_of
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request

@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import json
-
 import pytest
 
 from pettingllms.errors import ConfigError, UnknownNameError
@@ -27,19 +25,6 @@ def test_pairs_keep_the_order_of_the_roles():
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
-    [
-        ("p.yaml", "coder: a\ntester: b\n"),
-        ("p.yml", "{coder: a, tester: b}"),
-        ("p.json", json.dumps({"tester": "b", "coder": "a"})),
-    ],
-)
-def test_a_file_holds_the_same_mapping(tmp_path, name, text):
-    (tmp_path / name).write_text(text)
-    assert parse_policies(str(tmp_path / name), ROLES) == {"coder": "a", "tester": "b"}
-
-
-@pytest.mark.parametrize(
     ("spec", "error", "words"),
     [
         ("per_role", ConfigError, "did you mean 'per-role'"),
@@ -56,27 +41,6 @@ def test_a_file_holds_the_same_mapping(tmp_path, name, text):
 def test_a_wrong_spelling_says_what_to_write(spec, error, words):
     with pytest.raises(error, match=words):
         parse_policies(spec, ROLES)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "words"),
-    [
-        ("p.yaml", "- coder\n", "must map role names to policy names"),
-        ("p.yaml", "coder: 3\ntester: b", "must map role names to policy names"),
-        ("p.json", "{", "cannot be parsed"),
-        ("p.yaml", "a: [", "cannot be parsed"),
-    ],
-)
-def test_a_wrong_file_is_named(tmp_path, name, text, words):
-    (tmp_path / name).write_text(text)
-    with pytest.raises(ConfigError, match=words) as caught:
-        parse_policies(str(tmp_path / name), ROLES)
-    assert name in str(caught.value)
-
-
-def test_a_missing_file_is_named():
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml cannot be read"):
-        parse_policies("nowhere.yaml", ROLES)
 
 
 # Which policies learn

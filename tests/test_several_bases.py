@@ -28,8 +28,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.models import EMBEDDED
-from pettingllms.policies.bases import Base
-from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
@@ -47,7 +46,6 @@ torch.set_num_threads(1)
 ROOT = Path(__file__).parents[1]
 ROLES = ("writer", "reader", "judge")
 TEAM = {role: role for role in ROLES}
-OTHER_DTYPE = {"judge": {"dtype": "bfloat16"}}
 
 
 @pytest.fixture(scope="module")
@@ -367,11 +365,6 @@ def test_a_run_is_exported_for_the_viewer(run: Path, tmp_path: Path) -> None:
         (
             {"policy_settings": {"judge": {"full": True, "load_in_4bit": True}}},
             "of judge: load_in_4bit is for adapters",
-        ),
-        ({"sampler": "vllm-server", "serve": True}, "full models use sampler vllm"),
-        (
-            {"sampler": "vllm-server", "serve": True, "policy_settings": OTHER_DTYPE},
-            "the team has 2 base models .* and a vLLM server holds one",
         ),
         ({"estimator": "gae"}, "full policies do not keep .reader.; leave out full"),
         (

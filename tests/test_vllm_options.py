@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import json
-import threading
-import time
-from http.server import BaseHTTPRequestHandler, HTTPServer
-from typing import Any
+import sys
 
 import pytest
 import torch
@@ -18,7 +14,7 @@ from pettingllms.cli.train import parse
 from pettingllms.errors import ConfigError, SamplerUnavailable, UnknownNameError
 from pettingllms.policies.loading import load_policies
 from pettingllms.policies.packing import microbatches
-from pettingllms.samplers import vllm_process, vllm_server
+from pettingllms.runs import read_config
 from pettingllms.samplers.base import SAMPLERS, SamplerSettings, SamplingParams
 from pettingllms.samplers.vllm_args import (
     OPTIONS,
@@ -28,9 +24,14 @@ from pettingllms.samplers.vllm_args import (
     command_line,
     lora_options,
 )
-from pettingllms.samplers.vllm_process import BASE, RequestGuard, ServerError, VllmEndpoint
-from pettingllms.samplers.vllm_server import completion_body, ignores_temperature
-from pettingllms.trainers.config import ATGRPOConfig, resolve
+from pettingllms.samplers.vllm_process import (
+    RequestGuard,
+    ServerError,
+    VllmEndpoint,
+    VllmProcess,
+    completion_body,
+)
+from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.metrics import LossMeter
 from pettingllms.types import Sample
 from tests.tiny_lm import save_tiny
@@ -89,19 +90,8 @@ def test_the_engine_has_room_for_every_adapter_and_its_next_version(rank):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"sampler": "vllm-server"}, "needs either a server's URL"),
-        ({"sampler": "vllm-server", "server": "http://x", "serve": True}, "needs either"),
-        ({"server": "http://x"}, "for sampler vllm-server, not for auto"),
-        ({"sampler": "vllm", "serve": True}, "for sampler vllm-server, not for vllm"),
-        ({"sampler": "vllm-server", "serve": True, "server_key": "f"}, "server_key is for"),
         ({"vllm": '{"max_num_seqs": 2}'}, r"settings of vLLM \(max_num_seqs\) are for sampler"),
-        (
-            {"sampler": "vllm-server", "server": "http://x", "vllm": '{"dtype": "float32"}'},
-            "are for its own command line",
-        ),
-        ({"sampler": "vllm-server", "serve": True, "full": True}, "takes adapters only"),
         ({"sampler": "vllm", "vllm": "[1]"}, "vllm must be a JSON object"),
-        ({"sampler": "vllm", "server_timeout": 0.0}, "server_timeout must be positive"),
     ],
 )
 def test_settings_of_sampling_that_do_not_belong_together_are_refused(options, words):
@@ -143,15 +133,15 @@ def test_a_resumed_run_takes_no_options_with_a_dot_either():
         parse(["--resume", "runs/x", "--vllm.dtype", "float32"])
 
 
-def test_the_servers_key_is_read_from_its_file(tmp_path):
-    (tmp_path / "key").write_text("secret\n")
-    settings: dict[str, Any] = {"sampler": "vllm-server", "server": "http://127.0.0.1:8000"}
-    config = ATGRPOConfig(**settings, server_key=str(tmp_path / "key"))
-    found = sampler_settings(config, tmp_path)
-    assert found.key == "secret"
-    with pytest.raises(ConfigError, match=r"server_key .*none cannot be read"):
-        sampler_settings(ATGRPOConfig(**settings, server_key=str(tmp_path / "none")), tmp_path)
-    assert sampler_settings(resolve(ATGRPOConfig()), tmp_path).name == "transformers"
+def test_settings_of_a_run_that_sampled_on_a_server_are_those_of_vllm(tmp_path):
+    file = tmp_path / "config.yaml"
+    file.write_text(
+        "env: math\nsampler: vllm-server\nserve: true\nserver: null\nserver_timeout: 600.0\n"
+    )
+    assert read_config(tmp_path).sampler == "vllm"
+    assert config_of(["--config", str(file)]).sampler == "vllm"
+    with pytest.raises(ConfigError, match="unknown option '--server-timeout'"):
+        parse(["--server-timeout", "3"])
 
 
 def test_vllm_loads_the_revision_that_is_trained(tmp_path):
@@ -166,11 +156,10 @@ def test_every_sampler_opens_and_a_misspelt_one_is_refused_with_what_was_meant()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("vllm") is not None, reason="vLLM is installed")
-@pytest.mark.parametrize("name", ["vllm", "vllm-server"])
-def test_where_vllm_is_missing_the_command_to_install_it_is_named(tmp_path, name):
+def test_where_vllm_is_missing_the_command_to_install_it_is_named(tmp_path):
     model_dir = save_tiny(tmp_path / "model")
     with pytest.raises(ConfigError, match=r"not installed; pip install 'pettingllms\[vllm\]'"):
-        load_policies(model_dir, {"coder": "a"}, sampler=SamplerSettings(name))
+        load_policies(model_dir, {"coder": "a"}, sampler=SamplerSettings("vllm"))
 
 
 # ------------------------------------------------------------------------------- its parts
@@ -185,115 +174,51 @@ def test_a_request_leaves_nothing_that_shapes_the_distribution_to_the_server():
     assert (greedy["n"], greedy["seed"], greedy["temperature"]) == (1, None, 0.0)
 
 
-@pytest.mark.parametrize(
-    ("cold", "warm", "raw"), [(2.0, 1.0, False), (1.0, 1.0, True), (0.0, 0.0, False)]
-)
-def test_raw_log_probabilities_are_told_from_those_at_the_temperature(cold, warm, raw):
-    assert ignores_temperature(cold, warm) is raw
-
-
 @pytest.mark.parametrize("url", ["127.0.0.1:8000", "ftp://x", "", "http://"])
 def test_a_url_that_is_none_is_refused(url):
     with pytest.raises(ConfigError, match="server must be a URL like"):
         VllmEndpoint(url)
 
 
-def guarded(path, body=b"", method="POST", key=None, reads=True):
+def guarded(path, key=None):
     """Status that the guard answers with; 0 where the request is let through."""
-    sent, seen = [], []
+    sent, reached = [], []
     headers = [] if key is None else [(b"authorization", f"Bearer {key}".encode())]
 
     async def app(scope, receive, send):
-        message = await receive()
-        seen.append(message["body"])
+        reached.append(scope["path"])
 
     async def receive():
-        assert reads
-        return {"type": "http.request", "body": body, "more_body": False}
+        raise AssertionError("the guard reads no body")
 
     async def send(message):
         sent.append(message)
 
-    scope = {"type": "http", "path": path, "method": method, "headers": headers}
+    scope = {"type": "http", "path": path, "method": "POST", "headers": headers}
     asyncio.run(RequestGuard(app)(scope, receive, send))
-    if seen:
-        assert seen == [body]
-        return 0
-    return sent[0]["status"]
+    return 0 if reached else sent[0]["status"]
 
 
-def test_the_guard_lets_published_adapters_through_and_nothing_else():
-    def asking(model):
-        return json.dumps({"model": model}).encode()
-
-    assert guarded("/v1/completions", asking("coder@v1")) == 0
-    assert guarded("/v1/models", method="GET") == 0
-    assert guarded("/health", method="GET") == 0
-    assert guarded("/v1/load_lora_adapter", b'{"lora_name": "x"}') == 0
-    for body in (asking(BASE), b"{}", b"[]", b"\xff", b""):
-        assert guarded("/v1/chat/completions", body) == 404
-    for path in ("/metrics", "/invocations", "/adapters", "/v2/x", "/docs"):
-        assert guarded(path, asking("coder@v1")) == 404
-
-
-def test_the_guard_checks_the_key_before_it_reads_and_reads_no_more_than_a_bound(monkeypatch):
+def test_the_guard_asks_for_the_key_everywhere_and_reads_nothing_before(monkeypatch):
     monkeypatch.setenv("VLLM_API_KEY", "right")
-    body = json.dumps({"model": "coder@v1"}).encode()
-    assert guarded("/v1/completions", body, key="right") == 0
-    for key in (None, "wrong"):
-        assert guarded("/v1/completions", body, key=key, reads=False) == 401
-    monkeypatch.setattr(vllm_process, "LARGEST_BODY", len(body) - 1)
-    assert guarded("/v1/completions", body, key="right") == 413
+    for path in ("/v1/completions", "/metrics", "/invocations", "/v1/load_lora_adapter"):
+        assert guarded(path, key="right") == 0
+        assert [guarded(path), guarded(path, key="wrong")] == [401, 401]
+    assert guarded("/health") == 0
 
 
-@pytest.fixture
-def web_server():
-    """Any web server: it answers everything with a page."""
-
-    class Page(BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(b"<html>welcome</html>")
-
-        def log_message(self, *args):
-            pass
-
-    with HTTPServer(("127.0.0.1", 0), Page) as server:
-        thread = threading.Thread(target=server.serve_forever, daemon=True)
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
-def foreign(server, model_dir):
-    url = f"http://127.0.0.1:{server.server_address[1]}"
-    sampler = SamplerSettings("vllm-server", url=url)
-    return load_policies(model_dir, {"coder": "coder"}, lora_r=2, sampler=sampler)
-
-
-def test_a_web_server_that_is_no_vllm_is_named(web_server, tmp_path):
-    with pytest.raises(ConfigError, match=r"something else than JSON, '<html>.*no vLLM server"):
-        foreign(web_server, save_tiny(tmp_path))
-
-
-def test_a_failing_server_is_asked_again_after_growing_pauses(monkeypatch):
-    pauses: list[float] = []
-    tries: list[int] = []
-    monkeypatch.setattr(time, "sleep", pauses.append)
-    engine = object.__new__(vllm_server.VllmServerEngine)
-    engine._process = None
-    monkeypatch.setattr(engine, "_recover", lambda restart: None)
-
-    def failing():
-        tries.append(1)
-        raise vllm_server._ServerTrouble(f"no {len(tries)}")
-
-    with pytest.raises(SamplerUnavailable, match="failed 3 times: no 1; then no 2; then no 3;"):
-        engine._with_retry(failing)
-    assert pauses == list(vllm_server.RETRY_PAUSES)
-    assert pauses == sorted(pauses)
+def test_a_server_that_cannot_start_says_why(tmp_path, monkeypatch):
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no memory left\nexit 1\n")
+    broken.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(broken))
+    process = VllmProcess("model", [], tmp_path / "vllm.log")
+    with pytest.raises(
+        SamplerUnavailable, match=r"ended while starting; the end of .*vllm\.log"
+    ) as e:
+        process.start()
+    assert "  | no memory left" in str(e.value)
+    assert not process.running
 
 
 def test_an_error_keeps_its_status():

@@ -20,9 +20,8 @@ def save_model(directory):
     return save_tiny(directory, config=tiny_config(hidden=128))
 
 
-def team(model_dir, roles=ROLES, options=OPTIONS, server=False, **changes):
-    name = "vllm-server" if server else "vllm"
-    settings = SamplerSettings(name, {**OPTIONS, **options}, **changes.pop("settings", {}))
+def team(model_dir, roles=ROLES, options=OPTIONS, **changes):
+    settings = SamplerSettings("vllm", {**OPTIONS, **options}, **changes.pop("settings", {}))
     kept = {"lora_r": 4, "lora_alpha": 8, "seed": 3, "sampler": settings}
     return load_policies(model_dir, roles, **{**kept, **changes})
 

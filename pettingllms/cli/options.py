@@ -250,7 +250,7 @@ class OptionParser(CommandParser):
     def _from_file(self, path: Path) -> dict[str, str]:
         import yaml  # of the train extra, which other commands do without
 
-        from pettingllms.runs.folder import yaml_mistake
+        from pettingllms.runs.folder import without_server, yaml_mistake
 
         try:
             values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -262,6 +262,7 @@ class OptionParser(CommandParser):
             return {}
         if not isinstance(values, dict):
             raise ConfigError(f"--config {path} must map settings to values, as in `max_steps: 60`")
+        values = without_server(values)
         for key, value in values.items():
             if key not in self.fields:
                 raise ConfigError(f"{path}: {self._unknown('key', str(key), self.fields)}")

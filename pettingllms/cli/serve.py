@@ -262,7 +262,7 @@ def vllm_process(
     words += ["--lora-modules", *modules]
     if config.chat_template_kwargs is not None:
         words += ["--default-chat-template-kwargs", config.chat_template_kwargs]
-    return VllmProcess(base_model(config), words, log, updates=False)
+    return VllmProcess(base_model(config), words, log)
 
 
 def _serve_vllm(

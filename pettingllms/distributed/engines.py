@@ -28,9 +28,8 @@ from pettingllms.distributed.fleet import ATTEMPTS, START_SECONDS
 from pettingllms.distributed.pools import ENGINE_SHARE, Share, engine_pool
 from pettingllms.errors import WorkersLost
 from pettingllms.policies.base_model import ModelSpec
-from pettingllms.policies.bases import AskedBase, Base
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.policy_set import AskedBase, Base, PolicySet
 from pettingllms.samplers.base import SamplerSettings, ServedPolicies
 from pettingllms.samplers.vllm_actors import (
     Engine,

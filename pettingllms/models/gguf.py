@@ -61,15 +61,16 @@ def fast_bfloat16() -> bool:
 
     # Older releases of PyTorch lack these probes, and other processors lack what they ask for.
     probes = (
-        getattr(torch.cpu, f"_is_{kind}_supported", None) for kind in ("amx_tile", "avx512_bf16")
+        getattr(torch.cpu, f"_is_{instruction}_supported", None)
+        for instruction in ("amx_tile", "avx512_bf16")
     )
     return any(probe() for probe in probes if probe is not None)
 
 
 def _packaged() -> Path:
-    found = importlib.util.find_spec(_PACKAGE)
+    spec = importlib.util.find_spec(_PACKAGE)
     # Looked up and never imported: the package itself would need llama.cpp.
-    places = [] if found is None else [Path(p) for p in found.submodule_search_locations or ()]
+    places = [] if spec is None else [Path(p) for p in spec.submodule_search_locations or ()]
     if not places:
         raise ConfigError(
             f"model {SMOLLM2} needs the package that has its weights (93 MB): "

@@ -60,10 +60,10 @@ def token_logprobs(
     chunks = zip(states_MX.split(size), ids_M.split(size), strict=True)
     # A single chunk is small enough to be kept until the backward pass.
     if len(ids_M) <= size or not torch.is_grad_enabled():
-        found = [score(*chunk) for chunk in chunks]
+        scored = [score(*chunk) for chunk in chunks]
     else:
-        found = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
-    logprobs, entropies = (torch.cat(each) for each in zip(*found, strict=True))
+        scored = [checkpoint(score, *chunk, use_reentrant=False) for chunk in chunks]
+    logprobs, entropies = (torch.cat(values) for values in zip(*scored, strict=True))
     return logprobs, entropies if entropy else None
 
 
@@ -73,12 +73,12 @@ def logits(model: PreTrainedModel, states: torch.Tensor) -> torch.Tensor:
     `tests/test_families.py` and a trial at loading compare it with the model's own.
     """
     config = model.config.get_text_config(decoder=True)
-    found: torch.Tensor = model.get_output_embeddings()(states)
+    values: torch.Tensor = model.get_output_embeddings()(states)
     if getattr(config, "logit_scale", None) is not None:  # Cohere
-        found = found * config.logit_scale
+        values = values * config.logit_scale
     if getattr(config, "logits_scaling", None) is not None:  # Granite
-        found = found / config.logits_scaling
+        values = values / config.logits_scaling
     if getattr(config, "final_logit_softcapping", None) is not None:  # Gemma 2 and 3
         cap = config.final_logit_softcapping
-        found = torch.tanh(found / cap) * cap
-    return found
+        values = torch.tanh(values / cap) * cap
+    return values

@@ -140,7 +140,9 @@ class PackedLayout:
         # A completion of one token has none that anything follows.
         replies = [reply for replies in completions for reply in replies if reply]
         owners = [u for u, replies in enumerate(completions) for reply in replies if reply]
-        parts = [[*range(len(prompts))]] if keep_prompts else alike([len(each) for each in prompts])
+        parts = (
+            [[*range(len(prompts))]] if keep_prompts else alike([len(prompt) for prompt in prompts])
+        )
         self._parts = [_Part(prompts, replies, owners, part, device) for part in parts]
         # Where each token of the flat list stands in the padded rows of all parts; one that is in
         # several rows has the same value in all of them.
@@ -207,11 +209,11 @@ class _Part:
         self.rows = [_Row(prompts[u], 0, width) for u in members]
         """In the order in which `attend` returns them."""
         place = {u: index for index, u in enumerate(members)}
-        own = [index for index, owner in enumerate(owners) if owner in place]
+        indices = [index for index, owner in enumerate(owners) if owner in place]
         self._groups: list[_Behind | _Whole] = []
-        for group in alike([len(replies[index]) for index in own]):
-            mine = [replies[own[index]] for index in group]
-            before = [prompts[owners[own[index]]] for index in group]
+        for group in alike([len(replies[index]) for index in indices]):
+            mine = [replies[indices[index]] for index in group]
+            before = [prompts[owners[indices[index]]] for index in group]
             longest = max(map(len, mine))
             whole = max(
                 len(prompt) + len(reply) for prompt, reply in zip(before, mine, strict=True)
@@ -225,7 +227,7 @@ class _Part:
                     for prompt, reply in zip(before, mine, strict=True)
                 ]
             else:
-                owner_B = torch.tensor([place[owners[own[index]]] for index in group])
+                owner_B = torch.tensor([place[owners[indices[index]]] for index in group])
                 lengths_B = torch.tensor([len(prompt) for prompt in before])
                 index_BT = _padded(mine, longest)
                 self._groups.append(
@@ -244,17 +246,17 @@ class _Part:
     ) -> list[torch.Tensor]:
         """Attention of the prompts, then of each group of completions; padded rows end to end."""
         out_UHPD = _causal(_take(query_NHD, self.prompt_UP), key_UhPD, value_UhPD, scale)
-        found = [out_UHPD.transpose(1, 2).flatten(0, 1)]
+        rows = [out_UHPD.transpose(1, 2).flatten(0, 1)]
         for group in self._groups:
             if isinstance(group, _Whole):
                 own_BHSD, key_BhSD, value_BhSD = (
-                    _take(each, group.index_BS) for each in (query_NHD, key_NhD, value_NhD)
+                    _take(states, group.index_BS) for states in (query_NHD, key_NhD, value_NhD)
                 )
                 out_BHTD = _causal(own_BHSD, key_BhSD, value_BhSD, scale)
             else:
                 out_BHTD = group.attend(query_NHD, key_NhD, value_NhD, key_UhPD, value_UhPD, scale)
-            found.append(out_BHTD.transpose(1, 2).flatten(0, 1))
-        return found
+            rows.append(out_BHTD.transpose(1, 2).flatten(0, 1))
+        return rows
 
 
 class _Whole(NamedTuple):

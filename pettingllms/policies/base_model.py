@@ -123,7 +123,9 @@ def load_base(
     if checkpointing:
         # The reentrant form drops gradients where no input of a block needs one, as under frozen
         # embeddings.
-        base.gradient_checkpointing_enable({"use_reentrant": False})
+        # transformers 5.24 warns of the older name.
+        older = base.gradient_checkpointing_enable
+        getattr(base, "activation_checkpointing_enable", older)({"use_reentrant": False})
     if spec.attn_implementation == "auto":
         # Last: its trial is of the model as it is used from here on, without dropout.
         share_prompts(base)
@@ -133,6 +135,12 @@ def load_base(
 def quantized(model: PreTrainedModel) -> bool:
     """Returns whether the model's weights are quantized."""
     return getattr(model, "hf_quantizer", None) is not None
+
+
+def is_checkpointing(model: PreTrainedModel) -> bool:
+    """Returns whether the model computes activations again in the backward pass."""
+    # As transformers does: its property has two names, and 5.24 warns of the one that 5.19 has.
+    return any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
 
 
 def _from_name(kind: Any, spec: ModelSpec, *place: Any) -> Any:

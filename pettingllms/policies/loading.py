@@ -12,10 +12,14 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import ConfigError
 from pettingllms.models.shared_prompts import enabled
-from pettingllms.policies.base_model import ModelSpec, load_base, quantized
-from pettingllms.policies.bases import Base
+from pettingllms.policies.base_model import (
+    ModelSpec,
+    is_checkpointing,
+    load_base,
+    quantized,
+)
 from pettingllms.policies.chat import Chat, end_of_turn_ids
-from pettingllms.policies.policy_set import PolicySet
+from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.policies.prefix_trial import check_cache
 from pettingllms.policies.roles import BASE, own_names
 from pettingllms.policies.weights import (
@@ -131,8 +135,8 @@ def open_base(
     """
     open_engine = SAMPLERS.load((sampler := sampler or SamplerSettings()).name)
     compute, place = spec.dtype_and_device(dtype, device)
-    checkpointing = [name for name, own in policies.items() if own.checkpointing]
-    if spec.model is not None and spec.model.is_gradient_checkpointing:
+    checkpointing = [name for name, policy in policies.items() if policy.checkpointing]
+    if spec.model is not None and is_checkpointing(spec.model):
         checkpointing = list(policies)  # an object may have been set up so
     # Full models are trained in float32, where small updates are not rounded away, and computed in
     # `compute`.
@@ -143,7 +147,7 @@ def open_base(
     if here and not enabled(base):
         check_cache(base)
     ends = end_of_turn_ids(base, tokenizer)
-    chats = {name: Chat(tokenizer, ends, own.template) for name, own in policies.items()}
+    chats = {name: Chat(tokenizer, ends, policy.template) for name, policy in policies.items()}
     names = tuple(policies)
     weights: Weights
     rank: int | None = None
@@ -181,8 +185,8 @@ def _adapters(
 ) -> tuple[LoraWeights, int]:
     """An adapter for each policy, shaped like the saved one where there is one; the largest rank."""
     configs = {
-        name: own.lora if own.saved is None else read_config(own.saved)
-        for name, own in policies.items()
+        name: policy.lora if policy.saved is None else read_config(policy.saved)
+        for name, policy in policies.items()
     }
     if merge is None:
         small = base.get_memory_footprint() <= MERGE_LIMIT_BYTES

@@ -93,8 +93,8 @@ def _packed_parts(samples: Sequence[Sample], limit: int) -> list[list[int]]:
     for prompt, members in sorted(groups.items(), key=lambda item: len(item[0])):
         # Completions that begin alike stand side by side.
         members.sort(key=lambda index: samples[index].token_ids)
-        own = [samples[index] for index in members]
-        costs = list(map(_packed_cost, [None, *own[:-1]], own))
+        completions = [samples[index] for index in members]
+        costs = list(map(_packed_cost, [None, *completions[:-1]], completions))
         if used and used + len(prompt) + sum(costs) > limit:
             parts.append([])
             used = 0
@@ -198,17 +198,19 @@ def batch_logprobs(
     Returns:
         Log-probabilities `_BT`, and entropies `_BT` or None.
     """
-    found = predictions(model, batch)
+    predicted = predictions(model, batch)
     logprobs_P, entropies_P = token_logprobs(
         model,
-        found.states_PX,
-        found.ids_P,
+        predicted.states_PX,
+        predicted.ids_P,
         temperature=temperature,
         entropy=entropy,
         entropy_grad=entropy_grad,
     )
-    entropies_BT = None if entropies_P is None else _by_completion(batch, entropies_P[found.of_M])
-    return _by_completion(batch, logprobs_P[found.of_M]), entropies_BT
+    entropies_BT = (
+        None if entropies_P is None else _by_completion(batch, entropies_P[predicted.of_M])
+    )
+    return _by_completion(batch, logprobs_P[predicted.of_M]), entropies_BT
 
 
 class Predictions(NamedTuple):
@@ -280,8 +282,8 @@ def _packed_predictions(model: PreTrainedModel, batch: Batch) -> Predictions:
     tokens = (token for sample in batch.samples for token in sample.token_ids)
     of = [pairs.setdefault(p, len(pairs)) for p in zip(packed.predicting, tokens, strict=True)]
     ids_N, position_N, place_P, ids_P, of_M = (
-        torch.tensor(each, device=device)
-        for each in (packed.ids, packed.positions, *zip(*pairs, strict=True), of)
+        torch.tensor(values, device=device)
+        for values in (packed.ids, packed.positions, *zip(*pairs, strict=True), of)
     )
     states_PX = hidden_states(model, layout, ids_N[None], position_N[None])[0, place_P]
     return Predictions(states_PX, ids_P, of_M)

@@ -1,14 +1,18 @@
 """All policies of a run: which role each plays, their sampling, log-probabilities and files.
 
-A policy is one LoRA adapter on a base that others may share, or a full model; each request and each
-update goes to the base of its policy (`pettingllms.policies.bases`). Code outside this package does
-not depend on which these are.
+A policy is one LoRA adapter, or a full model, on a base model. Policies that name the same model
+share one `Base`, with its weights, tokenizer and engine; nothing is shared between two of them. Each
+request and each update goes to the base of its policy. Code outside this package does not depend on
+which these are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import functools
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import Any, Unpack
 
 import torch
 from torch import nn
@@ -16,17 +20,194 @@ from transformers import PreTrainedModel
 
 from pettingllms.errors import (
     ConfigError,
+    SamplerUnavailable,
     StaleSamplerError,
     UnknownNameError,
     did_you_mean,
 )
-from pettingllms.policies.bases import Base
+from pettingllms.models.shared_prompts import enabled
 from pettingllms.policies.chat import Chat
-from pettingllms.policies.packing import Batch
+from pettingllms.policies.packing import Batch, batch_logprobs, last_states, microbatches
 from pettingllms.policies.roles import own_names
 from pettingllms.samplers.api import ApiPartners
-from pettingllms.samplers.base import OnCompletion, SampledTokens, SamplingParams, is_partner
-from pettingllms.types import Completion, Request, Sample, role_of
+from pettingllms.samplers.base import (
+    InferenceEngine,
+    OnCompletion,
+    OnTokens,
+    SampledTokens,
+    SampleSettings,
+    SamplingParams,
+    Weights,
+    is_partner,
+)
+from pettingllms.types import Completion, Request, Sample, policy_of
+
+logger = logging.getLogger(__name__)
+
+
+class Base:
+    """A base model and the policies on it.
+
+    Args:
+        weights: the policies' tensors.
+        chats: policy -> tokenizer and template.
+        engine: samples, from weights that `publish` hands to it.
+        checkpointing: policies whose update computes activations again in the backward pass.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        chats: Mapping[str, Chat],
+        engine: InferenceEngine,
+        checkpointing: Collection[str] = (),
+    ) -> None:
+        self.weights, self.chats = weights, dict(chats)
+        self.engine: InferenceEngine | None = engine
+        """None after `close`."""
+        self._checkpointing = checkpointing
+        model = weights.module(next(iter(chats)))
+        # All policies of a base have one model's attention, so that the first one's answer is that
+        # of all.
+        self._packed = enabled(model)
+        self.contexts = {
+            name: context_of(model, chat.tokenizer.model_max_length) for name, chat in chats.items()
+        }
+        """Policy -> most tokens of a prompt and its completion together."""
+        self.parameters = {name: list(weights.tensors(name).values()) for name in chats}
+        """Policy -> the tensors that it trains."""
+
+    @property
+    def name(self) -> str:
+        """Name or path of the model, as it was given."""
+        return self.weights.base
+
+    @property
+    def digest(self) -> str:
+        """Tells this model from others; see `pettingllms.policies.weights.base_digest`."""
+        return self.weights.digest
+
+    @property
+    def described(self) -> str:
+        """The kind of its policies, and the model's name and digest."""
+        what = "full model" if self.weights.full else "adapter"
+        return f"{what} on {self.name}, digest {self.digest}"
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the models."""
+        return next(iter(self.parameters.values()))[0].device
+
+    def sampling_model(self, policy: str) -> PreTrainedModel:
+        """The model that samples this policy, in evaluation mode; ask again before each use."""
+        model = self.weights.sampling_module(policy)
+        _set_training(model, False)
+        return model
+
+    @property
+    def early(self) -> bool:
+        """True if the engine reports completions as they come."""
+        return bool(getattr(self.engine, "early", False))
+
+    def sample(
+        self,
+        requests: Sequence[Request],
+        n: int,
+        params: SamplingParams,
+        on_tokens: OnTokens | None = None,
+    ) -> list[list[SampledTokens]]:
+        """Completes every request `n` times.
+
+        Args:
+            requests: of its policies.
+            n: completions of each.
+            params: how they are drawn.
+            on_tokens: called with completions as they come, if the engine is `early`.
+
+        Raises:
+            ConfigError: a request that does not fit the engine.
+            SamplerUnavailable: the engine failed, or has been closed.
+        """
+        if self.engine is None:
+            raise SamplerUnavailable("these policies have been closed; load them again to sample")
+        more: dict[str, Any] = {"on_tokens": on_tokens} if self.early and on_tokens else {}
+        return self.engine.sample(requests, n, params, **more)
+
+    def microbatches(self, samples: Sequence[Sample], tokens_per_batch: int) -> list[Batch]:
+        """Cuts one policy's samples into micro-batches on the model's device."""
+        return microbatches(samples, tokens_per_batch, packed=self._packed, device=self.device)
+
+    def logprobs(
+        self, policy: str, batch: Batch, *, temperature: float, entropy: bool, entropy_grad: bool
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities `_BT` under the policy's current weights; see `batch_logprobs`."""
+        module = self.weights.module(policy)
+        # Activations are recomputed in training mode only; otherwise the mode has no effect,
+        # because dropout is off.
+        _set_training(module, policy in self._checkpointing)
+        with self._precision():
+            return batch_logprobs(
+                module, batch, temperature=temperature, entropy=entropy, entropy_grad=entropy_grad
+            )
+
+    def reference_logprobs(self, batch: Batch, *, temperature: float) -> torch.Tensor:
+        """Log-probabilities `_BT` under the model itself."""
+        with self.weights.reference() as module, self._precision():
+            _set_training(module, False)
+            return batch_logprobs(module, batch, temperature=temperature)[0]
+
+    @torch.no_grad()
+    def features(
+        self, prompts: Sequence[tuple[int, ...]], tokens_per_batch: int
+    ) -> dict[tuple[int, ...], torch.Tensor]:
+        """Last hidden state of the model at the last token of each prompt, float32 on the CPU.
+
+        Args:
+            prompts: token ids; equal ones are computed once.
+            tokens_per_batch: padded tokens of one forward pass.
+
+        Raises:
+            ConfigError: full policies without a frozen base.
+        """
+        states: dict[tuple[int, ...], torch.Tensor] = {}
+        # By length, so that little is padded; then by tokens, so that batches do not depend on the
+        # order of the decisions.
+        ordered = sorted(dict.fromkeys(prompts), key=lambda ids: (len(ids), ids))
+        with self.weights.reference() as module, self._precision():
+            _set_training(module, False)
+            while ordered:
+                # The longest of a batch is its last: rows are padded to its length.
+                count = max(1, tokens_per_batch // len(ordered[-1]))
+                rows, ordered = ordered[-count:], ordered[:-count]
+                for ids, state in zip(rows, last_states(module, rows, self.device), strict=True):
+                    states[ids] = state
+        return states
+
+    def close(self) -> None:
+        """Closes the engine; the policies can still be read and written."""
+        if self.engine is not None:
+            self.engine.close()
+            self.engine = None
+
+    def _precision(self) -> torch.autocast:
+        dtype = self.weights.autocast
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+
+
+class AskedBase(Base):
+    """Policies whose weights are in other processes: they can be sampled from, and no more.
+
+    Args:
+        chats: policy -> tokenizer and template.
+        contexts: policy -> most tokens of a prompt and its completion together.
+        engine: asks for completions.
+    """
+
+    def __init__(
+        self, chats: Mapping[str, Chat], contexts: Mapping[str, int], engine: InferenceEngine
+    ) -> None:
+        self.chats, self.contexts, self.engine = dict(chats), dict(contexts), engine
+        self.parameters = {name: [] for name in chats}
 
 
 class PolicySet:
@@ -86,20 +267,11 @@ class PolicySet:
     @property
     def continuous(self) -> bool:
         """True if all engines batch requests as they come."""
-        return all(each.engine is not None and each.engine.continuous for each in self.bases)
+        return all(base.engine is not None and base.engine.continuous for base in self.bases)
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays a role, or an agent: its own, or else that of its role.
-
-        Raises:
-            UnknownNameError: no policy was given for it.
-        """
-        given = self.roles_to_policies
-        found = given.get(role) or given.get(role_of(role))
-        if found is None:
-            known = did_you_mean(role, given)
-            raise UnknownNameError(f"no policy plays the role {role!r}; {known}")
-        return found
+        """The policy that plays a role, or an agent: its own, or else that of its role."""
+        return policy_of(role, self.roles_to_policies)
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """Renders an observation into prompt tokens, with the template of the policy that plays it.
@@ -144,25 +316,18 @@ class PolicySet:
         self,
         requests: Sequence[Request],
         n: int,
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-        top_p: float = 1.0,
         on_completion: OnCompletion | None = None,
+        **settings: Unpack[SampleSettings],
     ) -> list[list[Completion]]:
         """Completes every request `n` times: result[request][candidate].
-
-        The same requests, seeds included, give the same completions on one machine and one version
-        of its libraries.
 
         Raises:
             ConfigError: a setting out of range, an empty prompt.
             StaleSamplerError: a policy was changed without `publish`.
-            SamplerUnavailable: the engine or a partner's server failed, also at a second try, or
-                has been closed.
+            SamplerUnavailable: the engine or a partner's server failed, or has been closed.
         """
-        params = _sampling_params(n, max_new_tokens, temperature, greedy, top_p)
+        params = SamplingParams(**settings)
+        _check_params(n, params)
         theirs = [place for place, request in enumerate(requests) if is_partner(request.policy)]
         if not theirs or self.partners is None:
             return self._sample_here(requests, n, params, on_completion)
@@ -171,8 +336,8 @@ class PolicySet:
         answers = self.partners.ask([requests[place] for place in theirs], n, params)
         ours = [place for place, request in enumerate(requests) if not is_partner(request.policy)]
         here = self._sample_here([requests[place] for place in ours], n, params) if ours else []
-        found = dict(zip([*ours, *theirs], [*here, *answers()], strict=True))
-        return [found[place] for place in range(len(requests))]
+        by_place = dict(zip([*ours, *theirs], [*here, *answers()], strict=True))
+        return [by_place[place] for place in range(len(requests))]
 
     def _sample_here(
         self,
@@ -185,9 +350,9 @@ class PolicySet:
             self._check_fresh(policy)
         if not all(request.prompt_ids for request in requests):
             raise ConfigError("a prompt without tokens cannot be completed")
-        found: list[list[Completion]] = [[] for _ in requests]
+        completions: list[list[Completion]] = [[] for _ in requests]
         for base in self.bases:
-            mine = [place for place, each in enumerate(requests) if each.policy in base.chats]
+            mine = [place for place, request in enumerate(requests) if request.policy in base.chats]
             if not mine:
                 continue
 
@@ -201,15 +366,17 @@ class PolicySet:
                 [requests[place] for place in mine], n, params, early if on_completion else None
             )
             for place, candidates in zip(mine, sampled, strict=True):
-                found[place] = self._completions(requests[place], candidates)
-        return found
+                completions[place] = self._completions(requests[place], candidates)
+        return completions
 
     def _completions(
         self, request: Request, candidates: Sequence[SampledTokens]
     ) -> list[Completion]:
         # Many are alike, and one object stands for all of them.
-        alike = {each: self._completion(request, each) for each in dict.fromkeys(candidates)}
-        return [alike[each] for each in candidates]
+        alike = {
+            sampled: self._completion(request, sampled) for sampled in dict.fromkeys(candidates)
+        }
+        return [alike[sampled] for sampled in candidates]
 
     def _completion(self, request: Request, sampled: SampledTokens) -> Completion:
         chat = self.chat_for(request.policy)
@@ -352,15 +519,48 @@ class PolicySet:
             )
 
 
-def _sampling_params(
-    n: int, max_new_tokens: int, temperature: float, greedy: bool, top_p: float
-) -> SamplingParams:
+def _check_params(n: int, params: SamplingParams) -> None:
     if n < 1:
         raise ConfigError(f"n must be at least 1, got {n}")
-    if max_new_tokens < 1:
-        raise ConfigError(f"max_new_tokens must be at least 1, got {max_new_tokens}")
-    if not temperature > 0:
-        raise ConfigError(f"temperature must be above 0, got {temperature}; use greedy instead")
-    if not 0 < top_p <= 1:
-        raise ConfigError(f"top_p must be above 0 and at most 1, got {top_p}")
-    return SamplingParams(max_new_tokens, temperature, greedy, top_p)
+    if params.max_new_tokens < 1:
+        raise ConfigError(f"max_new_tokens must be at least 1, got {params.max_new_tokens}")
+    if not params.temperature > 0:
+        raise ConfigError(
+            f"temperature must be above 0, got {params.temperature}; use greedy instead"
+        )
+    if not 0 < params.top_p <= 1:
+        raise ConfigError(f"top_p must be above 0 and at most 1, got {params.top_p}")
+
+
+def context_of(model: PreTrainedModel, default: int) -> int:
+    """The most tokens that a model is computed for.
+
+    Models with "longrope" or "dynamic" positions turn all of them in another way once a text is
+    longer than they were first trained for. The log-probabilities of a completion would then
+    depend on what else is in its batch, so their texts end there.
+    """
+    text = model.config.get_text_config(decoder=True)
+    longest = int(getattr(text, "max_position_embeddings", None) or default)
+    rope = getattr(text, "rope_parameters", None) or {}
+    if rope.get("rope_type") in ("longrope", "dynamic"):
+        first = rope.get("original_max_position_embeddings") or getattr(
+            text, "original_max_position_embeddings", None
+        )
+        if first and first < longest:
+            _say_shorter(str(rope["rope_type"]), int(first), longest)
+        return min(longest, int(first or longest))
+    return longest
+
+
+@functools.cache  # once, however many policies the model has
+def _say_shorter(kind: str, used: int, longest: int) -> None:
+    logger.warning(
+        "texts end at %d tokens, although the model's context has %d: beyond, its %s positions "
+        "depend on the longest text of a batch",
+        *(used, longest, kind),
+    )
+
+
+def _set_training(model: nn.Module, training: bool) -> None:
+    if model.training != training:
+        model.train(training)

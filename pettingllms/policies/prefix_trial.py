@@ -31,7 +31,7 @@ def share_prompts(model: PreTrainedModel) -> bool:
     A model is left alone if a layer has other than full attention, or if a small trial of sampling
     and update differs from transformers' own computation.
     """
-    own = model.config._attn_implementation
+    usual = model.config._attn_implementation
     reason = _misfit(model)
     if reason is None:
         model.config._attn_implementation = NAME
@@ -41,7 +41,7 @@ def share_prompts(model: PreTrainedModel) -> bool:
             # What model code raises when it meets an attention that it was not written for.
             reason = f"its attention cannot be replaced ({error})"
         if reason is not None:
-            model.config._attn_implementation = own
+            model.config._attn_implementation = usual
     if reason is not None:
         logger.warning(
             "each completion is computed with its own copy of the prompt, which is slower: %s",
@@ -58,9 +58,9 @@ def check_head(model: PreTrainedModel) -> None:
         ConfigError: they differ, so that its log-probabilities would be wrong.
     """
     ids = torch.tensor([_PROMPTS[0]], device=model.device)
-    own = model(input_ids=ids, use_cache=False).logits.float()
+    theirs = model(input_ids=ids, use_cache=False).logits.float()
     ours = logits(model, model.base_model(input_ids=ids, use_cache=False).last_hidden_state)
-    difference = float((own - ours.float()).abs().max())
+    difference = float((theirs - ours.float()).abs().max())
     if not difference <= (_LOW_PRECISION_TOLERANCE if _is_low(model) else _TOLERANCE):
         raise ConfigError(
             f"models of type {model.config.model_type!r} change their logits in a way that is not "
@@ -156,8 +156,10 @@ def _logprobs(model: PreTrainedModel, samples: list[Sample], *, packed: bool) ->
     process that loads a model comes here.
     """
     batch = microbatches(samples, 1 << 20, packed=packed, device=model.device)[0]
-    found = predictions(model, batch)
-    logprobs_PV = logits(model, found.states_PX).float().log_softmax(-1)
-    logprobs_M = logprobs_PV.gather(-1, found.ids_P[:, None])[found.of_M, 0]
-    own = logprobs_M.split([len(sample.token_ids) for sample in batch.samples])
-    return torch.cat([own[n] for n in sorted(range(len(own)), key=batch.index.__getitem__)])
+    predicted = predictions(model, batch)
+    logprobs_PV = logits(model, predicted.states_PX).float().log_softmax(-1)
+    logprobs_M = logprobs_PV.gather(-1, predicted.ids_P[:, None])[predicted.of_M, 0]
+    by_sample = logprobs_M.split([len(sample.token_ids) for sample in batch.samples])
+    return torch.cat(
+        [by_sample[n] for n in sorted(range(len(by_sample)), key=batch.index.__getitem__)]
+    )

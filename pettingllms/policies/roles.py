@@ -5,10 +5,8 @@ A shared policy, a policy per role and anything between differ in this mapping o
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.samplers.base import PARTNER, is_partner
@@ -17,7 +15,6 @@ from pettingllms.types import role_of
 BASE = "base"
 """The name of the unmodified base model as a policy: it has no adapter and is never trained."""
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-POLICY_FILES = (".yaml", ".yml", ".json")
 _WORDS = ("shared", "per-role", "per-agent", BASE, f"{PARTNER}MODEL")
 
 
@@ -30,15 +27,14 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
     Args:
         spec: `shared` (one policy named `shared`), `per-role` (each role its own, under its own
             name), `per-agent` (each agent), `base` (the unmodified model plays all roles), `api:MODEL`
-            (a model behind an API plays all roles), pairs such as `coder=a,tester=api:MODEL` or
-            `reasoner_0=a,reasoner_1=b`, or the path of a YAML or
-            JSON file with such a mapping.
+            (a model behind an API plays all roles), or pairs such as `coder=a,tester=api:MODEL` or
+            `reasoner_0=a,reasoner_1=b`.
         roles: all roles that act, in turn order.
         agents: all agents, in turn order.
 
     Raises:
         ConfigError: a role without a policy, a role named twice, a policy name that PEFT or a
-            file system cannot hold, a file that is not a mapping of names.
+            file system cannot hold.
         UnknownNameError: a role or agent that does not act.
     """
     if spec == "shared":
@@ -51,29 +47,19 @@ def parse_policies(spec: str, roles: Sequence[str], agents: Sequence[str] = ()) 
         pairs = {agent: agent for agent in agents}
     elif _for_all(spec):
         pairs = dict.fromkeys(roles, spec)
-    elif Path(spec).suffix in POLICY_FILES:
-        pairs = _from_file(Path(spec))
     elif "=" in spec:
         pairs = _from_pairs(spec)
     else:
         raise ConfigError(
-            f"policies {spec!r} is neither a known word nor role=policy pairs nor a "
-            f"{'/'.join(POLICY_FILES)} file; {did_you_mean(spec, _WORDS)}"
+            f"policies {spec!r} is neither a known word nor role=policy pairs; "
+            f"{did_you_mean(spec, _WORDS)}"
         )
     return _checked(pairs, roles, agents)
 
 
 def only_partners(spec: str) -> bool:
-    """Returns whether models behind an API play all roles, so that no model is loaded here.
-
-    Raises:
-        ConfigError: a file that is not a mapping of names.
-    """
-    if _for_all(spec):
-        return True
-    if Path(spec).suffix in POLICY_FILES:
-        return all(map(is_partner, _from_file(Path(spec)).values()))
-    return "=" in spec and all(map(is_partner, _from_pairs(spec).values()))
+    """Returns whether models behind an API play all roles, so that no model is loaded here."""
+    return _for_all(spec) or ("=" in spec and all(map(is_partner, _from_pairs(spec).values())))
 
 
 def trained_policies(
@@ -157,7 +143,7 @@ def _for_all(spec: str) -> bool:
 def _from_pairs(spec: str) -> dict[str, str]:
     pairs: dict[str, str] = {}
     for item in spec.split(","):
-        role, equals, policy = (part.strip() for part in item.partition("="))
+        role, equals, policy = (word.strip() for word in item.partition("="))
         if not equals or not role or not policy:
             raise ConfigError(f"policies: {item!r} is not role=policy, in {spec!r}")
         if role in pairs:
@@ -166,40 +152,22 @@ def _from_pairs(spec: str) -> dict[str, str]:
     return pairs
 
 
-def _from_file(path: Path) -> dict[str, str]:
-    import yaml  # of the train extra; a name needs none
-
-    try:
-        text = path.read_text(encoding="utf-8")
-        # YAML would accept most JSON, too, but with worse error messages.
-        value = json.loads(text) if path.suffix == ".json" else yaml.safe_load(text)
-    except OSError as error:
-        raise ConfigError(f"policies file {path} cannot be read: {error.strerror}") from error
-    except (ValueError, yaml.YAMLError) as error:
-        raise ConfigError(f"policies file {path} cannot be parsed: {error}") from error
-    if not isinstance(value, Mapping) or not all(
-        isinstance(role, str) and isinstance(policy, str) for role, policy in value.items()
-    ):
-        raise ConfigError(
-            f"policies file {path} must map role names to policy names, for example "
-            f"'coder: a', got {str(value)[:80]!r}"
-        )
-    return dict(value)
-
-
 def _checked(
     pairs: Mapping[str, str], roles: Sequence[str], agents: Sequence[str]
 ) -> dict[str, str]:
-    known = list(dict.fromkeys([*roles, *agents]))
+    players = list(dict.fromkeys([*roles, *agents]))
     for name in pairs:
-        if name not in known:
-            raise UnknownNameError(f"policies: unknown role {name!r}; {did_you_mean(name, known)}")
-    own = {role: [agent for agent in agents if role_of(agent) == role] for role in roles}
+        if name not in players:
+            raise UnknownNameError(
+                f"policies: unknown role {name!r}; {did_you_mean(name, players)}"
+            )
+    agents_of = {role: [agent for agent in agents if role_of(agent) == role] for role in roles}
     # A role needs no policy of its own where each of its agents has one.
     missing = [
         role
         for role in roles
-        if role not in pairs and not (own[role] and all(agent in pairs for agent in own[role]))
+        if role not in pairs
+        and not (agents_of[role] and all(agent in pairs for agent in agents_of[role]))
     ]
     if missing:
         raise ConfigError(
@@ -209,5 +177,5 @@ def _checked(
     for policy in pairs.values():
         check_policy_name(policy)
     # In the order of turns, whatever order they were written in: cast and learners follow it.
-    ordered = dict.fromkeys(name for role in roles for name in (role, *own[role]))
+    ordered = dict.fromkeys(name for role in roles for name in (role, *agents_of[role]))
     return {name: pairs[name] for name in ordered if name in pairs}

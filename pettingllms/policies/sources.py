@@ -129,13 +129,13 @@ def adapter_folders(spec: str | None, roles_to_policies: Mapping[str, str]) -> d
         return _of_roles(_pairs(spec), roles_to_policies)
     if (Path(spec) / CONFIG_FILE).is_file():
         return dict.fromkeys(policies, Path(spec))
-    found = sorted(path.name for path in Path(spec).iterdir() if path.is_dir())
+    available = sorted(path.name for path in Path(spec).iterdir() if path.is_dir())
     for role, policy in roles_to_policies.items():
-        if policy not in found and is_own(policy):
+        if policy not in available and is_own(policy):
             raise ConfigError(
                 f"{spec} has no adapter for the policy {policy!r}; it has "
-                f"{', '.join(found) or 'none'}; choose the policy of {role!r} with --policies, for "
-                f"example {','.join(f'{each}={(found or [policy])[0]}' for each in roles_to_policies)}"
+                f"{', '.join(available) or 'none'}; choose the policy of {role!r} with --policies, for "
+                f"example {','.join(f'{name}={(available or [policy])[0]}' for name in roles_to_policies)}"
             )
     return {policy: Path(spec) / policy for policy in policies}
 
@@ -161,7 +161,7 @@ def check_base(folder: Path, model: str) -> None:
     theirs = read_config(folder).base_model_name_or_path
     try:
         with safe_open(folder / WEIGHTS_FILE, framework="pt") as file:
-            known = DIGEST_KEY in (file.metadata() or {})
+            has_digest = DIGEST_KEY in (file.metadata() or {})
     except (OSError, SafetensorError) as error:
         raise ConfigError(
             f"{folder / WEIGHTS_FILE} cannot be read: {error}; an adapter in another format is "
@@ -169,7 +169,7 @@ def check_base(folder: Path, model: str) -> None:
         ) from error
     # Another program wrote it. Only the last part is compared, because one base has many paths and
     # mirrors.
-    if not known and Path(str(theirs)).name.lower() != Path(model).name.lower():
+    if not has_digest and Path(str(theirs)).name.lower() != Path(model).name.lower():
         raise ConfigError(
             f"the adapter in {folder} was trained on the base model {str(theirs)!r}, not on "
             f"{model!r}; choose it with --model {theirs}, or correct base_model_name_or_path in "
@@ -180,27 +180,27 @@ def check_base(folder: Path, model: str) -> None:
 def _of_roles(
     pairs: Mapping[str, Path | str], roles_to_policies: Mapping[str, str]
 ) -> dict[str, Path]:
-    found: dict[str, Path] = {}
+    folders: dict[str, Path] = {}
     for role, folder in pairs.items():
         if role not in roles_to_policies:
             hint = did_you_mean(role, roles_to_policies)
             raise UnknownNameError(f"adapters names the unknown role {role!r}; {hint}")
         policy = roles_to_policies[role]
-        if not is_own(policy) or found.setdefault(policy, Path(folder)) != Path(folder):
+        if not is_own(policy) or folders.setdefault(policy, Path(folder)) != Path(folder):
             frozen = "the base model" if policy == BASE else "a model behind an API"
             whose = "another role's, too" if is_own(policy) else frozen
             raise ConfigError(
                 f"adapters gives {role!r} an adapter of its own, but its policy {policy!r} is "
                 f"{whose}; leave out --policies, or name a policy for each role"
             )
-    return found
+    return folders
 
 
 def _pairs(spec: str) -> dict[str, str]:
     """Role -> folder or hub id."""
     pairs: dict[str, str] = {}
     for item in spec.split(","):
-        role, equals, source = (part.strip() for part in item.partition("="))
+        role, equals, source = (word.strip() for word in item.partition("="))
         if not (role and equals and source):
             raise ConfigError(
                 f"adapters: {item!r} is not ROLE=FOLDER, in {spec!r}; write coder=FOLDER,tester="

@@ -91,18 +91,18 @@ class LoraWeights:
             # before afterwards.
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(zlib.crc32(f"{seed} {name}".encode()))
-                own = _inside(name)
+                adapter = _inside(name)
                 if peft_model is None:
                     peft_model = get_peft_model(
-                        model, config, adapter_name=own, autocast_adapter_dtype=float32
+                        model, config, adapter_name=adapter, autocast_adapter_dtype=float32
                     )
                 else:
-                    peft_model.add_adapter(own, config, autocast_adapter_dtype=float32)
+                    peft_model.add_adapter(adapter, config, autocast_adapter_dtype=float32)
         if peft_model is None:
             raise ConfigError("at least one policy is needed, got none")
         self._peft = peft_model
         self._model = model
-        self._adapted = [each for each in model.modules() if isinstance(each, LoraLayer)]
+        self._adapted = [module for module in model.modules() if isinstance(module, LoraLayer)]
         self._tensors = {name: self._adapter_tensors(name) for name in configs}
         self._active: str | None = None
         self._merged: dict[str, PreTrainedModel] = {}
@@ -187,7 +187,7 @@ class LoraWeights:
         Raises:
             ConfigError: one of them is not a linear layer.
         """
-        found: list[tuple[str, LoraLayer]] = []
+        layers: list[tuple[str, LoraLayer]] = []
         for path, layer in self._model.named_modules():
             if isinstance(layer, LoraLayer) and _inside(policy) in layer.r:
                 # PEFT has classes of its own for quantized layers, which are linear all the same.
@@ -199,8 +199,8 @@ class LoraWeights:
                         "adapters are for linear layers only, use --lora-target-modules "
                         f"{','.join(linear_names(self._model))}"
                     )
-                found.append((path, layer))
-        return found
+                layers.append((path, layer))
+        return layers
 
 
 def linear_names(model: PreTrainedModel) -> list[str]:
@@ -247,13 +247,17 @@ class FullWeights:
         models = copies if reference else [model, *copies]
         self._models = dict(zip(names, models, strict=True))
         self._reference = model if reference else None
-        self._tensors = {name: dict(own.named_parameters()) for name, own in self._models.items()}
-        for own in self._models.values():
-            own.requires_grad_(True)
+        self._tensors = {
+            name: dict(trained.named_parameters()) for name, trained in self._models.items()
+        }
+        for trained in self._models.values():
+            trained.requires_grad_(True)
         self._copies: dict[str, PreTrainedModel] = {}
         self.autocast = None if sampling_dtype == model.dtype else sampling_dtype
         if self.autocast is not None:
-            self._copies = {name: _as(own, sampling_dtype) for name, own in self._models.items()}
+            self._copies = {
+                name: _as(trained, sampling_dtype) for name, trained in self._models.items()
+            }
 
     def tensors(self, policy: str) -> dict[str, nn.Parameter]:
         """The model's parameters by name, tied ones once."""
@@ -432,17 +436,17 @@ def read_tensors(directory: Path, base: str, digest: str) -> dict[str, torch.Ten
     theirs = str(read_config(directory).base_model_name_or_path)
     try:
         with safe_open(directory / WEIGHTS_FILE, framework="pt") as file:
-            found = (file.metadata() or {}).get(DIGEST_KEY)
+            written = (file.metadata() or {}).get(DIGEST_KEY)
             tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{directory / WEIGHTS_FILE} cannot be read: {error}") from error
-    same = found == digest if found else Path(theirs).name.lower() == Path(base).name.lower()
+    same = written == digest if written else Path(theirs).name.lower() == Path(base).name.lower()
     if not same:
         raise ConfigError(
             f"the adapter in {directory} was trained on the base model {theirs!r}, not on "
             f"{base!r}; load it with --model {theirs}, or name this model for its policy with "
             "--policy-settings"
-            + ("" if found else ", or correct base_model_name_or_path in its adapter_config.json")
+            + ("" if written else ", or correct base_model_name_or_path in its adapter_config.json")
         )
     return tensors
 

@@ -41,6 +41,7 @@ from pettingllms.rollout.files import (
 from pettingllms.trainers.config import ATGRPOConfig
 
 LOGS = (METRICS, TRAJECTORIES)
+_OF_THE_SERVER = ("serve", "server", "server_key", "server_timeout")
 PACKAGES = ("torch", "transformers", "trl", "peft", "pettingzoo", "gymnasium", "numpy")
 
 
@@ -334,6 +335,7 @@ def read_config(run: Path) -> ATGRPOConfig:
             f"{path} is damaged: it holds {values!r} in place of settings; restore it, or start a "
             "new run"
         )
+    values = without_server(values)
     known = [field.name for field in dataclasses.fields(ATGRPOConfig)]
     for key in values:
         if key not in known:
@@ -342,6 +344,12 @@ def read_config(run: Path) -> ATGRPOConfig:
     # Runs that name no model are from the time when all environments had one default.
     old = config.model is None and config.embedded
     return dataclasses.replace(config, model=DEFAULT) if old else config
+
+
+def without_server(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a file from before 0.2, when a vLLM server could sample, as they are today."""
+    kept = {key: value for key, value in values.items() if key not in _OF_THE_SERVER}
+    return kept | ({"sampler": "vllm"} if kept.get("sampler") == "vllm-server" else {})
 
 
 def yaml_mistake(error: Exception) -> str:

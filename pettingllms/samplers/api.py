@@ -21,13 +21,14 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import astuple
+from typing import Unpack
 
-from pettingllms.errors import SamplerUnavailable, UnknownNameError, did_you_mean
+from pettingllms.errors import SamplerUnavailable
 from pettingllms.samplers.api_call import ApiCall, ApiSettings, Refused, Trouble
-from pettingllms.samplers.base import PARTNER, SamplingParams, is_partner
+from pettingllms.samplers.base import PARTNER, SampleSettings, SamplingParams, is_partner
 from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.samplers.replies import ApiReply, BudgetSpent, Cost, ReplyLog
-from pettingllms.types import Completion, Request, role_of
+from pettingllms.types import Completion, Request, policy_of
 
 ATTEMPTS = 6
 LONGEST_PAUSE = 120.0
@@ -73,16 +74,8 @@ class ApiPartners:
         self._threads = ThreadPoolExecutor(settings.concurrency, "api")
 
     def policy_for(self, role: str) -> str:
-        """The policy that plays a role, or an agent: its own, or else that of its role.
-
-        Raises:
-            UnknownNameError: none of these plays it.
-        """
-        found = self.roles_to_policies.get(role) or self.roles_to_policies.get(role_of(role))
-        if found is None:
-            known = did_you_mean(role, self.roles_to_policies)
-            raise UnknownNameError(f"no policy plays the role {role!r}; {known}")
-        return found
+        """The policy that plays a role, or an agent."""
+        return policy_of(role, self.roles_to_policies)
 
     def prompt_ids(self, role: str, text: str) -> tuple[int, ...]:
         """The bytes of an observation, in which no text of another role reads as a control token."""
@@ -90,14 +83,7 @@ class ApiPartners:
         return tuple(without_control_tokens(text).encode("utf-8", "replace"))
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        n: int,
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-        top_p: float = 1.0,
+        self, requests: Sequence[Request], n: int, **settings: Unpack[SampleSettings]
     ) -> Answers:
         """`n` completions of every request, from the server or as it answered before.
 
@@ -106,8 +92,7 @@ class ApiPartners:
                 continues from the replies that came.
             RunFolderError: a reply cannot be written.
         """
-        params = SamplingParams(max_new_tokens, temperature, greedy, top_p)
-        return self.ask(requests, n, params)()
+        return self.ask(requests, n, SamplingParams(**settings))()
 
     def ask(
         self, requests: Sequence[Request], n: int, params: SamplingParams
@@ -121,11 +106,11 @@ class ApiPartners:
         started: dict[str, Future[ApiReply]] = {}
         asked: list[list[Future[ApiReply]]] = []
         for request in requests:
-            own = [(self._key(request, request.seed + k, params), k) for k in range(n)]
-            for key, k in own:
+            decisions = [(self._key(request, request.seed + k, params), k) for k in range(n)]
+            for key, k in decisions:
                 if key not in started:
                     started[key] = self._submit(key, request, request.seed + k, params)
-            asked.append([started[key] for key, _ in own])
+            asked.append([started[key] for key, _ in decisions])
 
         def answers() -> Answers:
             self._wait(list(started.values()))
@@ -146,12 +131,12 @@ class ApiPartners:
     def _submit(
         self, key: str, request: Request, seed: int, params: SamplingParams
     ) -> Future[ApiReply]:
-        known = self.log.find(key)
-        if known is None:
+        reply = self.log.find(key)
+        if reply is None:
             return self._threads.submit(self._reply, key, request, seed, params)
-        found: Future[ApiReply] = Future()
-        found.set_result(known)
-        return found
+        done: Future[ApiReply] = Future()
+        done.set_result(reply)
+        return done
 
     def _wait(self, futures: Sequence[Future[ApiReply]]) -> None:
         """Waits for all; where one fails, ends the others and raises its error."""

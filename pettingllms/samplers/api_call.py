@@ -214,18 +214,18 @@ class ApiCall:
 
     def _read(self, data: bytes) -> Answer:
         try:
-            found = json.loads(data)
+            answer = json.loads(data)
         except (ValueError, RecursionError):
             # Deeply nested JSON ends in a RecursionError.
             raise self._nonsense(data.decode("utf-8", "replace"), None) from None
-        if not isinstance(found, dict):
-            raise self._nonsense(found, None)
-        cost = _cost(found.get("usage"))
-        choices = found.get("choices")
+        if not isinstance(answer, dict):
+            raise self._nonsense(answer, None)
+        cost = _cost(answer.get("usage"))
+        choices = answer.get("choices")
         first = choices[0] if isinstance(choices, list) and choices else None
         message = first.get("message") if isinstance(first, dict) else None
         if not isinstance(first, dict) or not isinstance(message, dict):
-            raise self._nonsense(found, cost)
+            raise self._nonsense(answer, cost)
         text, truncated = message.get("content"), first.get("finish_reason") == "length"
         refusal = message.get("refusal")
         # A refusal is what the model answered, and no failure of the server; so is a message without
@@ -234,12 +234,12 @@ class ApiCall:
         if text is None:
             text = refusal if isinstance(refusal, str) else ""
         if not isinstance(text, str):
-            raise self._nonsense(found, cost)
+            raise self._nonsense(answer, cost)
         filtered = first.get("finish_reason") == "content_filter"
         return Answer(
             ApiReply(self._clean(text), truncated, refused or filtered),
             cost,
-            self._clean(str(found.get("model")))[:_SHOWN],
+            self._clean(str(answer.get("model")))[:_SHOWN],
         )
 
     # ---------------------------------------------------------------------------------- errors
@@ -258,8 +258,8 @@ class ApiCall:
     def _late(self) -> Trouble:
         return Trouble(f"no answer within {self._settings.timeout:g} s", sent=True)
 
-    def _nonsense(self, found: Any, cost: Cost | None) -> Trouble:
-        what = found if isinstance(found, str) else json.dumps(found)
+    def _nonsense(self, answer: Any, cost: Cost | None) -> Trouble:
+        what = answer if isinstance(answer, str) else json.dumps(answer)
         return Trouble(self._told("HTTP 200, but no completion", what), sent=True, cost=cost)
 
     def _told(self, what: str, more: object) -> str:
@@ -284,8 +284,8 @@ def _body(
         "seed": None if params.greedy else seed % _SEEDS,
     }
     # The user's fields go before ours, and None among them leaves ours out.
-    given = {name: value for name, value in (body | args).items() if value is not None}
-    return given | {"model": model, "messages": [{"role": "user", "content": prompt}]}
+    fields = {name: value for name, value in (body | args).items() if value is not None}
+    return fields | {"model": model, "messages": [{"role": "user", "content": prompt}]}
 
 
 def _cost(usage: Any) -> Cost | None:
@@ -301,8 +301,8 @@ def _cost(usage: Any) -> Cost | None:
 def _message(error: openai.APIStatusError) -> str:
     """The message of the server, whose body is often `{"error": {"message": ...}}`."""
     body = error.body
-    found = body.get("message") if isinstance(body, dict) else None
-    return str(found if found is not None else body or "")
+    message = body.get("message") if isinstance(body, dict) else None
+    return str(message if message is not None else body or "")
 
 
 def _retry_after(headers: Any) -> float:

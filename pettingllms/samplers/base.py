@@ -14,7 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    NamedTuple,
+    Protocol,
+    Required,
+    TypedDict,
+    Unpack,
+)
 
 from pettingllms.registry import Registry
 from pettingllms.types import Completion, Request
@@ -30,7 +38,6 @@ SAMPLERS = Registry(
     {
         "transformers": "pettingllms.samplers.transformers:open_engine",
         "vllm": "pettingllms.samplers.vllm:open_engine",
-        "vllm-server": "pettingllms.samplers.vllm_server:open_engine",
     },
 )
 DEFAULT_TOKENS_PER_BATCH = 1 << 16
@@ -60,6 +67,15 @@ class SamplingParams:
     temperature: float = 1.0
     greedy: bool = False
     top_p: float = 1.0
+
+
+class SampleSettings(TypedDict, total=False):
+    """The arguments of `SamplingParams`, as the keywords of `Sampler.sample`."""
+
+    max_new_tokens: Required[int]
+    temperature: float
+    greedy: bool
+    top_p: float
 
 
 class SampledTokens(NamedTuple):
@@ -93,16 +109,17 @@ class Sampler(Protocol):
         """The prompt tokens of an observation."""
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        n: int,
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-        top_p: float = 1.0,
+        self, requests: Sequence[Request], n: int, **settings: Unpack[SampleSettings]
     ) -> list[list[Completion]]:
-        """`n` completions of every request, all randomness from the requests' seeds."""
+        """`n` completions of every request: result[request][candidate].
+
+        All randomness is from the requests' seeds: the same requests give the same completions on
+        one machine and one version of its libraries.
+
+        Raises:
+            ConfigError: a setting or a request that cannot be used.
+            SamplerUnavailable: what samples has failed, or was closed.
+        """
 
 
 class Weights(Protocol):
@@ -162,16 +179,8 @@ class SamplerSettings:
     """A name in `SAMPLERS`, or the `module:attribute` path of an `open_engine` function."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """vLLM's options, as `check_options` accepts them."""
-    url: str | None = None
-    """A vLLM server that is already running; None starts one, for the life of the engine."""
-    # Left out of `repr`, which ends up in messages and logs.
-    key: str | None = field(default=None, repr=False)
-    """API key of the server at `url`."""
-    timeout: float = 600.0
-    """Seconds after which a server that does not answer a batch counts as hung."""
     folder: Path | None = None
-    """Where vLLM's adapters and its log are written; a temporary folder if None. A server on
-    another machine has to see it under the same path."""
+    """Where vLLM's adapters and its log are written; a temporary folder if None."""
     tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH
     """Bound on the positions in the cache of the transformers engine."""
     bases: int = 1

@@ -35,7 +35,7 @@ def without_ending(text: str) -> str:
         last = end
         while last and text[last - 1].isspace():
             last -= 1
-        ending = next((each for each in _ENDINGS if text.endswith(each, 0, last)), None)
+        ending = next((token for token in _ENDINGS if text.endswith(token, 0, last)), None)
         if ending is None:
             break
         end = last - len(ending)

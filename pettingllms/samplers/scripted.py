@@ -7,8 +7,10 @@ model. Tokens are UTF-8 bytes, every log-probability is 0, and a policy is named
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Unpack
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
+from pettingllms.samplers.base import SampleSettings
 from pettingllms.types import Completion, Request, role_of
 
 END = 256
@@ -61,23 +63,16 @@ class ScriptedSampler:
         return tuple(text.encode("utf-8", "surrogatepass"))
 
     def sample(
-        self,
-        requests: Sequence[Request],
-        n: int,
-        *,
-        max_new_tokens: int,
-        temperature: float = 1.0,
-        greedy: bool = False,
-        top_p: float = 1.0,
+        self, requests: Sequence[Request], n: int, **settings: Unpack[SampleSettings]
     ) -> list[list[Completion]]:
         """The next `n` texts for every request; candidate k has the request's seed plus k.
 
         Texts longer than `max_new_tokens` bytes are truncated. The other settings have no effect:
         a script is not a distribution.
         """
-        del temperature, greedy, top_p
+        most = settings["max_new_tokens"]
         return [
-            [self._completion(request, request.seed + k, max_new_tokens) for k in range(n)]
+            [self._completion(request, request.seed + k, most) for k in range(n)]
             for request in requests
         ]
 

@@ -68,7 +68,7 @@ class TransformersEngine:
         self, requests: Sequence[Request], n: int, params: SamplingParams
     ) -> list[list[SampledTokens]]:
         """Completes every request `n` times, one batch per policy."""
-        found: list[list[SampledTokens]] = [[] for _ in requests]
+        completions: list[list[SampledTokens]] = [[] for _ in requests]
         for policy in dict.fromkeys(request.policy for request in requests):
             mine = [i for i, request in enumerate(requests) if request.policy == policy]
             prompts = [requests[i].prompt_ids for i in mine]
@@ -78,8 +78,8 @@ class TransformersEngine:
                 model.train(False)
             sampled = self.generator.generate(model, prompts, n, params, seeds)
             for i, candidates in zip(mine, sampled, strict=True):
-                found[i] = candidates
-        return found
+                completions[i] = candidates
+        return completions
 
     def close(self) -> None:
         """Does nothing: the models belong to the trainer."""
@@ -133,10 +133,14 @@ class BatchGenerator:
         noise: torch.Tensor | None = None
         if params.greedy:
             # Equal prompts have equal greedy completions: one candidate stands for all of them.
-            candidates = list({each.prompt: each for each in reversed(candidates)}.values())
+            candidates = list(
+                {candidate.prompt: candidate for candidate in reversed(candidates)}.values()
+            )
         else:
             candidates = [
-                _Candidate(each.prompt, each.slot * n + k) for each in candidates for k in range(n)
+                _Candidate(candidate.prompt, candidate.slot * n + k)
+                for candidate in candidates
+                for k in range(n)
             ]
             noise = uniform(seeds, n, params.max_new_tokens)
             # MPS has no float64.
@@ -146,7 +150,7 @@ class BatchGenerator:
         for batch in self._batches(candidates, by_index, params.max_new_tokens, enabled(model)):
             done.update(self._decode(model, batch, by_index, params, noise))
         if params.greedy:
-            first = {each.prompt: done[each.slot] for each in candidates}
+            first = {candidate.prompt: done[candidate.slot] for candidate in candidates}
             return [[first[distinct[prompt]]] * n for prompt in prompts]
         return [[done[index * n + k] for k in range(n)] for index in range(len(prompts))]
 
@@ -162,16 +166,18 @@ class BatchGenerator:
         used, last = 0, -1
         # By length, so that a batch pads little, and then by prompt, so that candidates of one
         # prompt stay together and it is computed once.
-        for each in sorted(candidates, key=lambda each: (len(prompts[each.prompt]), each)):
-            length = len(prompts[each.prompt])
-            new = max_new_tokens + (length if each.prompt != last or not shared else 0)
+        for candidate in sorted(
+            candidates, key=lambda candidate: (len(prompts[candidate.prompt]), candidate)
+        ):
+            length = len(prompts[candidate.prompt])
+            new = max_new_tokens + (length if candidate.prompt != last or not shared else 0)
             # A candidate that alone exceeds the bound still gets a batch.
             if batch and used + new > self._tokens_per_batch:
                 yield batch
                 batch, used = [], 0
                 new = max_new_tokens + length
-            batch.append(each)
-            used, last = used + new, each.prompt
+            batch.append(candidate)
+            used, last = used + new, candidate.prompt
         if batch:
             yield batch
 
@@ -183,7 +189,7 @@ class BatchGenerator:
         params: SamplingParams,
         noise: torch.Tensor | None,
     ) -> dict[int, SampledTokens]:
-        asked = dict.fromkeys(each.prompt for each in candidates)
+        asked = dict.fromkeys(candidate.prompt for candidate in candidates)
         used = {prompt: index for index, prompt in enumerate(asked)}
         texts, device = [prompts[index] for index in used], model.device
         decoding: Decoding
@@ -191,12 +197,14 @@ class BatchGenerator:
             decoding = SharedDecoding(model, texts)
         else:
             decoding = PlainDecoding(model, texts, self._pad_id)
-        slot_C = torch.tensor([each.slot for each in candidates], device=device)
+        slot_C = torch.tensor([candidate.slot for candidate in candidates], device=device)
         uniform_CT = None if noise is None else noise[slot_C]
         # None where every candidate has a row of its own, in the same order.
         row_C: torch.Tensor | None = None
         if len(candidates) > len(texts):
-            row_C = torch.tensor([used[each.prompt] for each in candidates], device=device)
+            row_C = torch.tensor(
+                [used[candidate.prompt] for candidate in candidates], device=device
+            )
         ends = torch.tensor(self._end_ids, dtype=torch.long, device=device)
         steps: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
         logits_RV = decoding.start()
@@ -232,19 +240,19 @@ class BatchGenerator:
     def _collect(
         self, steps: Sequence[tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
     ) -> dict[int, SampledTokens]:
-        slot_M, token_M, logprob_M = (torch.cat(each) for each in zip(*steps, strict=True))
+        slot_M, token_M, logprob_M = (torch.cat(values) for values in zip(*steps, strict=True))
         # Stable, so that a candidate's tokens stay in the order of their steps.
         slot_M, order_M = slot_M.sort(stable=True)
         slots, counts = slot_M.unique_consecutive(return_counts=True)
         tokens, logprobs = token_M[order_M].tolist(), logprob_M[order_M].tolist()
-        found: dict[int, SampledTokens] = {}
+        completions: dict[int, SampledTokens] = {}
         end = 0
         for slot, count in zip(slots.tolist(), counts.tolist(), strict=True):
             start, end = end, end + count
             ids = tuple(tokens[start:end])
             truncated = ids[-1] not in self._end_ids
-            found[slot] = SampledTokens(ids, tuple(logprobs[start:end]), truncated=truncated)
-        return found
+            completions[slot] = SampledTokens(ids, tuple(logprobs[start:end]), truncated=truncated)
+        return completions
 
 
 def distribution(logits_RV: torch.Tensor, params: SamplingParams) -> torch.Tensor:

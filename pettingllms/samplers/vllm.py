@@ -208,13 +208,16 @@ class VllmEngine:
             SamplerUnavailable: vLLM failed.
         """
         check_requests(requests, params, self._max_model_len)
-        found: list[dict[int, SampledTokens]] = [{} for _ in requests]
+        by_number: list[dict[int, SampledTokens]] = [{} for _ in requests]
         for engine in self._engines:
             for i, k, sampled in self._sampled(engine, requests, n, params):
-                found[i][k] = sampled
+                by_number[i][k] = sampled
                 if on_tokens is not None:
                     on_tokens(i, k, sampled)
-        return [[each[0]] * n if params.greedy else [each[k] for k in range(n)] for each in found]
+        return [
+            [candidates[0]] * n if params.greedy else [candidates[k] for k in range(n)]
+            for candidates in by_number
+        ]
 
     def _sampled(
         self, engine: Any, requests: Sequence[Request], n: int, params: SamplingParams
@@ -329,14 +332,14 @@ def enqueued(
     # Seeds of requests are digests below 2**62, so that neighbors do not meet and the last stays
     # within 64 bits.
     seeds = range(request.seed, request.seed + (1 if params.greedy else n))
-    given = engine.enqueue(
+    ids = engine.enqueue(
         [{"prompt_token_ids": list(request.prompt_ids)} for _ in seeds],
         [vllm_params(params, seed, end_ids) for seed in seeds],
         lora_request=None if adapter is None else [lora_request(adapter) for _ in seeds],
         use_tqdm=False,
     )
     # Outputs have the number alone; vLLM has appended something random to it.
-    return [number.partition("-")[0] for number in given]
+    return [number.partition("-")[0] for number in ids]
 
 
 def vllm_params(params: SamplingParams, seed: int, end_ids: Sequence[int]) -> Any:
@@ -361,7 +364,9 @@ def vllm_params(params: SamplingParams, seed: int, end_ids: Sequence[int]) -> An
 def sampled_tokens(output: Any, end_ids: Sequence[int]) -> SampledTokens:
     """One completion, of vLLM's `CompletionOutput`."""
     ids = tuple(output.token_ids)
-    logprobs = [found[token].logprob for token, found in zip(ids, output.logprobs, strict=True)]
+    logprobs = [
+        at_token[token].logprob for token, at_token in zip(ids, output.logprobs, strict=True)
+    ]
     return SampledTokens(ids, tuple(map(float, logprobs)), truncated=ids[-1] not in end_ids)
 
 

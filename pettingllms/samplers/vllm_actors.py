@@ -257,7 +257,7 @@ class RemoteEngine:
         """Asks the next engine that is not known to be down; what will be the answer, and to what."""
         request, now = requests[place], time.monotonic()
         engines = self.serving[request.policy]
-        engines = [each for each in engines if self._down.get(each, 0.0) < now] or engines
+        engines = [engine for engine in engines if self._down.get(engine, 0.0) < now] or engines
         engine = engines[next(self._turns) % len(engines)]
         version, weights = self.held[request.policy]
         # A reference that is an argument itself would be fetched by Ray for every request; in a

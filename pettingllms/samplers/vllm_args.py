@@ -91,10 +91,10 @@ def check_options(options: Mapping[str, Any]) -> dict[str, Any]:
             raise ConfigError(f"vllm.{name} cannot be set: {REFUSED[name]}")
         if name not in OPTIONS:
             raise ConfigError(f"unknown option vllm.{name}; {did_you_mean(name, OPTIONS)}")
-        kind = OPTIONS[name]
-        fits = isinstance(value, kind) or (kind is float and isinstance(value, int))
-        if not fits or (isinstance(value, bool) and kind is not bool):
-            raise ConfigError(f"vllm.{name} must be {_KINDS[kind]}, got {value!r}")
+        expected = OPTIONS[name]
+        fits = isinstance(value, expected) or (expected is float and isinstance(value, int))
+        if not fits or (isinstance(value, bool) and expected is not bool):
+            raise ConfigError(f"vllm.{name} must be {_KINDS[expected]}, got {value!r}")
     return dict(options)
 
 
@@ -102,10 +102,6 @@ class SamplerOptions(Protocol):
     """The settings of a run that choose its sampler."""
 
     sampler: str
-    server: str | None
-    server_key: str | None
-    serve: bool
-    full: bool
     load_in_4bit: bool
     device: str
 
@@ -137,31 +133,18 @@ def check_sampler(chosen: SamplerOptions, options: Mapping[str, Any]) -> None:
         UnknownNameError: no sampler of that name.
         ConfigError: what is wrong, and what to do.
     """
-    sampler, server = chosen.sampler, chosen.server
+    sampler = chosen.sampler
     if sampler != AUTO:
         SAMPLERS.path_of(sampler)
     if chosen.load_in_4bit and sampler.startswith("vllm"):
         raise ConfigError(
             "vLLM would sample from the unquantized model; with load_in_4bit use sampler transformers"
         )
-    remote = sampler == "vllm-server"
-    if remote and (server is not None) == chosen.serve:
-        raise ConfigError("sampler vllm-server needs either a server's URL (server), or serve")
-    if not remote and (server is not None or chosen.serve):
-        raise ConfigError(f"server and serve are for sampler vllm-server, not for {sampler}")
-    if chosen.server_key is not None and server is None:
-        raise ConfigError("server_key is for a running server; give its URL as well (server)")
     # With `auto` it is not known yet whether vLLM will sample; where it is not installed, it will
     # not.
     none = sampler == "transformers" or (sampler == AUTO and not installed())
-    if options and (none or server is not None):
-        place = "its own command line" if server else "sampler vllm, or vllm-server with serve"
-        raise ConfigError(f"settings of vLLM ({', '.join(options)}) are for {place}")
-    if chosen.full and remote:
-        raise ConfigError(
-            "a vLLM server takes adapters only; with full models use sampler vllm (an engine for "
-            "each policy) or transformers"
-        )
+    if options and none:
+        raise ConfigError(f"settings of vLLM ({', '.join(options)}) are for sampler vllm")
     check_options(options)
 
 
@@ -219,7 +202,7 @@ def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:
     if on_cpu:
         # Blocks of 32 tokens, the fewest that its CPU kernels run well with, let short prompts
         # share one.
-        own: dict[str, Any] = {
+        memory: dict[str, Any] = {
             "kv_cache_memory_bytes": 1 << 30,
             "block_size": 32,
             "enforce_eager": True,
@@ -229,10 +212,10 @@ def engine_defaults(on_cpu: bool, engines: int) -> dict[str, Any]:
         }
     else:
         # The trainer and its activations need the rest of the GPU.
-        own = {"gpu_memory_utilization": 0.4 / engines}
+        memory = {"gpu_memory_utilization": 0.4 / engines}
     # "vllm" ignores the model's generation_config.json, whose top_p and the like would change the
     # distribution that is sampled from.
-    return {**own, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
+    return {**memory, "logprobs_mode": "processed_logprobs", "generation_config": "vllm"}
 
 
 def lora_options(names: Sequence[str], rank: int | None) -> dict[str, Any]:
@@ -249,7 +232,7 @@ def lora_options(names: Sequence[str], rank: int | None) -> dict[str, Any]:
         "enable_lora": True,
         "max_loras": len(names),
         "max_cpu_loras": 2 * len(names),
-        "max_lora_rank": next(known for known in RANKS if known >= rank),
+        "max_lora_rank": next(allowed for allowed in RANKS if allowed >= rank),
     }
 
 

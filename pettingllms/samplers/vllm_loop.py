@@ -139,12 +139,12 @@ class VllmLoop:
             self._engine = started(self._base, options, self._end_ids)
             self._context = int(self._engine.llm_engine.model_config.max_model_len)
         except FAILURES as error:
-            known = isinstance(error, ConfigError)
+            explained = isinstance(error, ConfigError)
             message = (
                 f"vLLM cannot run the model {self._base!r}: {last_line(error)}; change --vllm.* "
                 "options, or use --sampler transformers"
             )
-            self.started.set_exception(error if known else ConfigError(message))
+            self.started.set_exception(error if explained else ConfigError(message))
             return
         self.started.set_result(None)
         try:
@@ -201,7 +201,7 @@ class VllmLoop:
         # What has computed the tokens, not what was asked for: by vLLM's own word an adapter, or
         # the one full model that is loaded.
         number = None if self._full else output.lora_request.lora_int_id
-        used = next(each for each in self._held.values() if number in (None, each.number))
+        used = next(held for held in self._held.values() if number in (None, held.number))
         k = left.pop(output.request_id)
         done[k] = sampled_tokens(output.outputs[0], self._end_ids)
         versions[k] = used.version
@@ -235,7 +235,7 @@ class VllmLoop:
     def _make_room(self, policy: str) -> None:
         """Forgets the oldest versions of a policy that nobody asks for."""
         # An adapter has to stay while a request computes with it.
-        used = {each.weights.number for each in self._running.values()}
+        used = {running.weights.number for running in self._running.values()}
         mine = [key for key in self._held if key[0] == policy]
         for key in mine[: len(mine) + 1 - KEPT]:
             if self._held[key].number not in used:
@@ -251,7 +251,9 @@ class VllmLoop:
     def _fail(self, error: SamplerUnavailable) -> None:
         """Gives all that was and will be asked the same answer."""
         # A request with several completions runs under several names and has one answer.
-        for answer in {id(each.answer): each.answer for each in self._running.values()}.values():
+        for answer in {
+            id(running.answer): running.answer for running in self._running.values()
+        }.values():
             answer.set_exception(error)
         for _, answer in self._waiting:
             answer.set_exception(error)

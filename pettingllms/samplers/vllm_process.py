@@ -1,8 +1,8 @@
-"""vLLM server processes: started and stopped here, and entered here as well.
+"""vLLM's OpenAI server, which serves a team: started and stopped here, and entered here as well.
 
 `VllmProcess` runs `python -m pettingllms.samplers.vllm_process`, which is vLLM's own server with two
 things added: it ends with the process that started it, even if that process was killed, and
-`RequestGuard` refuses requests that must not be answered. The arguments are vLLM's.
+`RequestGuard` refuses requests without the key. The arguments are vLLM's.
 """
 
 from __future__ import annotations
@@ -28,17 +28,16 @@ from typing import IO, Any
 from urllib.parse import urlsplit
 
 from pettingllms.errors import ConfigError, SamplerUnavailable
+from pettingllms.samplers.base import SamplingParams
 
 BASE = "base"
-"""The name of the bare base model; requests for it are refused."""
-LARGEST_BODY = 16 << 20
-"""Of a request: the prompts of a batch come one by one, so that none needs more."""
+"""The name of the bare base model, which nobody asks."""
 START_SECONDS = 600.0
 STOP_SECONDS = 20.0
+_HOST = "127.0.0.1"
 _TICK_SECONDS = 0.1
 _LOG_LINES = 15
 _PR_SET_PDEATHSIG = 1
-_WITHOUT_MODEL = ("/v1/load_lora_adapter", "/v1/unload_lora_adapter")
 
 Message = dict[str, Any]
 Receive = Callable[[], Awaitable[Message]]
@@ -182,6 +181,35 @@ def _message(text: str) -> str:
         return text[:500]
 
 
+def completion_body(
+    model: str,
+    prompt_ids: Sequence[int],
+    n: int,
+    params: SamplingParams,
+    seed: int,
+    end_ids: Sequence[int],
+) -> dict[str, Any]:
+    """The body of a request; names every parameter that a server could otherwise set by itself."""
+    return {
+        "model": model,
+        "prompt": list(prompt_ids),
+        "n": 1 if params.greedy else n,
+        "max_tokens": params.max_new_tokens,
+        "temperature": 0.0 if params.greedy else params.temperature,
+        "top_p": 1.0 if params.greedy else params.top_p,
+        "top_k": 0,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "presence_penalty": 0.0,
+        "frequency_penalty": 0.0,
+        "seed": None if params.greedy else seed,
+        "logprobs": 0,
+        "stop_token_ids": list(end_ids),
+        "ignore_eos": True,
+        "return_token_ids": True,
+    }
+
+
 class VllmProcess:
     """A vLLM server that this process starts, watches and stops.
 
@@ -192,35 +220,15 @@ class VllmProcess:
         model: name or folder of the base model.
         arguments: more of vLLM's command line.
         log: file that its output is appended to.
-        host: address to listen on.
-        port: 0 takes a free one at every start.
-        key: API key that clients need; a random one if None.
-        updates: adapters may be added and removed over HTTP.
     """
 
-    def __init__(
-        self,
-        model: str,
-        arguments: Sequence[str],
-        log: Path,
-        *,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        key: str | None = None,
-        updates: bool = True,
-    ) -> None:
-        self.log, self._host, self._port, self._updates = log, host, port, updates
-        self.key = secrets.token_urlsafe(24) if key is None else key
+    def __init__(self, model: str, arguments: Sequence[str], log: Path) -> None:
+        self.log, self._key = log, secrets.token_urlsafe(24)
         self._words = ["--model", model, "--served-model-name", BASE, *arguments]
         self._words += ["--disable-uvicorn-access-log"]
         self._process: subprocess.Popen[bytes] | None = None
         self._stop: Any = None
-        self.endpoint = VllmEndpoint(f"http://{host}:{port}", self.key)
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the running server."""
-        return None if self._process is None else self._process.pid
+        self.endpoint = VllmEndpoint(f"http://{_HOST}:0", self._key)
 
     @property
     def running(self) -> bool:
@@ -233,9 +241,9 @@ class VllmProcess:
         Raises:
             SamplerUnavailable: it ended, or did not answer in time; quotes the end of its log.
         """
-        port = self._port or free_port(self._host)
-        self.endpoint = VllmEndpoint(f"http://{self._host}:{port}", self.key)
-        words = [*self._words, "--host", self._host, "--port", str(port)]
+        port = free_port(_HOST)
+        self.endpoint = VllmEndpoint(f"http://{_HOST}:{port}", self._key)
+        words = [*self._words, "--host", _HOST, "--port", str(port)]
         words += ["--middleware", "pettingllms.samplers.vllm_process.RequestGuard"]
         environment = {
             # On a CPU, saves one of vLLM's three processes; has no effect on a GPU.
@@ -243,8 +251,8 @@ class VllmProcess:
             **os.environ,
             # TRL sets this to ERROR when it is imported.
             "VLLM_LOGGING_LEVEL": "INFO",
-            "VLLM_API_KEY": self.key,
-            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1" if self._updates else "0",
+            "VLLM_API_KEY": self._key,
+            "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "0",
             "VLLM_NO_USAGE_STATS": "1",
             "PETTINGLLMS_PARENT": str(os.getpid()),
         }
@@ -324,81 +332,26 @@ def free_port(host: str) -> int:
 
 
 class RequestGuard:
-    """ASGI middleware that lets through OpenAI's paths only, and published models only.
+    """ASGI middleware that asks for the key everywhere but at /health; vLLM does on some paths only.
 
-    vLLM checks its API key on some paths only, and after this middleware, which reads bodies: it is
-    checked here before that. And on a CPU, vLLM 0.32 computes a request for the bare model with an
-    adapter if both are in one batch.
+    Only this package knows the key, and asks adapters alone: requests for the bare model would be
+    computed with an adapter by vLLM 0.32 on a CPU, where both are in one batch.
     """
 
     def __init__(self, app: Callable[[Message, Receive, Send], Awaitable[None]]) -> None:
-        self.app, self._key = app, os.environ.get("VLLM_API_KEY", "")
+        self.app, self._words = app, f"Bearer {os.environ['VLLM_API_KEY']}".encode()
 
     async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
         """Refuses a request, or passes it on."""
-        if scope["type"] == "http":
-            path = scope["path"]
-            if path != "/health" and not path.startswith("/v1/"):
-                await _refuse(send, 404, f"there is no {path}")
+        if scope["type"] == "http" and scope["path"] != "/health":
+            sent = dict(scope["headers"]).get(b"authorization", b"")
+            if not secrets.compare_digest(sent, self._words):
+                body = b'{"error": {"message": "wrong or missing API key", "code": 401}}'
+                headers = [(b"content-type", b"application/json")]
+                await send({"type": "http.response.start", "status": 401, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
                 return
-            if scope["method"] == "POST" and path not in _WITHOUT_MODEL:
-                given = dict(scope["headers"]).get(b"authorization", b"")
-                if self._key and not secrets.compare_digest(given, f"Bearer {self._key}".encode()):
-                    await _refuse(send, 401, "wrong or missing API key")
-                    return
-                body = await _body(receive)
-                if body is None:
-                    await _refuse(send, 413, f"the request is larger than {LARGEST_BODY} bytes")
-                    return
-                # A request without a model would be answered by the base model.
-                if _model(body) in (None, BASE):
-                    await _refuse(
-                        send, 404, "name one of the models that /v1/models lists as adapters"
-                    )
-                    return
-                # The body can be received only once, and vLLM has to read it as well.
-                receive = _again(body, receive)
         await self.app(scope, receive, send)
-
-
-async def _body(receive: Receive) -> bytes | None:
-    """The body; None if it is too large."""
-    parts, size, more = [], 0, True
-    while more:
-        message = await receive()
-        part = message.get("body", b"")
-        size += len(part)
-        # The length that a client states is not trusted; what has come is counted.
-        if size > LARGEST_BODY:
-            return None
-        parts.append(part)
-        more = message.get("more_body", False)
-    return b"".join(parts)
-
-
-def _again(body: bytes, receive: Receive) -> Receive:
-    """Wraps `receive` so that the body already read is delivered once more."""
-    waiting: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
-
-    async def replayed() -> Message:
-        return waiting.pop() if waiting else await receive()
-
-    return replayed
-
-
-def _model(body: bytes) -> Any:
-    try:
-        return json.loads(body).get("model")
-    except (ValueError, AttributeError):
-        return None
-
-
-async def _refuse(send: Send, status: int, why: str) -> None:
-    kind = {401: "Unauthorized", 404: "NotFoundError"}.get(status, "BadRequestError")
-    body = json.dumps({"error": {"message": why, "type": kind, "code": status}}).encode()
-    headers = [(b"content-type", b"application/json")]
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def _end_with_parent(parent: int) -> None:

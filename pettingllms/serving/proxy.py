@@ -25,8 +25,7 @@ from pettingllms.envs.questions import RolePrompt, role_prompts
 from pettingllms.policies.chat import Chat
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
-from pettingllms.samplers.vllm_server import completion_body
+from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint, completion_body
 from pettingllms.serving.choices import TextStream
 from pettingllms.serving.http import Streamed, unless_gone
 from pettingllms.serving.requests import MESSAGES, RequestReader, flag

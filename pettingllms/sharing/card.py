@@ -53,10 +53,6 @@ PRIVATE = frozenset(
         "require_isolation",
         "sandbox",
         "scoring_threads",
-        "serve",
-        "server",
-        "server_key",
-        "server_timeout",
         "worker_timeout",
         "workers",
     }

@@ -110,8 +110,8 @@ class ATGRPOConfig:
     )
     policies: str = policies_setting(
         "per-role",
-        "shared, per-role, per-agent, a map like coder=a,tester=b (roles or agents), or a file with "
-        "one; `base` is the untrained model, `api:MODEL` one behind --api-base",
+        "shared, per-role, per-agent, or a map like coder=a,tester=b (roles or agents); `base` is "
+        "the untrained model, `api:MODEL` one behind --api-base",
         shared="run",
     )
     api_base: str | None = partner_settings.BASE
@@ -178,25 +178,8 @@ class ATGRPOConfig:
     )
     sampler: str = sampling_setting(
         AUTO,
-        "Sampling engine: transformers, vllm (in this process), vllm-server (HTTP); auto: vllm where "
+        "Sampling engine: transformers, vllm; auto: vllm where "
         "it is installed and there is an NVIDIA GPU, except for the embedded model",
-        shared="default",
-    )
-    server: str | None = sampling_setting(
-        None,
-        "URL of a running vLLM server, for vllm-server, e.g. http://127.0.0.1:8000",
-        shared="default",
-    )
-    server_key: str | None = sampling_setting(
-        None, "File with the key of that server", shared="default"
-    )
-    serve: bool = sampling_setting(
-        False, "Start a vLLM server for the run, on this machine, for vllm-server", shared="default"
-    )
-    server_timeout: float = sampling_setting(
-        600.0,
-        "Seconds for a batch of completions after which a vLLM server counts as hung",
-        positive=True,
         shared="default",
     )
     vllm: str | None = sampling_setting(

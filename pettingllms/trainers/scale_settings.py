@@ -69,11 +69,6 @@ def check_scale(settings: Any) -> None:
                 "updates in turns; give --workers as well"
             )
         return
-    if settings.sampler == "vllm-server":
-        raise ConfigError(
-            f"workers {settings.workers} with sampler vllm-server: workers do not ask a server; use "
-            "--sampler vllm, whose engines then are processes of their own, or --sampler transformers"
-        )
     if settings.api_base is not None:
         raise ConfigError(
             f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "

@@ -45,9 +45,7 @@ tasks_per_step: times num_generations completions : batch_size generation_batch_
 tokens_per_batch: the gradient of a step is accumulated by itself : gradient_accumulation_steps
 push_to_hub: once, at the end                : hub_model_id hub_strategy
 vllm: its own names, {"gpu_memory_utilization": 0.4} : generation_kwargs vllm_gpu_memory_utilization vllm_max_model_length vllm_model_impl vllm_tensor_parallel_size
-sampler: vllm in this process, vllm-server over HTTP : use_vllm vllm_mode
-server: http://HOST:PORT                     : vllm_server_base_url vllm_server_host vllm_server_port
-server_timeout                               : vllm_server_timeout
+sampler: vllm, in this process or with workers on engines : use_vllm vllm_mode
 vllm_importance_sampling_clip_max            : vllm_importance_sampling_cap
 output_dir: trajectories.jsonl there has every completion : log_completions
 output_dir                                   : run_name
@@ -88,6 +86,7 @@ an environment deals tasks, without a data loader : dataloader_drop_last dataloa
 processes are Ray's, see workers and pools : ddp_find_unused_parameters ddp_bucket_cap_mb ddp_broadcast_buffers ddp_static_graph ddp_backend local_rank accelerator_config parallelism_config ds3_gather_for_generation vllm_group_port
 code of a model is never run : trust_remote_code
 the router of a mixture of experts is not trained : router_aux_loss_coef
+no server samples for a training, see sampler : vllm_server_base_url vllm_server_host vllm_server_port vllm_server_timeout
 sampling has no such option : cache_implementation use_cache use_transformers_continuous_batching transformers_continuous_batching_config use_transformers_paged vllm_structured_outputs_regex vllm_enable_sleep_mode
 the loss is not here, see loss_type : vespo_k_pos vespo_lambda_pos vespo_k_neg vespo_lambda_neg
 sapo has the temperatures of its paper : sapo_temperature_neg sapo_temperature_pos
