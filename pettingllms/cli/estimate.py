@@ -40,8 +40,8 @@ from pettingllms.policies.roles import own_names, parse_policies, trained_polici
 from pettingllms.policies.sources import check_model
 from pettingllms.runs import config_text
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
 from pettingllms.trainers.fitting import check_method
+from pettingllms.trainers.method import Method
 from pettingllms.trainers.per_policy import by_base, own_settings
 from pettingllms.types import role_of
 
@@ -64,12 +64,12 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
     roles, agents = seats_of(env)
     roles_to_policies = parse_policies(resolved.policies, roles, agents)
     trained = trained_policies(resolved.train_roles, roles_to_policies)
-    check_method(resolved, env, roles_to_policies, {})
+    check_method(resolved, env, roles_to_policies)
     check_bases(resolved, roles_to_policies)
     policies = own_names(roles_to_policies)
     groups = by_base(resolved, policies)
     turns = getattr(env.unwrapped, "max_turns", None)
-    estimator = estimator_of(resolved)
+    method = Method.of(resolved)
     gpus = [gpu_of(own, gpu) for own, _ in groups]
     works = [
         Workload(
@@ -79,10 +79,10 @@ def dry_run(config: ATGRPOConfig, gpu: str = HERE) -> str:
             len(set(names) & set(trained)),
             _agents(agents, roles_to_policies, names) if len(groups) > 1 else len(agents),
             turns or 1,
-            estimator.tree,
+            method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((each for each in gpus if each is not None), None),
-            estimator.shape(),
+            method.shape(),
             names,
             len(groups),
         )

@@ -258,7 +258,7 @@ class OptionParser(CommandParser):
         for action in self._actions:
             field = self.fields.get(action.dest)
             off = action.option_strings[0].startswith("--no-")
-            if field is not None and off != (field.default is True):
+            if field is not None and (off != (field.default is True) or "hidden" in field.metadata):
                 continue  # of a pair of switches, the one that changes something is shown
             group = "Command" if field is None else field.metadata["group"]
             entry = _entry(action, defaults.get(action.dest), width)
