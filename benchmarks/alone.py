@@ -35,7 +35,7 @@ ARMS: dict[str, dict[str, dict[str, Any]]] = {
     "reasoner": {
         "grpo, by itself": {**WIDE, "env_args": REASONER},
         "cory": CORY,
-        "cory, no exchange": {**CORY, "cast": "all"},
+        "cory, no exchange": {**CORY, "method": "shared+dr_mas"},
     },
 }
 ALONE = {"solver": SOLVER, "reasoner": REASONER}

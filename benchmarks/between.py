@@ -87,7 +87,7 @@ def measured(name: str, ground: Ground) -> dict[str, Any]:
     silent = total = 0
     for step in range(STEPS):
         tasks = tasks_of_step(trainer.env, config.env, step, config.tasks_per_step, config.seed)
-        found = trainer.reward_transform(trainer.rollout(tasks, Clock()))
+        found = trainer.method.credit(trainer.rollout(tasks, Clock()))
         for group in (group for episode in found for group in episode.groups):
             rewards = [candidate.reward for candidate in group.candidates]
             prompts[group.key.task].append((group.key.role, rewards))

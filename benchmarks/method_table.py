@@ -29,12 +29,13 @@ from typing import Any
 from benchmarks.evidence import Record, Table, chosen, envs_of, estimate, shown, solved, spread
 from benchmarks.experiments import PER_ROLE, Arm, Claim, Experiment, bars
 from pettingllms.envs import load_env
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.needs import lacking
-from pettingllms.trainers.methods import METHODS, Method
-from pettingllms.trainers.rewards import REWARD_TRANSFORMS
+from pettingllms.trainers.fitting import lacking
+from pettingllms.trainers.method_names import METHODS, PARTS
 
 OWN_TEAMS = ("igrpo", "mlpo", "cory", "maporl", "malt")
+NAMES = [
+    name for name in METHODS.own if name not in (*PARTS, "decision", "turn", "agent_turn", "gae")
+]
 BASE = "base"
 MODELS = {"search": "embedded:search"}
 """Environment -> its base, where the embedded model does not know it."""
@@ -51,16 +52,9 @@ def arms(env: str) -> list[Arm]:
     small = [Arm(title, {**team, "method": name, **few}) for title, name in SMALL.items()]
     return [Arm(BASE, None, play), *small] + [
         Arm(name, {**team, "method": name})
-        for name, method in METHODS.items()
-        if name not in OWN_TEAMS and fits(method, template)
+        for name in NAMES
+        if name not in OWN_TEAMS and not lacking(METHODS.load(name).needs, template)
     ]
-
-
-def fits(method: Method, env: Any) -> bool:
-    """Whether the environment has what the method's parts need."""
-    estimator = ESTIMATORS.load(method.settings["estimator"])
-    transform = REWARD_TRANSFORMS.load(method.settings.get("reward_transform", "as_paid"))
-    return not lacking((*estimator.needs, *transform.needs), env)
 
 
 def rows(result: Mapping[str, Any]) -> Table:
@@ -68,7 +62,7 @@ def rows(result: Mapping[str, Any]) -> Table:
     records: Sequence[Record] = result["runs"]
     envs = envs_of(records)
     table = []
-    for name in (BASE, *METHODS, *SMALL):
+    for name in (BASE, *NAMES, *SMALL):
         found = [chosen(records, env, name) for env in envs]
         if any(found):
             cells = [cell for each in found for cell in _cells(each)]
@@ -134,7 +128,7 @@ def _debate(_: str) -> list[Arm]:
     return [
         Arm(BASE, None, play),
         Arm("maporl", debate, play),
-        Arm("maporl, own score", {**debate, "reward_transform_args": {"gamma": 0.0}}, play),
+        Arm("maporl, own score", {**debate, "method_args": {"gamma": 0.0}}, play),
     ]
 
 

@@ -336,7 +336,7 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
         env=options.env,
         model=DEFAULT,
         env_args=json.dumps({"agents": "single", "max_turns": 1}),
-        estimator="grpo",
+        method="grpo",
         seed=int(name.partition("-")[2]),
         max_tokens=options.tokens,
         max_steps=options.max_steps,

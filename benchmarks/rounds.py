@@ -46,7 +46,7 @@ def one(seed: int, tokens: int, tasks: int) -> dict[str, Any]:
             adapters=spec,
             method="maporl",
             max_tokens=tokens,
-            reward_transform_args={"gamma": gamma},
+            method_args={"gamma": gamma},
         )
     found: dict[str, Any] = {"seed": seed}
     for n, (name, team) in enumerate(teams.items()):

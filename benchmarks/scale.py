@@ -4,7 +4,6 @@
     python -m benchmarks.scale overhead --steps 4
     python -m benchmarks.scale chaos --runs 20
     python -m benchmarks.scale sleepers --workers 1 4 16 64
-    python -m benchmarks.scale stream --steps 4
     python -m benchmarks.scale weights
     python -m benchmarks.scale simulate
 
@@ -12,8 +11,7 @@
 there, and until the first step is done. `overhead` compares CPU-seconds a step in one process and with one worker, after the first step, Ray's own
 processes included. `chaos` kills and stops workers, learners, nodes and drivers at seeded moments of a short training, and
 compares every record, weight and optimizer state with an undisturbed training in one process. `sleepers`
-has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `stream`
-compares seconds and CPU-seconds a step with and without `--stream-gradients`. `weights` hands an adapter of Qwen3-8B's
+has workers whose model is a clock play shards of one step, to see what Ray and the driver add. `weights` hands an adapter of Qwen3-8B's
 shape to eight processes of one machine. `simulate`: `benchmarks.schedules`.
 """
 
@@ -56,7 +54,6 @@ SMALL: dict[str, Any] = {
     "tasks_per_step": 3,
     "tasks_per_shard": 1,
     "num_generations": 4,
-    # Coding's own three steps on a rollout could not be streamed.
     "num_iterations": 1,
 }
 """Settings of a training that is as short as one can be."""
@@ -65,7 +62,7 @@ SMALL: dict[str, Any] = {
 def main() -> None:
     """Prints a row of JSON for each measurement, and writes all of them where asked."""
     options = Options(__doc__.splitlines()[0])
-    kinds = ("start", "overhead", "chaos", "sleepers", "stream", "weights", "simulate")
+    kinds = ("start", "overhead", "chaos", "sleepers", "weights", "simulate")
     options.add_argument("what", choices=kinds)
     options.add_argument("--steps", type=int, default=4)
     options.add_argument("--runs", type=int, default=20, help="of start and chaos")
@@ -82,7 +79,6 @@ def main() -> None:
         "overhead": lambda: overhead(given.steps),
         "chaos": lambda: chaos(given.seed, given.runs, given.steps),
         "sleepers": lambda: sleepers(given.workers, given.shards, given.seconds),
-        "stream": lambda: stream(given.steps),
         "weights": weights,
         "simulate": lambda: simulated(given.tasks, given.at_once),
     }
@@ -224,25 +220,6 @@ def overhead(steps: int) -> list[dict[str, Any]]:
     return rows
 
 
-def stream(steps: int) -> list[dict[str, Any]]:
-    """Seconds a step of the coding team with two workers: gradients at the end, and as shards come."""
-    rows: list[dict[str, Any]] = []
-    settings = {"env": "coding", "tasks_per_step": 16, "tasks_per_shard": 1, "workers": 2}
-    with connected(ATGRPOConfig(workers=4)) as ray:
-        for streamed in (False, True):
-            times: list[tuple[float, float]] = []
-
-            def note(_: ATGRPO, times: list[tuple[float, float]] = times) -> None:
-                times.append((time.perf_counter(), _cpu_seconds()))
-
-            run(ray, steps + 1, note, **settings, num_generations=8, stream_gradients=streamed)
-            wall, spent = ((times[-1][n] - times[1][n]) / steps for n in (0, 1))
-            _print(rows, streamed=streamed, seconds_a_step=wall, cpu_s_a_step=spent)
-    ratios = {f"{name}_ratio": rows[0][name] / rows[1][name] for name in list(rows[0])[1:]}
-    _print(rows, **ratios)
-    return rows
-
-
 def weights(engines: int = 8, rank: int = 16, layers: int = 36) -> list[dict[str, Any]]:
     """Seconds from one process to `engines` others, for an adapter of Qwen3-8B's shape in float32."""
     rows: list[dict[str, Any]] = []
@@ -288,25 +265,21 @@ def _cpu_seconds() -> float:
 def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
     """Trainings in which processes are killed and stopped, against one that is left alone.
 
-    Every fourth one has its driver killed and resumed, and every fourth one loses a node of a cluster;
-    every second one adds gradients while others play.
+    Every fourth one has its driver killed and resumed, and every fourth one loses a node of a cluster.
     """
     rows: list[dict[str, Any]] = []
-    kinds: list[dict[str, Any]] = [
-        {"env": "coding", "tasks_per_step": 2, "stream_gradients": streamed}
-        for streamed in (False, True)
-    ]
-    alone = [run(None, steps, **settings) for settings in kinds]
+    settings: dict[str, Any] = {"env": "coding", "tasks_per_step": 2}
+    alone = run(None, steps, **settings)
     command = restarted(None, steps)[0]
     for seed in range(first, first + runs):
-        began, settings = time.perf_counter(), kinds[seed % 2]
+        began = time.perf_counter()
         if seed % 4 == 3:
             found, hits = restarted(seed, steps)
             equal = found == command
         elif seed % 4 == 2:
             with losing_a_node(seed) as (ray, lose, hits):
                 hit = run(ray, steps, lose, workers=2, worker_timeout=30.0, **settings)
-            equal = hit == alone[seed % 2]
+            equal = hit == alone
         else:
             killer = _Killer(seed)
             try:
@@ -314,7 +287,7 @@ def chaos(first: int, runs: int, steps: int) -> list[dict[str, Any]]:
                     hit = run(ray, steps, killer.begin, workers=2, worker_timeout=30.0, **settings)
             finally:
                 killer.over.set()
-            equal, hits = hit == alone[seed % 2], killer.hits
+            equal, hits = hit == alone, killer.hits
         seconds = time.perf_counter() - began
         _print(rows, seed=seed, equal=equal, hits=hits, seconds=seconds)
     _print(rows, equal=sum(row["equal"] for row in rows), of=runs)
@@ -334,7 +307,7 @@ def restarted(seed: int | None, steps: int) -> tuple[str, list[str]]:
         options = {"max-steps": steps, "eval-steps": 0, "save-steps": 1, "tasks-per-step": 2}
         options |= {"tasks-per-shard": 1, "eval-tasks": 1, "workers": 0 if seed is None else 2}
         options |= {"num-iterations": SMALL["num_iterations"]}
-        words = [*train, "--env", "coding", "--stream-gradients", "--output-dir", str(folder)]
+        words = [*train, "--env", "coding", "--output-dir", str(folder)]
         words += [word for key, value in options.items() for word in (f"--{key}", str(value))]
         while True:
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

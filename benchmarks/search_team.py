@@ -85,7 +85,9 @@ ARMS: Mapping[str, Arm] = {
     "grpo": Arm({"method": "grpo"}, "sparse", tuple(range(15))),
     "dr_mas": Arm({"method": "dr_mas"}, "sparse", tuple(range(15))),
     "mhgpo": Arm({"method": "mhgpo"}, "sparse", (0, 1, 2)),
-    "mhgpo, fork on first": Arm({"method": "mhgpo", "shape": "fork_on_first"}, "sparse", (0, 1, 2)),
+    "mhgpo, fork on first": Arm(
+        {"method": "mhgpo", "method_args": {"shape": "fork_on_first"}}, "sparse", (0, 1, 2)
+    ),
 }
 RATES = (1e-3, 2e-3, 4e-3)
 TUNING = (100, 101, 102)

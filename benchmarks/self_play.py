@@ -63,7 +63,7 @@ SETUPS = {
         "KuhnPoker-v1",
         ("second", "first"),
         {
-            "estimator": "agent",
+            "method": "dr_mas",
             "num_generations": 8,
             "tasks_per_step": 12,
             "max_steps": 300,
@@ -77,7 +77,7 @@ SETUPS = {
         "TicTacToe-v0",
         ("first", "second"),
         {
-            "estimator": "rae",
+            "method": "rae",
             "num_generations": 1,
             "tasks_per_step": 24,
             "max_steps": 100,

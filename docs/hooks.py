@@ -54,12 +54,15 @@ def _file(path: str) -> str:
 
 
 def _methods(_: str | None) -> str:
-    from pettingllms.trainers.methods import METHODS
+    from pettingllms.trainers.method_names import METHODS, PARTS
 
     lines = ["| method | what it does | source | settings |", "|---|---|---|---|"]
-    for name, method in METHODS.items():
-        settings = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
-        lines.append(f"| `{name}` | {method.about} | {method.source} | {settings} |")
+    for name in METHODS.own:
+        method = METHODS.load(name)
+        if name not in PARTS:
+            about = method.__doc__.partition("\n")[0].rstrip(".")
+            settings = ", ".join(f"`{key}={value}`" for key, value in method.settings.items())
+            lines.append(f"| `{name}` | {about} | {method.source} | {settings} |")
     return "\n".join(lines)
 
 

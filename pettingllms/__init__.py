@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pettingllms.trainers.at_grpo import ATGRPO
     from pettingllms.trainers.callbacks import Callback
     from pettingllms.trainers.config import ATGRPOConfig
-    from pettingllms.trainers.estimators.base import Estimator
+    from pettingllms.trainers.method import Method
 
 __version__ = "0.2.0"
 __all__ = [
@@ -33,7 +33,7 @@ __all__ = [
     "ATGRPOConfig",
     "ATGRPOTrainer",
     "Callback",
-    "Estimator",
+    "Method",
     "Trajectory",
     "check_env",
     "evaluate",
@@ -46,7 +46,7 @@ _MODULES = {
     "ATGRPOConfig": "trainers.config",
     "ATGRPOTrainer": "trainer",
     "Callback": "trainers.callbacks",
-    "Estimator": "trainers.estimators.base",
+    "Method": "trainers.method",
     "Trajectory": "rollout.trajectory",
     "check_env": "envs",
     "evaluate": "api",

@@ -15,11 +15,8 @@ from pettingllms.runs.folder import check_unused
 from pettingllms.session import Summary
 from pettingllms.session import train as run_training
 from pettingllms.trainers.callbacks import Callback, Display
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.plugins import path_of
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.method import Method, path_of
 from pettingllms.trainers.settings import as_text, check_names
 
 
@@ -27,9 +24,7 @@ def train(
     env: EnvSource | None = None,
     *,
     resume: str | Path | Summary | None = None,
-    estimator: str | type[Estimator] | None = None,
-    reward_transform: str | type[RewardTransform] | None = None,
-    cast: str | type[Cast] | None = None,
+    method: str | type[Method] | None = None,
     callbacks: Sequence[Callback] = (),
     display: Display | None = None,
     **settings: Any,
@@ -42,9 +37,7 @@ def train(
             evaluation use different splits. Default: coding.
         resume: the folder of a run to continue with its own settings, in place of settings; `env` is
             needed only where the run was given an object.
-        estimator: a name or path, or a class that can be imported.
-        reward_transform: the same.
-        cast: the same.
+        method: a name or path, or a class that can be imported.
         callbacks: called after steps, evaluations and checkpoints; one that returns True ends
             training early.
         display: receives progress; nothing is printed without one.
@@ -59,8 +52,7 @@ def train(
     """
     source = None if isinstance(env, str) else env
     if resume is not None:
-        given = {"estimator": estimator, "reward_transform": reward_transform, "cast": cast}
-        names = [*settings, *(name for name, part in given.items() if part is not None)]
+        names = [*settings, *(["method"] if method is not None else [])]
         if names or isinstance(env, str):
             raise ConfigError(
                 f"resume uses the run's own settings; leave out {(names or ['env'])[0]}"
@@ -68,15 +60,13 @@ def train(
         run = Path(resume.folder if isinstance(resume, Summary) else resume)
         return run_training(resume=run, env=source, callbacks=callbacks, display=display)
     settings["env"] = name_of_env("coding" if env is None else env)
-    parts = {Estimator: estimator, RewardTransform: reward_transform, Cast: cast}
-    for kind, part in parts.items():
-        if isinstance(part, type) and "<locals>" in part.__qualname__:
-            raise ConfigError(
-                f"{kind.setting} {part.__name__} is defined inside a function, where a resumed run "
-                "cannot import it; define it at the top level of a module"
-            )
-        if part is not None:
-            settings[kind.setting] = path_of(kind, part)
+    if isinstance(method, type) and "<locals>" in method.__qualname__:
+        raise ConfigError(
+            f"method {method.__name__} is defined inside a function, where a resumed run cannot "
+            "import it; define it at the top level of a module"
+        )
+    if method is not None:
+        settings["method"] = path_of(method)
     config = ATGRPOConfig(**settings)
     if config.output_dir is not None:
         check_unused(config.output_dir)

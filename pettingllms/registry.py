@@ -3,16 +3,14 @@
 A `Registry` maps names to `module:attribute` paths. Another package adds its own through an entry
 point, for example in its pyproject.toml:
 
-    [project.entry-points."pettingllms.estimators"]
-    mine = "my_package.credit:MyEstimator"
+    [project.entry-points."pettingllms.methods"]
+    mine = "my_package.credit:MyMethod"
 
 | registry | group of entry points | what the path leads to |
 |---|---|---|
 | `pettingllms.envs.ENVIRONMENTS` | `pettingllms.environments` | returns a PettingZoo AEC environment |
-| `pettingllms.trainers.estimators.ESTIMATORS` | `pettingllms.estimators` | a subclass of `Estimator` |
+| `pettingllms.trainers.method_names.METHODS` | `pettingllms.methods` | a subclass of `Method` |
 | `pettingllms.rollout.shapes.SHAPES` | `pettingllms.shapes` | a subclass of `RolloutShape` |
-| `pettingllms.trainers.rewards.REWARD_TRANSFORMS` | `pettingllms.reward_transforms` | a subclass of `RewardTransform` |
-| `pettingllms.trainers.casts.CASTS` | `pettingllms.casts` | a subclass of `Cast` |
 | `pettingllms.samplers.base.SAMPLERS` | `pettingllms.samplers` | `open_engine(served, settings)` |
 | `pettingllms.sandbox.settings.SANDBOXES` | `pettingllms.sandboxes` | returns an object with `run` and `close` |
 

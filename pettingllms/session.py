@@ -16,7 +16,7 @@ import dataclasses
 import json
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,8 @@ from pettingllms.sharing.hub import check_target
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback, Display, Lines, called
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig, resolve
-from pettingllms.trainers.fitting import Parts, check_method
+from pettingllms.trainers.fitting import check_method
+from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import gaps
 from pettingllms.trainers.per_policy import any_full
 from pettingllms.trainers.schedule import last_step
@@ -73,8 +74,8 @@ from pettingllms.trainers.verify import Verifier
 
 LATE = (
     "warning: in the first step nothing was earned before the last decision of an episode; "
-    "{estimator} compares what a completion earns right away, so earlier decisions may learn nothing. "
-    "--estimator grpo, agent or gigpo compare whole episodes, look_ahead what candidates lead to"
+    "{method} compares what a completion earns right away, so earlier decisions may learn nothing. "
+    "--method grpo, dr_mas, or gigpo compare whole episodes, look_ahead what candidates lead to"
 )
 
 SILENT_STEPS = 5
@@ -167,8 +168,8 @@ class TrainPlan:
     resumes: bool
     source: EnvSource | None
     """The environment, or what makes it, in place of the one that the settings name."""
-    parts: Parts = field(default_factory=dict)
-    """Parts of the method, in place of those that the settings name."""
+    method: type[Method] | Method | None = None
+    """In place of the method that the settings name."""
 
     def folder(self) -> RunFolder:
         """The run folder, locked.
@@ -223,7 +224,7 @@ class TrainPlan:
         self, policies: PolicySet, callbacks: Sequence[Callback], ray: Any
     ) -> contextlib.AbstractContextManager[ATGRPO]:
         """The trainer; with Ray, workers play and learners update until the end of the block."""
-        given = {**self.parts, "callbacks": callbacks}
+        given: dict[str, Any] = {"method": self.method, "callbacks": callbacks}
         if ray is None:
             return contextlib.nullcontext(ATGRPO(self.config, self.env, policies, **given))
         from pettingllms.distributed.trainer import ray_trainer
@@ -240,7 +241,7 @@ def plan_run(
     env: EnvSource | None = None,
     named: bool = True,
     reward_funcs: Sequence[RewardFunction] | None = None,
-    parts: Parts | None = None,
+    method: type[Method] | Method | None = None,
 ) -> TrainPlan:
     """Resolves the settings and checks all that can be checked without a model.
 
@@ -250,11 +251,11 @@ def plan_run(
         env: the environment, or what makes it, in place of the one that the settings name.
         named: whether the model is what the settings name, and no object.
         reward_funcs: in place of those that the settings name.
-        parts: of the method, in place of those that the settings name.
+        method: in place of the one that the settings name.
 
     Raises:
-        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that a
-            part of the method does not take.
+        ConfigError, UnknownNameError: settings that cannot be used, among them arguments that
+            the method does not take.
     """
     if env is not None:
         config = dataclasses.replace(config, env=name_of_env(env))
@@ -267,7 +268,7 @@ def plan_run(
     # Held-out tasks are scored by the environment alone.
     template = with_rewards(make_env(settings, "train", env, divide=True), functions)
     roles_to_policies = parse_policies(settings.policies, *seats_of(template))
-    check_method(settings, template, roles_to_policies, parts or {})
+    check_method(settings, template, roles_to_policies, method)
     check_bases(settings, roles_to_policies)
     check_partners(settings, roles_to_policies, given=settings.api_base is not None)
     tracker_names(settings.report_to)
@@ -278,7 +279,7 @@ def plan_run(
         check_target(settings.push_to_hub)
     path = resume or Path(settings.output_dir or default_folder(settings))
     return TrainPlan(
-        settings, template, roles_to_policies, path, resume is not None, env, parts or {}
+        settings, template, roles_to_policies, path, resume is not None, env, method
     )
 
 
@@ -392,9 +393,9 @@ class _Session:
             "success_mean": mean_success(trajectories),
             **metrics,
         }
-        at_once = "early_rewards" in trainer.estimator.needs
+        at_once = "early_rewards" in trainer.method.needs
         if trainer.step == 1 and at_once and outcome_is_late(trajectories):
-            self.display.say(LATE.format(estimator=self.config.estimator))
+            self.display.say(LATE.format(method=self.config.method))
         self._silent = self._silent + 1 if metrics["frac_reward_zero_std"] == 1 else 0
         if self._silent == SILENT_STEPS and self.config.num_iterations:
             self.display.say(SILENT)
@@ -550,7 +551,7 @@ class _Session:
             self.folder.write("roles.json", json.dumps(roles.record(), indent=2) + "\n")
         values = report.training_rows(before, after)
         self.folder.write("summary.json", json.dumps(values, indent=2) + "\n")
-        title = f"{self.config.env}, {self.config.estimator}, seed {self.config.seed}"
+        title = f"{self.config.env}, {self.config.method}, seed {self.config.seed}"
         self.folder.write("curves.png", curves(self.folder.rows(METRICS), title))
         if after:
             short = report.as_text(report.training_table(columns, short=True))

@@ -24,12 +24,9 @@ from pettingllms.runs.folder import check_unused
 from pettingllms.samplers.vllm_args import AUTO
 from pettingllms.session import Summary, TrainPlan, plan_run
 from pettingllms.trainers.callbacks import Callback, Display
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.method import Method, path_of
 from pettingllms.trainers.per_policy import base_model, own_settings
-from pettingllms.trainers.plugins import path_of
-from pettingllms.trainers.rewards.base import RewardTransform
 from pettingllms.trainers.settings import as_text
 from pettingllms.trainers.transformers_callbacks import as_callbacks
 from pettingllms.trainers.trl_names import advice
@@ -53,9 +50,7 @@ class ATGRPOTrainer:
         args: the settings.
         policies: `shared`, `per-role`, a mapping from roles to policies, or policies that
             `load_policies` has made, in place of a model.
-        estimator: a name or path, a class, or an instance.
-        reward_transform: as `estimator`.
-        cast: as `estimator`.
+        method: a name or path, a class, or an instance.
         peft_config: rank, scale and targets of the adapters (default: all linear modules).
         processing_class: the tokenizer; default: the model's own.
         callbacks: of this package or of transformers (`TrainerCallback`).
@@ -75,9 +70,7 @@ class ATGRPOTrainer:
         args: ATGRPOConfig | None = None,
         *,
         policies: str | Mapping[str, str] | PolicySet | None = None,
-        estimator: str | type[Estimator] | Estimator | None = None,
-        reward_transform: str | type[RewardTransform] | RewardTransform | None = None,
-        cast: str | type[Cast] | Cast | None = None,
+        method: str | type[Method] | Method | None = None,
         peft_config: LoraConfig | None = None,
         processing_class: PreTrainedTokenizerBase | None = None,
         callbacks: Sequence[Callback | TrainerCallback | type] | Callback | TrainerCallback = (),
@@ -99,9 +92,8 @@ class ATGRPOTrainer:
             given["policies"] = policies
         if model is not None:
             given |= _settings_of(model, config.sampler)
-        named = {Estimator: estimator, RewardTransform: reward_transform, Cast: cast}
-        given |= {k.setting: path_of(k, part) for k, part in named.items() if part is not None}
-        parts = {k.setting: part for k, part in named.items() if not isinstance(part, str)}
+        if method is not None:
+            given["method"] = path_of(method)
         if isinstance(env, str):
             given["env"] = env
         functions = reward_functions(reward_funcs or config.reward_funcs)
@@ -122,7 +114,7 @@ class ATGRPOTrainer:
                 env=None if isinstance(env, str) else env,
                 named=not loaded,
                 reward_funcs=functions,
-                parts=parts,
+                method=None if isinstance(method, str) else method,
             )
         )
         self._plan = self._plan_for(config, None)

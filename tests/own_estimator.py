@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.estimators.group_relative import AtGrpo
+from pettingllms.trainers.at_grpo import AtGrpo
+from pettingllms.trainers.method import Method
 
 
-class RunningMean(Estimator):
+class RunningMean(Method):
     """Compares with the mean reward of all earlier steps."""
 
     def __init__(self, config):

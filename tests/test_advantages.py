@@ -11,18 +11,16 @@ from hypothesis import strategies as st
 
 from pettingllms.errors import GroupError, UnknownNameError
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import EPSILON
 from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.group_relative import EPSILON, GroupRelative
+from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 PROMPT = (5, 6, 7)
-NAMES = [
-    name for name in sorted(ESTIMATORS.paths()) if issubclass(ESTIMATORS.load(name), GroupRelative)
-]
+NAMES = [name for name in sorted(METHODS.own) if "key" in vars(METHODS.load(name))]
 """Those in which every decision is a member of its group; `test_estimators_golden.py` has the others."""
-TREE = [name for name in NAMES if ESTIMATORS.load(name).tree]
+TREE = [name for name in NAMES if METHODS.load(name).tree]
 EPISODES = [name for name in NAMES if name not in TREE]
 
 
@@ -53,7 +51,7 @@ def with_returns(groups):
 def values(groups, name="at_grpo", scale="group"):
     groups = with_returns(groups)
     config = ATGRPOConfig(scale_rewards=scale)
-    return ESTIMATORS.load(name)(config).advantages(groups)
+    return METHODS.load(name)(config).advantages(groups)
 
 
 # What is compared with what, worked out by hand
@@ -107,7 +105,7 @@ def test_batch_scaling_divides_by_the_deviation_of_all_rewards():
 def test_batch_scaling_knows_the_rewards_of_one_policy_only():
     """Roles may be paid on scales of their own: a coder in points, a tester in hundreds."""
     coder, tester = a_group(0.0, 1.0), replace(a_group(0.0, 500.0, role="tester"), policy="other")
-    estimator = ESTIMATORS.load("at_grpo")(ATGRPOConfig(scale_rewards="batch"))
+    estimator = METHODS.load("at_grpo")(ATGRPOConfig(scale_rewards="batch"))
     together = estimator.advantages([coder, tester])
     assert together[:2] == estimator.advantages([coder])
 
@@ -186,7 +184,7 @@ def test_scaling_all_rewards_changes_nothing_but_without_deviation(groups, facto
 def test_advantages_of_a_comparison_group_add_up_to_zero(groups, name, scale):
     totals: dict[tuple[object, ...], float] = defaultdict(float)
     for group, own in zip(groups, split(groups, values(groups, name, scale)), strict=True):
-        compared = tuple(getattr(group.key, field) for field in ESTIMATORS.load(name).key)
+        compared = tuple(getattr(group.key, field) for field in METHODS.load(name).key)
         totals[compared] += sum(own)
     assert list(totals.values()) == pytest.approx([0.0] * len(totals), abs=1e-4)
 
@@ -286,7 +284,7 @@ def test_an_empty_group_is_refused():
 
 def test_an_unknown_estimator_is_refused_with_a_suggestion():
     with pytest.raises(UnknownNameError, match="'at_gppo'; did you mean 'at_grpo'"):
-        ESTIMATORS.load("at_gppo")
+        METHODS.load("at_gppo")
 
 
 @pytest.mark.parametrize("name", NAMES)

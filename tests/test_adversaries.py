@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 import statistics
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -16,17 +15,15 @@ import pytest
 from pettingllms.envs import ENVIRONMENTS
 from pettingllms.envs.aec import MOVED
 from pettingllms.errors import ConfigError
+from pettingllms.methods.marft import Gae
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import Episodes, LookAheadTree, RolloutShape, Tree
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
 from pettingllms.trainers.fitting import check_method
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards import REWARD_TRANSFORMS
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.method import Method, load_method
+from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.types import Group, Task, role_of
 from tests.adversaries import ADVERSARIES, HONEST, Player, adversaries, opened
 
@@ -107,26 +104,36 @@ def credited(
     return statistics.mean(by[HONESTLY]), statistics.mean(by[OTHERWISE])
 
 
+COMBINED = [
+    "+".join(part for part in (credit, name) if part)
+    for name in METHODS.own
+    if name not in PARTS
+    for credit in ("", "shared", "debate", "flow", "root")
+    if not credit or METHODS.load(name).credit is Method.credit
+]
+
+
 @functools.cache
-def accepted(name: str, folder: Path) -> list[tuple[str, Estimator, RewardTransform]]:
-    """Every combination of estimator and reward transform that the settings accept for an environment."""
+def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
+    """Every combination of credit and advantages that the settings accept for an environment."""
     env = opened(name, folder)
     players = dict.fromkeys(map(role_of, env.possible_agents), "p")
     resolved = resolve(ATGRPOConfig(env=name.rpartition(" ")[2], policies="shared"), env)
-    found = []
-    for estimator, transform in itertools.product([*ESTIMATORS.own, "mean"], REWARD_TRANSFORMS.own):
-        args: dict[str, Any] = {"estimator": "grpo", "estimator_args": {"mean": True}}
-        args = args if estimator == "mean" else {"estimator": estimator}
-        config = replace(resolved, reward_transform=transform, **args)
+    methods = []
+    for method, args in [*((method, {}) for method in COMBINED), ("grpo", {"mean": True})]:
+        shapes = load_method(method).fitting_shapes()
+        if played := {"episodes", "look_ahead", "tree"} & {*shapes}:
+            args = {**args, "shape": min(played)}
+        config = replace(resolved, method=method, method_args=args)
         try:
-            check_method(config, env, players, {})
+            check_method(config, env, players)
         except ConfigError:
             continue
-        parts = estimator_of(config, env=env), plugin_of(RewardTransform, config)
-        if estimator == "gae":  # its critics, which expect nothing before the first step
-            parts[0]._features = lambda _: {}  # type: ignore[attr-defined]
-        found.append((f"{estimator} {transform}", *parts))
-    return found
+        made = Method.of(config)
+        if isinstance(made, Gae):  # its critics, which expect nothing before the first step
+            made._features = lambda _: {}  # type: ignore[method-assign]
+        methods.append((method, made))
+    return methods
 
 
 def test_every_environment_and_role_has_adversaries() -> None:
@@ -163,16 +170,15 @@ def test_an_honest_player_earns_more_than_any_adversary(name, role, folder):
             or (kind in ("stalling", "copying") and paid[HONESTLY] == paid[OTHERWISE])
         ):
             wrong.append((kind, "as paid", paid))
-        for label, estimator, transform in combinations:
-            for part in (estimator, transform):
-                part.attach(played_env, None)
-                part.load_state_dict({})
-            compared = in_order(transform(records[type(estimator.shape())]))
+        for label, method in combinations:
+            method.attach(played_env, None)
+            method.load_state_dict({})
+            compared = in_order(method.credit(records[type(method.shape())]))
             # In a tree, roles that do not learn have one candidate.
-            groups = [g for g in compared if not estimator.tree or g.key.role == role]
+            groups = [g for g in compared if not method.tree or g.key.role == role]
             # What stalls at first is honest later.
             turns = 1 if kind == "stalling" else 9
-            honest, another = credited(groups, role, turns, estimator.advantages(groups))
+            honest, another = credited(groups, role, turns, method.advantages(groups))
             if another > honest + 1e-6:
                 wrong.append((kind, label, round(honest, 2), round(another, 2)))
     assert not wrong, "\n".join(map(str, wrong))

@@ -109,7 +109,7 @@ def test_a_callback_sees_steps_evaluations_and_checkpoints_and_ends_the_run(
     stop, run = StopAfterTwo(), tmp_path / "run"
     summary = pl.train(
         VowelEnv,
-        estimator=AboveTheBest,
+        method=AboveTheBest,
         callbacks=[stop],
         output_dir=run,
         env_args={"max_turns": 1},

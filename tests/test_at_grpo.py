@@ -236,10 +236,10 @@ def test_every_row_of_a_data_set_is_played_once_an_epoch_in_another_order():
     assert len({task.id for task in played}) == 40
 
 
-@pytest.mark.parametrize("estimator", ["at_grpo", "grpo"])
-def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, estimator):
+@pytest.mark.parametrize("method", ["at_grpo", "grpo"])
+def test_a_row_that_is_played_twice_in_a_step_is_two_tasks(model_dir, method):
     env = GradedEnv(num_tasks=2)
-    trainer = a_trainer(model_dir, env, estimator=estimator, tasks_per_step=5)
+    trainer = a_trainer(model_dir, env, method=method, tasks_per_step=5)
     groups, metrics = stepped(trainer)
     assert metrics["turns"] == 2 * TURNS
     assert len({group.key[:5] for group in groups}) == len(groups)
@@ -396,10 +396,10 @@ def test_truncated_replies_can_be_left_out(model_dir):
 # Determinism and failure
 
 
-@pytest.mark.parametrize("estimator", ["at_grpo", "grpo"])
-def test_two_trainers_take_the_same_steps(model_dir, estimator):
+@pytest.mark.parametrize("method", ["at_grpo", "grpo"])
+def test_two_trainers_take_the_same_steps(model_dir, method):
     def run(seed, threads):
-        trainer = a_trainer(model_dir, estimator=estimator, seed=seed, scoring_threads=threads)
+        trainer = a_trainer(model_dir, method=method, seed=seed, scoring_threads=threads)
         played = [trainer.train_step() for _ in range(2)]
         return [(groups, without_times(metrics)) for groups, metrics in played], weights(trainer)
 
@@ -459,7 +459,7 @@ class HugeEnv(GradedEnv):
 @pytest.mark.parametrize(
     ("size", "what"),
     [
-        (1e300, "estimator AtGrpo returned the advantage -?inf"),
+        (1e300, "method AtGrpo returned the advantage -?inf"),
         (1e37, "the gradient norm of policy 'reader' is (inf|nan)"),
     ],
 )
@@ -499,9 +499,9 @@ def test_a_policy_cannot_be_sampled_after_an_update_without_publishing(model_dir
 # Estimators, schedules, foreign environments
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "agent", "turn"])
-def test_estimators_over_episodes_take_whole_steps(model_dir, estimator):
-    trainer = a_trainer(model_dir, estimator=estimator)
+@pytest.mark.parametrize("method", ["grpo", "dr_mas", "turn"])
+def test_estimators_over_episodes_take_whole_steps(model_dir, method):
+    trainer = a_trainer(model_dir, method=method)
     before = weights(trainer)
     groups, metrics = stepped(trainer)
     assert moved(before, weights(trainer)) == set(ROLES)
@@ -528,7 +528,7 @@ def test_estimators_over_episodes_take_whole_steps(model_dir, estimator):
 
 def test_an_advantage_may_differ_from_token_to_token(model_dir):
     whole, spread, first = (
-        a_trainer(model_dir, estimator=name, **VARIED)
+        a_trainer(model_dir, method=name, **VARIED)
         for name in ("at_grpo", "tests.own_estimator:Spread", "tests.own_estimator:FirstToken")
     )
     before = weights(whole)
@@ -541,10 +541,10 @@ def test_an_advantage_may_differ_from_token_to_token(model_dir):
 
 def test_all_estimators_generate_the_same_number_of_replies(model_dir):
     sizes = {
-        estimator: sum(
-            len(group.candidates) for group in stepped(a_trainer(model_dir, estimator=estimator))[0]
+        method: sum(
+            len(group.candidates) for group in stepped(a_trainer(model_dir, method=method))[0]
         )
-        for estimator in ("at_grpo", "grpo")
+        for method in ("at_grpo", "grpo")
     }
     assert sizes["at_grpo"] == sizes["grpo"] == 3 * 4 * 2 * TURNS
 

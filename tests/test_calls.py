@@ -15,20 +15,23 @@ import torch
 import pettingllms as pl
 from pettingllms.envs import search_v0
 from pettingllms.errors import ConfigError
+from pettingllms.methods.calls import calls_of
+from pettingllms.methods.m_grpo import (
+    MGrpo,
+    aligned,
+    call_reward,
+    caller_reward,
+    over_copies,
+    smallest,
+)
+from pettingllms.methods.matpo import root_reward
 from pettingllms.rollout.forest import flowing
 from pettingllms.rollout.shapes import SHAPES
 from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.session import plan_run
 from pettingllms.trainers.batch import policy_batches
-from pettingllms.trainers.calls import calls_of
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.estimators.m_grpo import MGrpo, aligned, over_copies, smallest
-from pettingllms.trainers.methods import METHODS
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.trainers.rewards.m_grpo import call_reward, caller_reward
-from pettingllms.trainers.rewards.matpo import root_reward
+from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task
 from tests.test_estimators_golden import cases, decision
 from tests.test_forest import Line, play
@@ -41,13 +44,10 @@ def config_of(method: str, **settings: Any) -> Any:
     return resolve(ATGRPOConfig(env="search", env_args=NESTED, method=method, **settings))
 
 
-def parts_of(method: str, **settings: Any) -> tuple[Any, Any]:
-    config = config_of(method, **settings)
-    env = search_v0.env(topology="nested")
-    made = estimator_of(config, env=env), plugin_of(RewardTransform, config)
-    for part in made:
-        part.attach(env, None)
-    return made
+def attached(name: str, **settings: Any) -> Method:
+    method = Method.of(config_of(name, **settings))
+    method.attach(search_v0.env(topology="nested"), None)
+    return method
 
 
 def episode(
@@ -95,12 +95,12 @@ def test_rewards_of_callers_and_calls_are_those_of_the_table() -> None:
 
 
 def test_rewards_of_a_record_are_those_of_its_caller_and_its_calls() -> None:
-    _, transform = parts_of("m_grpo")
+    method = attached("m_grpo")
     played = [
         episode(0, "pwwpwp", success=True, experts=(0.5, 1.0), unread=[4]),
         episode(1, "pp", unread=[0]),
     ]
-    called, alone = transform(played)
+    called, alone = method.credit(played)
     paid = [group.chosen.reward for group in called.groups]
     assert paid == pytest.approx([1.0, 0.75, 0.75, 1.0, 0.0, 1.0])
     assert [group.chosen.reward for group in alone.groups] == [0.0, 0.0]
@@ -136,9 +136,9 @@ def test_the_number_of_calls_covers_nearly_all_episodes_as_in_the_table() -> Non
 
 def of_calls(played: list[Trajectory], **settings: Any) -> list[list[float]]:
     """The advantages of each episode's decisions."""
-    estimator, transform = parts_of("m_grpo", **settings)
-    groups = in_order(transform(played))
-    credited = with_advantages(played, groups, estimator.advantages(groups))
+    method = attached("m_grpo", **settings)
+    groups = in_order(method.credit(played))
+    credited = with_advantages(played, groups, method.advantages(groups))
     return [[g.chosen.advantage for g in each.groups] for each in credited]  # type: ignore[misc]
 
 
@@ -149,7 +149,7 @@ def test_an_episode_with_more_calls_weighs_no_more() -> None:
         episode(2, "p"),
     ]
     for arguments in (None, '{"calls": 2}'):
-        first, second, third = of_calls(played, estimator_args=arguments)
+        first, second, third = of_calls(played, method_args=arguments)
         calls = [value for n, value in enumerate(first) if n % 2]
         # Every episode with calls has as many copies: what the good ones gain the others lose.
         assert sum(calls) == pytest.approx(-second[1], abs=1e-3)
@@ -194,7 +194,7 @@ def test_a_root_is_paid_as_in_the_table() -> None:
 
 def test_workers_have_the_advantage_of_their_planners_episode() -> None:
     case = MATPO["broadcast"]
-    estimator, transform = parts_of("matpo")
+    method = attached("matpo")
     # Returns 1, 0.1, 0 and 1 of the table: solved or not, read or not.
     how = [(True, []), (False, []), (False, [0]), (True, [])]
     calls = case["inputs"]["worker calls"]
@@ -202,11 +202,12 @@ def test_workers_have_the_advantage_of_their_planners_episode() -> None:
         episode(n, f"p{'wp' * count}", success=success, unread=unread)
         for n, (count, (success, unread)) in enumerate(zip(calls, how, strict=True))
     ]
-    groups = in_order(transform(played))
-    assert [round(each.groups[0].episode_return, 6) for each in transform(played)] == case[
-        "inputs"
-    ]["planner returns"]
-    values = estimator.advantages(groups)
+    credited = method.credit(played)
+    groups = in_order(credited)
+    assert [round(each.groups[0].episode_return, 6) for each in credited] == case["inputs"][
+        "planner returns"
+    ]
+    values = method.advantages(groups)
     for n, planner in enumerate(case["expected"]["planner"]):
         own = [v for g, v in zip(groups, values, strict=True) if g.key.episode == n]
         assert own == pytest.approx([planner] * (1 + 2 * calls[n]), abs=1e-6)
@@ -268,10 +269,12 @@ class Outcome(Line):
 
 @pytest.mark.parametrize("shape", ["episodes", "fork_on_first", "round_robin", "full"])
 def test_in_a_forest_a_reply_is_paid_the_mean_outcome_of_its_leaves(shape: str) -> None:
-    config = resolve(ATGRPOConfig(env="search", method="mhgpo", shape=shape, num_generations=3))
-    estimator, transform = estimator_of(config), plugin_of(RewardTransform, config)
+    config = resolve(
+        ATGRPOConfig(env="search", method="mhgpo", method_args={"shape": shape}, num_generations=3)
+    )
+    method = Method.of(config)
     found = play(SHAPES.load(shape).of(3, "first"), Outcome(max_turns=1))
-    paid = {(t.task.id, t.episode): t for t in transform(found)}
+    paid = {(t.task.id, t.episode): t for t in method.credit(found)}
 
     def leaves(t: Trajectory, depth: int, k: int) -> list[float]:
         """Outcomes below a candidate, by plain recursion."""
@@ -304,9 +307,7 @@ def test_in_a_forest_a_reply_is_paid_the_mean_outcome_of_its_leaves(shape: str) 
     assert checked >= 30
     groups = in_order(list(paid.values()))
     values = dict(
-        zip(
-            [g.key for g in groups for _ in g.candidates], estimator.advantages(groups), strict=True
-        )
+        zip([g.key for g in groups for _ in g.candidates], method.advantages(groups), strict=True)
     )
     if shape == "round_robin":  # what comes before the fork is alone, and silent
         forks = {g.key.task: g.key.parent for g in groups if len(g.candidates) > 1}
@@ -324,7 +325,7 @@ def test_agents_are_compared_with_themselves_as_in_the_table() -> None:
         for at, agent in enumerate("wsa")
         for n in range(3)
     ]
-    found = estimator_of(config).advantages(groups)
+    found = Method.of(config).advantages(groups)
     assert found == pytest.approx(list(case["expected"]["advantage"].values()), abs=1e-6)
 
 
@@ -336,13 +337,13 @@ def test_a_team_without_a_caller_is_refused_before_anything_is_loaded(method: st
     with pytest.raises(ConfigError, match=r"names none in its metadata"):
         plan_run(ATGRPOConfig(env="search", method=method))
     planned = plan_run(ATGRPOConfig(env="search", env_args=NESTED, method=method))
-    assert planned.config.estimator == METHODS[method].settings["estimator"]
+    assert planned.config.method == method
 
 
 @pytest.mark.parametrize("calls", [0, 1.5, True])
 def test_a_number_of_calls_is_a_whole_number(calls: Any) -> None:
     with pytest.raises(ConfigError, match="calls must be a whole number from 1"):
-        estimator_of(config_of("m_grpo", estimator_args=json.dumps({"calls": calls})))
+        Method.of(config_of("m_grpo", method_args=json.dumps({"calls": calls})))
 
 
 def test_parts_that_nobody_attached_say_so() -> None:

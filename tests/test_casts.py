@@ -1,4 +1,4 @@
-"""Casts, reward transforms and policies of agents: who plays, who learns, and what of."""
+"""Who plays, who learns, what of, and how the parts of methods are joined."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import plan_run
 from pettingllms.trainer import ATGRPOTrainer
+from pettingllms.trainers.at_grpo import AtGrpo
 from pettingllms.trainers.callbacks import Callback
-from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform, repaid
+from pettingllms.trainers.method import Casting, Method, repaid
 from pettingllms.types import Task
 from tests import letters_env
 from tests.test_estimators_golden import decision
@@ -42,14 +41,14 @@ def cases(name: str) -> dict[str, Any]:
     return {case["name"]: case for case in table["cases"]}
 
 
-def cast(name: str, **settings: Any) -> Cast:
-    return plugin_of(Cast, resolve(ATGRPOConfig(cast=name, **settings)))
+def made(name: str, **settings: Any) -> Method:
+    return Method.of(resolve(ATGRPOConfig(method=name, **settings)))
 
 
 def test_swapped_policies_play_the_roles_of_the_table() -> None:
     case = cases("cory")["who plays which role (every=5)"]
     players = {"pioneer": "a", "observer": "b"}
-    found = [cast("swap").at(step, players, ("a", "b")) for step in case["inputs"]["steps"]]
+    found = [made("swap").players(step, players, ("a", "b")) for step in case["inputs"]["steps"]]
     assert [dict(each.players) for each in found] == case["expected"]["cast"]
     assert {each.learners for each in found} == {("a", "b")}
 
@@ -59,15 +58,15 @@ def test_alternating_policies_learn_in_the_steps_of_the_table() -> None:
     trained = tuple("abc"[: case["inputs"]["agents"]])
     for every, expected in case["expected"].items():
         steps = int(every.partition("=")[2])
-        made = cast("alternate", cast_args={"steps": steps}) if steps else cast("all")
-        found = [made.at(n, {}, trained).learners for n in case["inputs"]["steps"]]
+        alternating = made("alternate", method_args={"steps": steps}) if steps else made("at_grpo")
+        found = [alternating.players(n, {}, trained).learners for n in case["inputs"]["steps"]]
         assert [["abc".index(policy) for policy in each] for each in found] == expected
 
 
 def test_a_policys_updates_are_those_of_the_steps_in_which_it_learns() -> None:
-    made = cast("alternate", max_steps=5, num_iterations=3)
+    alternating = made("alternate+at_grpo", max_steps=5, num_iterations=3)
     team: tuple[dict[str, str], tuple[str, ...]] = {}, ("a", "b")
-    assert [made.updates(name, *team) for name in "ab"] == [9, 6]
+    assert [alternating.updates(name, *team) for name in "ab"] == [9, 6]
 
 
 def test_an_agent_is_paid_what_its_round_earned() -> None:
@@ -77,8 +76,7 @@ def test_an_agent_is_paid_what_its_round_earned() -> None:
     ):
         groups = [decision(r, agent=f"p_{n}", parent=n) for n, r in enumerate(paid)]
         played = Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=False)
-        made = plugin_of(RewardTransform, resolve(ATGRPOConfig(reward_transform="shared")))
-        (found,) = made([played])
+        (found,) = made("shared").credit([played])
         assert [g.chosen.reward for g in found.groups] == [both, both]
         assert [g.episode_return for g in found.groups] == [both, both]
 
@@ -86,17 +84,16 @@ def test_an_agent_is_paid_what_its_round_earned() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"cast": "alternate", "cast_args": {"steps": 0}}, "steps must be a whole number from 1"),
-        ({"cast": "alternate", "cast_args": {"steps": 1.5}}, "steps must be a whole number from 1"),
-        (
-            {"cast": "alternate", "cast_args": {"step": 1}},
-            "no argument 'step'; did you mean 'steps'",
-        ),
-        ({"cast": "all", "cast_args": {"steps": 1}}, "it takes none"),
-        ({"cast": "swap", "policies": "shared"}, r"two trained policies, got 1 \(shared\)"),
-        ({"cast": "swap", "train_roles": "coder"}, "two trained policies, got 1"),
-        ({"reward_transform": "shared", "reward_transform_args": {"x": 1}}, "it takes none"),
-        ({"cast": "tests.letters_env:raw_env"}, "must be a subclass of Cast"),
+        ({"method": "marft", "method_args": {"steps": 0}}, "steps must be a whole number from 1"),
+        ({"method": "marft", "method_args": {"steps": 1.5}}, "steps must be a whole number from 1"),
+        ({"method": "marft", "method_args": {"step": 1}}, "'step'; did you mean 'steps'"),
+        ({"method": "at_grpo", "method_args": {"steps": 1}}, "it takes none"),
+        ({"method": "swap+grpo", "policies": "shared"}, r"two trained policies, got 1 \(shared\)"),
+        ({"method": "cory", "train_roles": "coder"}, "two trained policies, got 1"),
+        ({"method": "shared"}, r"has no advantages; .* --method shared\+dr_mas"),
+        ({"method": "at_grpo+grpo"}, "AtGrpo and Grpo both have `advantages`"),
+        ({"method": "swap+alternate+grpo"}, "both have `players`"),
+        ({"method": "tests.letters_env:raw_env"}, "must be a subclass of Method"),
     ],
 )
 def test_a_part_that_does_not_fit_is_refused_before_a_model_is_loaded(
@@ -108,7 +105,7 @@ def test_a_part_that_does_not_fit_is_refused_before_a_model_is_loaded(
 
 @pytest.mark.parametrize(
     ("field", "name", "nearest"),
-    [("cast", "alternating", "alternate"), ("reward_transform", "share", "shared")],
+    [("method", "alternating+grpo", "alternate"), ("method", "share+grpo", "shared")],
 )
 def test_an_unknown_part_is_refused_with_the_nearest_name(
     field: str, name: str, nearest: str
@@ -137,7 +134,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
 
     pl.train(
         env=letters_env.env,
-        cast="alternate",
+        method="alternate+at_grpo",
         max_steps=3,
         output_dir=tmp_path / "run",
         callbacks=[Look()],
@@ -155,7 +152,7 @@ def test_in_alternating_steps_only_one_policy_has_candidates_and_changes(tmp_pat
 
 
 def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> None:
-    settings = {**SMALL, "cast": "swap", "cast_args": {"steps": 1}, "estimator": "agent"}
+    settings = {**SMALL, "method": "swap+dr_mas", "method_args": {"steps": 1}}
     whole = pl.train(
         env="tests.letters_env:env", max_steps=3, output_dir=tmp_path / "a", **settings
     )
@@ -175,14 +172,14 @@ def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> 
             assert each["policy"] == (each["role"] if row["step"] % 2 else other)
 
 
-class Doubled(RewardTransform):
+class Doubled(AtGrpo):
     """Doubles rewards, and counts its steps."""
 
     def __init__(self, config: Any, *, by: float = 2.0) -> None:
         super().__init__(config)
         self.by, self.steps = by, 0
 
-    def __call__(self, trajectories: Any) -> list[Trajectory]:
+    def credit(self, trajectories: Any) -> list[Trajectory]:
         self.steps += 1
         return [repaid(each, lambda _, c: self.by * c.reward) for each in trajectories]
 
@@ -196,8 +193,8 @@ class Doubled(RewardTransform):
 def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: Path) -> None:
     pl.train(
         env=letters_env.env,
-        reward_transform=Doubled,
-        reward_transform_args={"by": 3.0},
+        method=Doubled,
+        method_args={"by": 3.0},
         scale_rewards="none",
         max_steps=1,
         output_dir=tmp_path / "run",
@@ -219,26 +216,26 @@ def test_a_transform_changes_what_is_compared_and_not_what_is_logged(tmp_path: P
 def test_the_state_of_a_transform_is_resumed(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
-        reward_transform=Doubled,
+        method=Doubled,
         args=ATGRPOConfig(max_steps=2, output_dir=str(tmp_path / "run"), **SMALL),
     )
     trainer.train()
     (newest,) = sorted((tmp_path / "run" / "checkpoints").glob("step-*"))[-1:]
     kept = torch.load(newest / "plugins.pt", weights_only=True)
-    assert kept == {"reward_transform": {"steps": 2}}
+    assert kept == {"method": {"steps": 2}}
 
 
-class Resting(Cast):
+class Resting(AtGrpo):
     """Nobody but the reader learns in the first step."""
 
-    def at(self, step: int, players: Any, trained: Any) -> Casting:
+    def players(self, step: int, players: Any, trained: Any) -> Casting:
         return Casting(players, ("reader",) if step == 0 else tuple(trained))
 
 
 def test_a_cast_of_ones_own_works_as_an_object(tmp_path: Path) -> None:
     trainer = ATGRPOTrainer(
         env=letters_env.env,
-        cast=Resting,
+        method=Resting,
         args=ATGRPOConfig(max_steps=1, output_dir=str(tmp_path / "run"), **SMALL),
     )
     before = {name: trainer.policies.state(name) for name in ("writer", "reader")}

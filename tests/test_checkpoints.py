@@ -120,13 +120,13 @@ def test_a_budget_of_tokens_is_resumed_where_it_was(model: Path, tmp_path: Path)
 
 
 def test_what_an_estimator_learned_is_part_of_a_checkpoint(model: Path, tmp_path: Path) -> None:
-    config = dataclasses.replace(CONFIG, estimator="tests.own_estimator:RunningMean")
+    config = dataclasses.replace(CONFIG, method="tests.own_estimator:RunningMean")
     trainer, twin = new_trainer(model, config), new_trainer(model, config)
     with new_folder(tmp_path / "run") as folder:
         trainer.train_step()
         checkpoints.save(folder, trainer)
         checkpoints.resume(folder, twin)
-    assert twin.estimator.state_dict() == trainer.estimator.state_dict() != {"total": 0, "count": 0}
+    assert twin.method.state_dict() == trainer.method.state_dict() != {"total": 0, "count": 0}
     for each in (trainer, twin):
         each.train_step()
     assert_same(weights(twin), weights(trainer))

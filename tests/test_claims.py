@@ -244,8 +244,8 @@ def test_no_task_of_one_seed_is_one_of_another_and_rates_are_not_tuned_on_test_t
 def test_other_groupings_sample_the_same_trees():
     key = GroupKey("t", 0, "tool_0", "tool", 1, 2, "")
     for name, estimator in (("task", groupings.TreeByTask), ("role", groupings.TreeByRole), ("turn", groupings.TreeByTurn)):  # fmt: skip
-        setting = ARMS[f"tree, by {name}"].settings["estimator"]
-        own = resolve(ATGRPOConfig(env="plan_path", estimator=setting))
+        setting = ARMS[f"tree, by {name}"].settings["method"]
+        own = resolve(ATGRPOConfig(env="plan_path", method=setting))
         made = estimator(own)
         assert setting.endswith(f":{estimator.__name__}")
         assert made.shape() == type(made.shape()).of(own.num_generations, own.branch)

@@ -83,7 +83,7 @@ def test_every_schedule_that_may_be_chosen_can_be_made():
 
 def test_an_unknown_estimator_is_refused_with_what_was_meant():
     with pytest.raises(UnknownNameError, match="did you mean 'at_grpo'"):
-        ATGRPOConfig(estimator="atgrpo")
+        ATGRPOConfig(method="atgrpo")
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,12 @@ import torch
 import pettingllms as pl
 from pettingllms.envs import coding_v0
 from pettingllms.errors import ConfigError, SandboxUnavailable
+from pettingllms.methods.cure import program_reward, rewards_of_tests
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.sandbox import Sandbox, open_sandbox
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.trainers.rewards.cure import program_reward, rewards_of_tests
+from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task
 from tests.test_coding_v0 import a_row, checks, code
 from tests.test_estimators_golden import cases, decision
@@ -69,9 +67,9 @@ def paid(env: Any, programs: Sequence[str], tests: Sequence[str]) -> list[list[f
         replies("tester", tests, infos[1], 1),
     ]
     played = Trajectory.of(Task("q", 0), 0, groups, early={}, cooperative=True)
-    transform = plugin_of(RewardTransform, resolve(ATGRPOConfig(method="cure")))
-    transform.attach(env, None)
-    (found,) = transform([played])
+    method = Method.of(resolve(ATGRPOConfig(method="cure")))
+    method.attach(env, None)
+    (found,) = method.credit([played])
     return [[c.reward for c in group.candidates] for group in found.groups]
 
 
@@ -88,7 +86,7 @@ def test_programs_and_tests_earn_what_the_table_says(name: str) -> None:
     expected = case["expected"]
     right = [program_reward(row) == 1 for row in hidden]
     assert right == expected["right"]
-    estimator = estimator_of(resolve(ATGRPOConfig(method="cure")))
+    estimator = Method.of(resolve(ATGRPOConfig(method="cure")))
     sides = {
         "code": [program_reward(row) for row in hidden],
         "test": rewards_of_tests(passes, right),

@@ -146,6 +146,6 @@ def test_no_score_is_paid_twice(tmp_path: Path, sandbox: Sandbox) -> None:
 
 def test_it_is_a_team_for_methods_of_calling_and_not_for_those_of_testers() -> None:
     config = ATGRPOConfig(env="debugging", method="m_grpo")
-    assert plan_run(config).config.estimator == "m_grpo"
+    assert plan_run(config).config.method == "m_grpo"
     with pytest.raises(ValueError, match="programs and tests that judge each other"):
         plan_run(ATGRPOConfig(env="debugging", method="cure"))

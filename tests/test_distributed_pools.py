@@ -162,13 +162,12 @@ def test_engines_without_vllm_are_refused_with_how_to_install_it(monkeypatch):
         pass
 
 
-def test_ranks_whose_gradients_cannot_be_added_exactly_are_refused():
+def test_ranks_divide_full_models_only():
     wanted = pools_of(pools(coder={"ranks": 2}), TEAM)
-    with pytest.raises(ConfigError, match=r"coder has 2 ranks, .*; give --stream-gradients"):
-        check_ranks(wanted, full=["tester"], streamed=False)
-    check_ranks(wanted, full=["tester"], streamed=True)
-    check_ranks(wanted, full=["coder"], streamed=False)
-    check_ranks(pools_of(pools(), TEAM), full=[], streamed=False)
+    with pytest.raises(ConfigError, match=r"coder has 2 ranks, which divide a full model"):
+        check_ranks(wanted, full=["tester"])
+    check_ranks(wanted, full=["coder"])
+    check_ranks(pools_of(pools(), TEAM), full=[])
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,11 @@ import pytest
 import torch
 
 from pettingllms.errors import ConfigError, NonFiniteError
+from pettingllms.methods import gdpo
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS, gdpo
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
+from pettingllms.trainers.method import Method
+from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 
 torch.set_num_threads(1)
@@ -33,7 +34,7 @@ def cases(name: str) -> dict[str, dict[str, Any]]:
 
 
 def made(name: str, **settings: Any) -> Any:
-    return estimator_of(resolve(ATGRPOConfig(estimator=name, **settings)))
+    return Method.of(resolve(ATGRPOConfig(method=name, **settings)))
 
 
 def decision(
@@ -78,7 +79,7 @@ def by_episode(groups: list[Group], values: list[float]) -> list[float]:
 ROWS = {
     "grpo, every decision one member (today's row `grpo`)": "decision",
     "grpo, every episode one member (Dr. MAS's and MATPO's baseline; proposed row `episode`)": "grpo",
-    "agent (Dr. MAS): all invocations of the agent are members": "agent",
+    "agent (Dr. MAS): all invocations of the agent are members": "dr_mas",
     "turn": "turn",
 }
 
@@ -113,7 +114,7 @@ def test_gigpo_gives_the_advantages_of_the_table(name: str) -> None:
     }
     groups = played(episodes)
     scale = "none" if "mode mean" in name else "group"
-    found = made("gigpo", scale_rewards=scale, estimator_args={"gamma": 0.95}).advantages(groups)
+    found = made("gigpo", scale_rewards=scale, method_args={"gamma": 0.95}).advantages(groups)
     expected = case["expected"].get("expected", case["expected"])["advantage"]
     assert by_episode(groups, found) == pytest.approx(expected, abs=1e-6)
 
@@ -161,7 +162,7 @@ def test_rae_gives_the_advantages_and_the_state_of_the_table(name: str) -> None:
 
 
 TREES = ("at_grpo", "gdpo")
-EPISODES = ("grpo", "decision", "agent", "turn", "agent_turn", "gigpo")
+EPISODES = ("grpo", "decision", "dr_mas", "turn", "agent_turn", "gigpo")
 
 
 def random_play(seed: int, *, tree: bool, shift: float = 0.0, scale: float = 1.0) -> list[Group]:
@@ -254,7 +255,7 @@ def test_the_mean_of_an_episode_does_not_pay_for_going_on() -> None:
     stalling = [decision(0.5, parent=n, turn=n) for n in range(4)]
     groups = played({0: stalling, 1: [decision(1.0, episode=1)]})
     summed = by_episode(groups, made("grpo").advantages(groups))
-    mean = by_episode(groups, made("grpo", estimator_args={"mean": True}).advantages(groups))
+    mean = by_episode(groups, made("grpo", method_args={"mean": True}).advantages(groups))
     assert summed[0] > 0 > mean[0]
 
 
@@ -299,20 +300,20 @@ def test_baselines_of_roles_are_kept_apart_and_in_the_checkpoint() -> None:
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"estimator": "gigpo", "estimator_args": {"gama": 0.9}}, "did you mean 'gamma'"),
-        ({"estimator": "at_grpo", "estimator_args": {"gamma": 0.9}}, "it takes none"),
-        ({"estimator": "gigpo", "estimator_args": {"gamma": 1.5}}, "at most 1, got 1.5"),
-        ({"estimator": "look_ahead", "estimator_args": {"gamma": 0}}, "at most 1, got 0"),
-        ({"estimator": "rae", "estimator_args": {"decay": 1.0}}, "below 1, got 1.0"),
-        ({"estimator": "grpo", "num_generations": 1}, "at least 2 for estimator grpo, got 1"),
+        ({"method": "gigpo", "method_args": {"gama": 0.9}}, "did you mean 'gamma'"),
+        ({"method": "at_grpo", "method_args": {"gamma": 0.9}}, "it takes none"),
+        ({"method": "gigpo", "method_args": {"gamma": 1.5}}, "at most 1, got 1.5"),
+        ({"method": "look_ahead", "method_args": {"gamma": 0}}, "at most 1, got 0"),
+        ({"method": "rae", "method_args": {"decay": 1.0}}, "below 1, got 1.0"),
+        ({"method": "grpo", "num_generations": 1}, "at least 2 for method grpo, got 1"),
     ],
 )
 def test_what_an_estimator_cannot_use_is_refused_with_a_reason(settings: Any, said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        estimator_of(resolve(ATGRPOConfig(**settings)))
+        Method.of(resolve(ATGRPOConfig(**settings)))
 
 
-class Returning(Estimator):
+class Returning(Method):
     """Returns what it is given."""
 
     given: Any = None
@@ -342,7 +343,7 @@ def test_what_is_no_advantage_is_refused_with_the_name_of_the_estimator(
 ) -> None:
     estimator = Returning(resolve(ATGRPOConfig()))
     estimator.given = given
-    with pytest.raises((ConfigError, NonFiniteError), match=f"estimator Returning returned {said}"):
+    with pytest.raises((ConfigError, NonFiniteError), match=f"method Returning returned {said}"):
         estimator.checked([decision(0.0, 1.0)])
 
 
@@ -362,12 +363,12 @@ def test_rewards_at_the_steps_of_others_count_in_the_rewards_to_go() -> None:
         ]
         for n in range(2)
     }
-    estimator = made("gigpo", estimator_args={"gamma": 0.5})
+    estimator = made("gigpo", method_args={"gamma": 0.5})
     assert estimator.to_go(played(late)) == [0.0, 1.0, 0.0, 0.0]
 
 
 def test_every_estimator_says_what_it_computes() -> None:
-    listed = (ESTIMATORS.load(name) for name in ESTIMATORS.paths())
+    listed = (METHODS.load(name) for name in METHODS.own)
     assert all(kind.__doc__ for kind in listed)
 
 

@@ -16,14 +16,14 @@ import torch
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.records import Outcome
 from pettingllms.errors import UnknownNameError
+from pettingllms.methods.look_ahead import LookAhead
 from pettingllms.rollout.engine import RolloutEngine
 from pettingllms.rollout.shapes import SHAPES, Full, Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory, in_order
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.estimators.look_ahead import LookAhead
+from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import generated_tokens
 from pettingllms.types import Completion, Request, Task
 from tests import letters_env
@@ -260,18 +260,19 @@ def test_the_record_of_a_fork_survives_its_file() -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "shape"),
+    ("method", "shape"),
     [
-        ("agent", "fork_on_first"),
+        ("dr_mas", "fork_on_first"),
         ("turn", "round_robin"),
         ("decision", "full"),
         ("look_ahead", "full"),
         ("at_grpo", "full"),
     ],
 )
-def test_an_estimator_compares_the_candidates_of_a_forest(estimator: str, shape: str) -> None:
-    config = resolve(ATGRPOConfig(estimator=estimator, shape=shape, num_generations=3))
-    made = estimator_of(config)
+def test_a_method_compares_the_candidates_of_a_forest(method: str, shape: str) -> None:
+    args = {"shape": shape}
+    config = resolve(ATGRPOConfig(method=method, method_args=args, num_generations=3))
+    made = Method.of(config)
     groups = in_order(play(made.shape()))
     values = torch.tensor(made.advantages(groups), dtype=torch.float64)
     assert len(values) == sum(len(group.candidates) for group in groups)
@@ -281,15 +282,15 @@ def test_an_estimator_compares_the_candidates_of_a_forest(estimator: str, shape:
 
 def test_a_shape_that_an_estimator_cannot_compare_is_refused_with_those_that_fit() -> None:
     with pytest.raises(ValueError, match=r"at_grpo cannot compare .* episodes .* tree, full"):
-        plan_run(ATGRPOConfig(env="coding", shape="episodes"))
+        plan_run(ATGRPOConfig(env="coding", method_args={"shape": "episodes"}))
     with pytest.raises(ValueError, match=r"grpo cannot compare .* fork_on_first .* episodes"):
-        plan_run(ATGRPOConfig(env="coding", estimator="grpo", shape="fork_on_first"))
+        plan_run(ATGRPOConfig(env="coding", method="grpo", method_args={"shape": "fork_on_first"}))
     with pytest.raises(UnknownNameError, match="did you mean 'round_robin'"):
-        ATGRPOConfig(shape="roundrobin")
+        plan_run(ATGRPOConfig(env="coding", method_args={"shape": "roundrobin"}))
 
 
 def test_a_full_tree_of_long_episodes_is_refused_before_anything_is_loaded() -> None:
-    config = ATGRPOConfig(env="math", shape="full", num_generations=8)
+    config = ATGRPOConfig(env="math", method_args={"shape": "full"}, num_generations=8)
     with pytest.raises(ValueError, match=r"8\^\d+ episodes of a task, and 4,096 are the most"):
         plan_run(config)
 
@@ -307,8 +308,8 @@ def test_a_shape_of_ones_own_is_played(tmp_path: Path) -> None:
     summary = pl.train(
         env=letters_env.env,
         policies="per-role",
-        estimator="agent",
-        shape=f"{__name__}:Twice",
+        method="dr_mas",
+        method_args={"shape": f"{__name__}:Twice"},
         num_generations=2,
         tasks_per_step=2,
         max_steps=1,
@@ -363,14 +364,16 @@ def test_a_reward_is_discounted_for_each_decision_on_the_way_to_it(gamma: float)
     (case,) = [c for c in table["cases"] if c["name"] == "a forest with one root"]
     names = {1.0: "value (mean below, gamma 1)", 0.5: "value (gamma 0.5)"}
     expected = case["expected"][names[gamma]]
-    config = resolve(ATGRPOConfig(method="look_ahead", shape="full", num_generations=2))
+    config = resolve(
+        ATGRPOConfig(method="look_ahead", method_args={"shape": "full"}, num_generations=2)
+    )
     made = LookAhead(config, gamma=gamma)
     sampler = Numbered(lambda *_: "0")
     found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
     values = {
-        (group.prompt, k): made.value(group, candidate)
+        (group.prompt, k): value
         for group in in_order(found)
-        for k, candidate in enumerate(group.candidates)
+        for k, value in enumerate(made.values(group))
     }
     nodes = ["", "0", "1", "0 0", "0 1", "1 0"]  # prompts, in the order of the table
     for name, value in expected.items():
@@ -383,6 +386,6 @@ def test_a_probe_discounts_as_the_episode_does() -> None:
     made = LookAhead(config, gamma=0.5)
     sampler = Numbered(lambda *_: "0")
     found = play(made.shape(), Branching(max_turns=1), sampler=sampler, tasks=TASKS[:1])
-    values = [made.value(found[0].groups[0], c) for c in found[0].groups[0].candidates]
+    values = made.values(found[0].groups[0])
     # The episode: 0.5 of the mean of (0.1 + half of the mean of 1 and 0) and (0.2 + half of 0).
     assert values == pytest.approx([0.5 * (0.35 + 0.2) / 2, 0.5 * (0.3 + 0.5 * 1.0)])

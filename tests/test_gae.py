@@ -11,14 +11,14 @@ import torch
 
 from pettingllms.envs.base import Outcome
 from pettingllms.errors import NonFiniteError
+from pettingllms.methods.critic import Critic
+from pettingllms.methods.marft import chained, standardized
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import checkpoints
 from pettingllms.session import plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.critic import Critic
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.estimators.gae import chained, standardized
+from pettingllms.trainers.method import Method
 from pettingllms.types import Task, Unplayed
 from tests import letters_env
 from tests.test_checkpoints import CONFIG as SMALL
@@ -27,7 +27,7 @@ from tests.test_estimators_golden import cases, decision, played
 from tests.tiny_lm import save_tiny
 
 torch.set_num_threads(1)
-CONFIG = dataclasses.replace(SMALL, estimator="gae", num_generations=1, tasks_per_step=4)
+CONFIG = dataclasses.replace(SMALL, method="gae", num_generations=1, tasks_per_step=4)
 
 
 @pytest.fixture(scope="module")
@@ -178,17 +178,17 @@ def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
         for _ in range(3):
             each.train_step()
     assert_same(weights(twin), weights(trainer))
-    states = [each.estimator.state_dict()["0"] for each in (trainer, twin)]
+    states = [each.method.state_dict()["0"] for each in (trainer, twin)]
     assert states[0]["fits"] == states[1]["fits"] == 6
     assert_same(states[0]["network"], states[1]["network"])
     unlearned = new_trainer(model, CONFIG)
     unlearned.train_step()
-    first = unlearned.estimator.state_dict()["0"]["network"]
+    first = unlearned.method.state_dict()["0"]["network"]
     assert any(not torch.equal(first[name], states[0]["network"][name]) for name in first)
 
 
 def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
-    config = dataclasses.replace(CONFIG, estimator_args='{"warmup": 2}')
+    config = dataclasses.replace(CONFIG, method_args='{"warmup": 2}')
     trainer = new_trainer(model, config)
     start = weights(trainer)
     for _ in range(2):
@@ -201,7 +201,7 @@ def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ({"gamma": 1.5}, "gamma must be from 0 to 1, got 1.5"),
+        ({"gamma": 1.5}, "gamma must be at least 0 and at most 1, got 1.5"),
         ({"lamb": 0.9}, "did you mean 'lam'"),
         ({"learning_rate": 0}, "learning_rate must be above 0"),
         ({"epochs": 0}, "epochs must be a whole number from 1, got 0"),
@@ -211,11 +211,11 @@ def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
 )
 def test_arguments_that_gae_cannot_use_are_refused(arguments: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        estimator_of(resolve(dataclasses.replace(CONFIG, estimator_args=json.dumps(arguments))))
+        Method.of(resolve(dataclasses.replace(CONFIG, method_args=json.dumps(arguments))))
 
 
 def test_full_policies_without_a_frozen_base_are_refused_before_anything_is_loaded() -> None:
     config = ATGRPOConfig(env="plan_path", method="marft_gae", full=True)
     with pytest.raises(ValueError, match="full policies do not keep"):
         plan_run(config)
-    assert plan_run(dataclasses.replace(config, beta=0.01)).config.estimator == "gae"
+    assert plan_run(dataclasses.replace(config, beta=0.01)).config.method == "marft_gae"

@@ -10,13 +10,11 @@ import pytest
 import torch
 
 from pettingllms.errors import ConfigError
+from pettingllms.methods.maporl import discounted, others_change, own_change
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.session import plan_run
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.trainers.rewards.maporl import discounted, others_change, own_change
+from pettingllms.trainers.method import Method
 from pettingllms.types import Group, Task
 from tests.test_estimators_golden import cases, decision
 
@@ -24,8 +22,8 @@ NAMES = "xyz"
 
 
 def transform(**arguments: float) -> Any:
-    config = ATGRPOConfig(env="math", method="maporl", reward_transform_args=json.dumps(arguments))
-    return plugin_of(RewardTransform, resolve(config))
+    config = ATGRPOConfig(env="math", method="maporl", method_args=json.dumps(arguments))
+    return Method.of(resolve(config))
 
 
 def answer(right: Any, agent: str, turn: int, parent: int, episode: int = 0) -> Group:
@@ -47,7 +45,7 @@ def debate(*rounds: str, episode: int = 0) -> Trajectory:
 
 
 def paid(trajectory: Trajectory, **arguments: float) -> list[float]:
-    (found,) = transform(**arguments)([trajectory])
+    (found,) = transform(**arguments).credit([trajectory])
     return [group.chosen.reward for group in found.groups]
 
 
@@ -106,9 +104,9 @@ def test_silence_is_neither_paid_nor_counted() -> None:
 
 
 def test_the_worth_of_an_answer_is_compared_and_not_the_return_of_its_episode() -> None:
-    estimator = estimator_of(resolve(ATGRPOConfig(env="math", method="maporl", num_generations=2)))
+    estimator = Method.of(resolve(ATGRPOConfig(env="math", method="maporl", num_generations=2)))
     played = [debate("01", "01", episode=0), debate("10", "10", episode=1)]
-    groups = [group for each in transform(gamma=0.0)(played) for group in each.groups]
+    groups = [group for each in transform(gamma=0.0).credit(played) for group in each.groups]
     found = torch.tensor(estimator.advantages(groups)).tolist()
     # The episodes earned the same, the answers did not.
     assert [value > 0 for value in found] == [False, True, False, True, True, False, True, False]
@@ -116,21 +114,25 @@ def test_the_worth_of_an_answer_is_compared_and_not_the_return_of_its_episode() 
 
 
 def test_an_environment_that_does_not_judge_answers_is_refused_before_anything_is_loaded() -> None:
-    with pytest.raises(ConfigError, match=r"maporl pays for right answers.*use one of as_paid"):
+    with pytest.raises(ConfigError, match=r"maporl pays for right answers.*use one of at_grpo"):
         plan_run(ATGRPOConfig(env="sokoban", method="maporl"))
     debating = ATGRPOConfig(env="math", env_args='{"reasoners": 2}', method="maporl")
-    assert plan_run(debating).config.reward_transform == "maporl"
+    assert plan_run(debating).config.method == "maporl"
 
 
 def test_a_reply_that_was_not_judged_stops_the_training_with_a_reason() -> None:
     unjudged = Trajectory.of(Task("q", 0), 0, [decision(1.0)], early={}, cooperative=True)
     with pytest.raises(ConfigError, match="infos need `right`"):
-        transform()([unjudged])
+        transform().credit([unjudged])
 
 
 @pytest.mark.parametrize(
     ("arguments", "said"),
-    [({"gamma": 2.0}, "from 0 to 1"), ({"b1": -1.0}, "b1 must not"), ({"gama": 1.0}, "'gamma'")],
+    [
+        ({"gamma": 2.0}, "at most 1"),
+        ({"b1": -1.0}, "b1 must be at least 0"),
+        ({"gama": 1.0}, "'gamma'"),
+    ],
     ids=["gamma", "negative", "unknown"],
 )
 def test_arguments_that_maporl_cannot_use_are_refused(
@@ -141,6 +143,6 @@ def test_arguments_that_maporl_cannot_use_are_refused(
 
 
 def test_what_is_compared_has_two_names() -> None:
-    config = ATGRPOConfig(estimator="agent", estimator_args='{"by": "rewards"}')
+    config = ATGRPOConfig(method="dr_mas", method_args='{"by": "rewards"}')
     with pytest.raises(ConfigError, match="did you mean 'reward'"):
-        estimator_of(resolve(config))
+        Method.of(resolve(config))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -11,46 +12,95 @@ import pytest
 import torch
 
 import pettingllms as pl
+from pettingllms.errors import UnknownNameError
 from pettingllms.rollout import shapes
 from pettingllms.rollout.trajectory import Trajectory, outcome_is_late
+from pettingllms.runs import read_config
 from pettingllms.session import plan_run
-from pettingllms.trainers import casts, estimators, losses, rewards
+from pettingllms.trainers import fitting, losses, method_names
 from pettingllms.trainers.batch import policy_batches
 from pettingllms.trainers.callbacks import Silent
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators import ESTIMATORS, needs
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.method import Method
+from pettingllms.trainers.method_names import METHODS, OLD_OPTIONS, PARTS, upgraded
 from pettingllms.types import Task
 from tests.test_estimators_golden import cases, decision
 
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("name", list(METHODS))
-def test_a_method_sets_what_its_table_says_and_can_be_trained(name):
+NAMES = [name for name in METHODS.own if name not in PARTS]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_sets_what_its_class_says_and_can_be_trained(name):
     config = resolve(ATGRPOConfig(method=name))
-    assert {field: getattr(config, field) for field in METHODS[name].settings} == dict(
-        METHODS[name].settings
-    )
-    assert estimator_of(config).config is config
+    settings = METHODS.load(name).settings
+    assert {field: getattr(config, field) for field in settings} == dict(settings)
+    assert Method.of(config).config is config
 
 
 def test_an_explicit_setting_goes_over_that_of_the_method():
-    config = ATGRPOConfig(method="gspo", loss_type="sapo", estimator="at_grpo")
-    assert (config.loss_type, config.estimator) == ("sapo", "at_grpo")
-    assert config.importance_sampling_level == "sequence"
+    config = ATGRPOConfig(method="gspo", loss_type="sapo")
+    assert (config.loss_type, config.importance_sampling_level) == ("sapo", "sequence")
 
 
 def test_a_copy_of_settings_is_equal_to_them():
     config = ATGRPOConfig(method="rae", num_generations=4)
     assert dataclasses.replace(config) == config
     assert resolve(config).num_generations == 4
-    assert dataclasses.replace(config, estimator="grpo").estimator == "grpo"
+    assert dataclasses.replace(config, method="look_ahead").branch == "best"
+
+
+@pytest.mark.parametrize(
+    ("old", "method", "arguments"),
+    [
+        ({"estimator": "agent"}, "dr_mas", None),
+        ({"estimator": "rae"}, "rae", None),
+        ({"estimator": "gae", "cast": "alternate"}, "marft_gae", None),
+        ({"cast": "swap", "cast_args": {"steps": 2}}, "swap+at_grpo", {"steps": 2}),
+        ({"method": "cory", "cast": "all"}, "shared+dr_mas", None),
+        ({"method": "mhgpo", "shape": "fork_on_first"}, "mhgpo", {"shape": "fork_on_first"}),
+        ({"method": "gspo", "estimator": "at_grpo"}, "at_grpo", None),
+        ({"method": "gspo", "estimator": "grpo"}, "gspo", None),
+        (
+            {
+                "estimator": "agent_turn",
+                "reward_transform": "maporl",
+                "reward_transform_args": "{}",
+            },
+            "maporl",
+            None,
+        ),
+        ({"reward_transform": "shared", "estimator": "a.b:C"}, "shared+a.b:C", None),
+    ],
+)
+def test_old_options_are_replaced_by_a_method_with_a_hint(old, method, arguments, caplog):
+    config = ATGRPOConfig(**old)
+    assert (config.method, config.mapping("method_args")) == (method, arguments or {})
+    assert {getattr(config, name) for name in OLD_OPTIONS} == {None}
+    assert f"--method {method}" in caplog.text
+    assert config.num_generations is None
+    assert dataclasses.replace(config) == config
+
+
+def test_a_saved_configuration_with_old_options_is_read_and_is_the_same(tmp_path):
+    old = {"env": "coding", "estimator": "agent", "estimator_args": '{"by": "reward"}'}
+    old |= {"reward_transform": "as_paid", "cast": "all", "stream_gradients": False}
+    (tmp_path / "config.yaml").write_text(json.dumps(old))
+    config = read_config(tmp_path)
+    assert (config.method, config.mapping("method_args")) == ("dr_mas", {"by": "reward"})
+    now = dataclasses.asdict(config)
+    assert {name: now[name] for name in upgraded(old)} == upgraded(old)
+
+
+def test_a_combination_that_is_gone_is_refused_with_the_method_that_there_is():
+    with pytest.raises(ValueError, match="use --method m_grpo"):
+        ATGRPOConfig(reward_transform="m_grpo", estimator="rae")
 
 
 def test_an_unknown_method_is_refused_with_the_nearest_name():
-    with pytest.raises(ValueError, match="did you mean 'dr_mas'"):
+    with pytest.raises(UnknownNameError, match="did you mean 'dr_mas'"):
         ATGRPOConfig(method="drmas")
 
 
@@ -90,7 +140,7 @@ def test_igrpo_compares_and_trains_the_refinements_of_the_table(case):
     drafts, refined = (table["inputs"][f"{what} rewards"] for what in ("draft", "refinement"))
     groups = [decision(*drafts, turn=0), decision(*refined, turn=1, parent=1)]
     config = resolve(ATGRPOConfig(method="igrpo", num_generations=len(drafts)))
-    values = estimator_of(config).advantages(groups)
+    values = Method.of(config).advantages(groups)
     expected = table["expected"]["advantage"]
     assert values[len(drafts) :] == pytest.approx(expected, abs=1e-6)
     following = iter(values)
@@ -112,10 +162,10 @@ def test_mlpo_compares_the_leaders_answers_as_in_the_table():
     group = decision(*table["inputs"]["leader rewards"])
     config = resolve(ATGRPOConfig(method="mlpo"))
     expected = table["expected"]["advantage without division (Dr. GRPO)"]
-    assert estimator_of(config).advantages([group]) == pytest.approx(expected, abs=1e-6)
+    assert Method.of(config).advantages([group]) == pytest.approx(expected, abs=1e-6)
     scaled = resolve(ATGRPOConfig(method="mlpo", scale_rewards="group"))
     expected = table["expected"]["advantage"]
-    assert estimator_of(scaled).advantages([group]) == pytest.approx(expected, abs=1e-6)
+    assert Method.of(scaled).advantages([group]) == pytest.approx(expected, abs=1e-6)
 
 
 def an_episode(*rewards):
@@ -146,13 +196,13 @@ class Heard(Silent):
         self.said.append(text)
 
 
-@pytest.mark.parametrize(("estimator", "warned"), [("at_grpo", True), ("grpo", False)])
-def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, estimator, warned):
+@pytest.mark.parametrize(("method", "warned"), [("at_grpo", True), ("grpo", False)])
+def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, method, warned):
     heard = Heard()
     pl.train(
         env="tests.late_env:env",
         policies="per-role",
-        estimator=estimator,
+        method=method,
         num_generations=2,
         tasks_per_step=2,
         max_steps=1,
@@ -165,17 +215,13 @@ def test_a_tree_on_an_outcome_at_the_end_is_warned_about(tmp_path, estimator, wa
     assert any("earlier decisions may learn nothing" in text for text in heard.said) is warned
 
 
-def test_the_page_of_methods_describes_every_estimator_and_loss():
+def test_the_page_of_methods_describes_every_method_and_loss():
     page = (Path(__file__).parents[1] / "docs" / "methods.md").read_text(encoding="utf-8")
-    documented = f"{estimators.__doc__}{losses.__doc__}"
     assert "{{ methods }}" in page
-    for name in ESTIMATORS.paths():
-        assert f"`{name}`" in documented, name
     parts: list[tuple[Any, Iterable[str]]] = [
         (shapes, shapes.SHAPES.own),
-        (rewards, rewards.REWARD_TRANSFORMS.own),
-        (casts, casts.CASTS.own),
-        (needs, needs.NEEDS),
+        (method_names, PARTS),
+        (fitting, fitting.NEEDS),
     ]
     for module, names in parts:
         assert f"::: {module.__name__}\n" in page
@@ -183,4 +229,4 @@ def test_the_page_of_methods_describes_every_estimator_and_loss():
             assert f"`{name}`" in str(module.__doc__), name
     loss_types = next(f for f in dataclasses.fields(ATGRPOConfig) if f.name == "loss_type")
     for name in loss_types.metadata["choices"]:
-        assert f"`{name}`" in documented, name
+        assert f"`{name}`" in str(losses.__doc__), name

@@ -132,9 +132,9 @@ def test_a_budget_stops_a_run_and_a_larger_one_in_its_config_goes_on(stub, model
     assert train(resume=tmp_path / "run").finished
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "agent", "look_ahead"])
-def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, estimator):
-    config = settings(stub, model, tmp_path / "run", estimator=estimator, max_steps=1)
+@pytest.mark.parametrize("method", ["grpo", "dr_mas", "look_ahead"])
+def test_every_kind_of_estimator_takes_a_partner(stub, model, tmp_path, method):
+    config = settings(stub, model, tmp_path / "run", method=method, max_steps=1)
     assert train(config).finished
 
 

@@ -26,8 +26,8 @@ from pettingllms.envs.program_calls import ChatCall, NotServed
 from pettingllms.envs.program_v0 import env as program_env
 from pettingllms.envs.tool_calls import MOST_CALLS, read_calls
 from pettingllms.errors import CloneError, ConfigError, UnknownNameError
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.estimators.needs import lacking
+from pettingllms.trainers.fitting import lacking
+from pettingllms.trainers.method_names import METHODS
 from pettingllms.types import Conversation
 from tests.listening_program import ROLES, asked, relay, sent, user
 from tests.listening_program import Refused as Answered
@@ -503,5 +503,5 @@ def test_trees_that_compare_what_is_paid_at_once_are_refused_where_a_program_pay
 ):
     for pays, missing in (("late", ["early_rewards"]), ("early", [])):
         env = program_env(relay, roles=ROLES, pays=pays)
-        assert lacking(ESTIMATORS.load("at_grpo").needs, env) == missing
-        assert lacking(ESTIMATORS.load("look_ahead").needs, env) == []
+        assert lacking(METHODS.load("at_grpo").needs, env) == missing
+        assert lacking(METHODS.load("look_ahead").needs, env) == []

@@ -15,11 +15,8 @@ from pettingllms.errors import ConfigError, UnknownNameError
 from pettingllms.registry import Registry, resolve
 from pettingllms.sandbox import Case, open_sandbox
 from pettingllms.trainers import config as config_module
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators.base import estimator_of
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.method import Method
 
 TOOLS = Registry("tool", {"hammer": "os.path:join", "saw": "nowhere_at_all:saw"})
 
@@ -107,18 +104,16 @@ def test_an_installed_package_adds_a_sandbox(installs: Callable[[str], None]) ->
 
 def test_an_installed_package_adds_the_parts_of_a_method(installs: Callable[[str], None]) -> None:
     installs(
-        "[pettingllms.estimators]\nspread = tests.own_estimator:Spread\n"
+        "[pettingllms.methods]\nspread = tests.own_estimator:Spread\n"
         "[pettingllms.shapes]\ntwice = tests.test_forest:Twice\n"
-        "[pettingllms.reward_transforms]\ndoubled = tests.test_casts:Doubled\n"
-        "[pettingllms.casts]\nresting = tests.test_casts:Resting\n"
     )
-    config = config_module.resolve(
-        ATGRPOConfig(estimator="agent", shape="twice", reward_transform="doubled", cast="resting")
-    )
-    assert type(estimator_of(config).shape()).__name__ == "Twice"
-    assert type(plugin_of(RewardTransform, config)).__name__ == "Doubled"
-    assert type(plugin_of(Cast, config)).__name__ == "Resting"
-    assert type(estimator_of(dataclasses.replace(config, estimator="spread"))).__name__ == "Spread"
+    config = config_module.resolve(ATGRPOConfig(method="dr_mas", method_args={"shape": "twice"}))
+    assert type(Method.of(config).shape()).__name__ == "Twice"
+    joined = dataclasses.replace(config, method="alternate+spread", method_args=None)
+    assert [kind.__name__ for kind in type(Method.of(joined)).__mro__[1:3]] == [
+        "Alternate",
+        "Spread",
+    ]
 
 
 def test_the_names_of_estimators_need_no_torch() -> None:

@@ -27,7 +27,7 @@ from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
 from pettingllms.samplers.base import OnCompletion
 from pettingllms.samplers.scripted import ScriptedSampler
 from pettingllms.trainers.config import ATGRPOConfig, resolve
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.method import Method
 from pettingllms.trainers.metrics import generated_tokens
 from pettingllms.types import Completion, Request, Task
 from tests import letters_env, tic_tac_toe_env
@@ -320,7 +320,7 @@ def test_a_look_ahead_tree_credits_the_first_agent_for_the_outcome_and_a_tree_do
     trajectories = play(Told(), Recording(letters), AHEAD)
     firsts = [each.groups[0] for each in trajectories]
     tree, ahead = (
-        estimator_of(resolve(ATGRPOConfig(estimator=name))) for name in ("at_grpo", "look_ahead")
+        Method.of(resolve(ATGRPOConfig(method=name))) for name in ("at_grpo", "look_ahead")
     )
     assert set(tree.advantages(firsts)) == {0.0}
     values = iter(ahead.advantages(firsts))

@@ -15,7 +15,7 @@ from pettingllms.envs.math_v0 import MathState
 from pettingllms.envs.team_env import Scores
 from pettingllms.sandbox import open_sandbox
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators import ESTIMATORS
+from pettingllms.trainers.method_names import METHODS, PARTS
 from pettingllms.types import Candidate, Completion, Group, GroupKey
 
 TURNS = 4
@@ -143,7 +143,7 @@ def group(role, turn, depth, rewards, episode=0, episode_return=0.0):
 
 def advantages(groups, name):
     """What the estimator of that name makes of the decisions, under default settings."""
-    return ESTIMATORS.load(name)(ATGRPOConfig(estimator=name)).advantages(groups)
+    return METHODS.load(name)(ATGRPOConfig(method=name)).advantages(groups)
 
 
 def earns_no_more(stalling, honest):
@@ -157,10 +157,13 @@ def earns_no_more(stalling, honest):
         assert so_far[0] <= so_far[1] + 1e-9, turn
     means = [sum(r for *_, r in play) / len(play) for play in (stalling, honest)]
     assert means[0] <= means[1] + 1e-9
-    for name in ESTIMATORS.paths():
-        kind = ESTIMATORS.load(name)
-        # `m_grpo` is refused here, where nobody calls; a critic values decisions and not episodes.
-        if not kind.tree and not kind.frozen_base and "calls" not in kind.needs:
+    for name in METHODS.own:
+        kind = METHODS.load(name)
+        if name in PARTS:
+            continue
+        # What is credited to calls and decisions is not what these were paid; a critic values
+        # decisions and not episodes.
+        if not kind.tree and not kind.frozen_base and kind.credits in ("any", "whole"):
             groups = [
                 group(role, turn, depth, [reward], episode, sum(r for *_, r in decisions))
                 for episode, decisions in enumerate((stalling, honest))

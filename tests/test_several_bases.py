@@ -366,7 +366,7 @@ def test_a_run_is_exported_for_the_viewer(run: Path, tmp_path: Path) -> None:
             {"policy_settings": {"judge": {"full": True, "load_in_4bit": True}}},
             "of judge: load_in_4bit is for adapters",
         ),
-        ({"estimator": "gae"}, "full policies do not keep .reader.; leave out full"),
+        ({"method": "gae"}, "full policies do not keep .reader.; leave out full"),
         (
             {"policy_settings": {"judge": {"beta": 0.1}}, "train_roles": "writer"},
             "beta is of the update, and judge is not trained",
@@ -382,17 +382,17 @@ def test_what_a_team_of_several_bases_cannot_have_is_refused(
 
 def test_every_base_model_has_a_critic_of_its_own(models: dict[str, Path]) -> None:
     own = {"reader": {"model": str(models["reader"])}, "judge": {"model": str(models["judge"])}}
-    config = resolve(settings(models, estimator="gae", num_generations=1, policy_settings=own))
+    config = resolve(settings(models, method="gae", num_generations=1, policy_settings=own))
     policies = build_policies(config, TEAM)
     trainer, twin = (ATGRPO(config, make_env(config, "train"), policies) for _ in range(2))
     trainer.take_step()
-    learned = trainer.estimator.state_dict()
+    learned = trainer.method.state_dict()
     widths = [base.sampling_model(role).config.hidden_size for role, base in bases_of(policies)]
     assert {name: each["size"] for name, each in learned.items()} == {
         str(place): width for place, width in enumerate(widths)
     }
-    twin.estimator.load_state_dict(learned)
-    for name, each in twin.estimator.state_dict().items():
+    twin.method.load_state_dict(learned)
+    for name, each in twin.method.state_dict().items():
         for key, tensor in each["network"].items():
             assert torch.equal(tensor, learned[name]["network"][key])
 

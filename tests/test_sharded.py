@@ -98,10 +98,6 @@ def train(
     logged = []
     for each in steps:
         batch = PolicyBatch.of(each)
-        if trainer.sums:
-            for number in order:
-                trainer.add("writer", {(number,): each[number::2]})
-            batch = PolicyBatch((), batch.replies, batch.tokens)
         logged.append(trainer.update({"writer": batch}))
     held = _held(trainer)
     return Trained(logged, policies.state("writer"), trainer.optimizer_states()["writer"], held)
@@ -178,11 +174,3 @@ def test_checkpoints_go_on_with_another_number_of_ranks(model):
         assert apart(end.weights, second.weights) > 1e-3
     shares = [end.held / whole.held for end in ends.values()]
     assert shares == pytest.approx([1 / 2, 1 / 3, 1], abs=0.03)
-
-
-def test_shards_in_any_order_give_ranks_the_same_bits(model):
-    config = settings(model, stream_gradients=True, tasks_per_shard=1)
-    steps = sampled(model, 2)
-    one, other = (on_ranks(2, train, config, steps, None, order)[0] for order in ((0, 1), (1, 0)))
-    assert same(one, other)
-    assert apart(one.weights, train(config, steps).weights) < ROUNDING

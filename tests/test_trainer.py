@@ -140,7 +140,7 @@ CALLS: dict[str, Any] = {
     "an estimator": lambda folder: {
         "model": folder,
         "env": LETTERS,
-        "estimator": RunningMean(pl.ATGRPOConfig()),
+        "method": RunningMean(pl.ATGRPOConfig()),
     },
 }
 
@@ -208,7 +208,7 @@ WRONG: dict[str, Any] = {
     "a setting": (lambda: {"max_steps": 3}, r"it is a setting: args=ATGRPOConfig\(max_steps=...\)"),
     "a misspelling": (lambda: {"polices": "shared"}, "'polices'; did you mean 'policies'"),
     "a word as tokenizer": (lambda: {"processing_class": "gpt2"}, "must be a tokenizer"),
-    "no estimator": (lambda: {"estimator": int}, "estimator must be an Estimator"),
+    "no estimator": (lambda: {"method": int}, "method must be a Method"),
     "no callback": (lambda: {"callbacks": [print]}, "callbacks takes pettingllms.Callback"),
     "no function": (lambda: {"reward_funcs": [3]}, "reward_funcs takes functions or their paths"),
     "an unknown environment": (lambda: {"env": "codng"}, "did you mean 'coding'"),

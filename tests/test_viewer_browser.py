@@ -41,14 +41,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Path:
 
     torch.set_num_threads(1)
     place = tmp_path_factory.mktemp("viewed")
-    for name, steps, estimator in (("coding", 2, "at_grpo"), ("episodes", 1, "grpo")):
+    for name, steps, method in (("coding", 2, "at_grpo"), ("episodes", 1, "grpo")):
         train(
             ATGRPOConfig(
                 env="coding",
                 policies="per-role",
                 num_generations=4,
                 tasks_per_step=6,
-                estimator=estimator,
+                method=method,
                 max_steps=steps,
                 eval_tasks=2,
                 output_dir=str(place / "runs" / name),

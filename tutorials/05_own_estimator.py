@@ -10,11 +10,11 @@ from typing import Any
 
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.method import Method
 from pettingllms.types import Advantage, Group
 
 
-class Struggling(Estimator):
+class Struggling(Method):
     """The reward above the mean of its group; twice that where the role does worse than usual."""
 
     tree = True  # K candidates of one prompt; without it: K whole episodes of a task
@@ -47,8 +47,8 @@ if __name__ == "__main__":
         summary = train(
             ATGRPOConfig(
                 env="plan_path",
-                # From the command line: --estimator my_package.my_module:Struggling
-                estimator=f"{__name__}:Struggling",
+                # From the command line: --method my_package.my_module:Struggling
+                method=f"{__name__}:Struggling",
                 num_generations=4,
                 tasks_per_step=4,
                 max_steps=2,

@@ -1,18 +1,18 @@
 """Your own method.
 
-A method has four parts: an estimator (what completions are compared with), a rollout shape (what is sampled), a reward transform (what the estimator sees of
-the rewards) and a cast (who plays and learns in a step). Each is a class, given by its path or, in Python, as it is; the other parts stay as they are. Here the second decision of a
-task forks, short completions are worth more, and the planner learns twice as often as the tool.
+A method is a class with a few hooks: `credit` (what a completion is worth), `advantages` (what it is compared with), `shape` (what is sampled), and `players` (who plays and
+learns in a step). It is given by its path or, in Python, as it is, and takes the other hooks from a method that there is. Here the second decision of a task forks, short
+completions are worth more, and the planner learns in every step while the tool learns in every third one.
 """
 
 import tempfile
 from collections.abc import Mapping, Sequence
 
 from pettingllms import ATGRPOConfig, ATGRPOTrainer
+from pettingllms.methods.dr_mas import DrMas
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.casts.base import Cast, Casting
-from pettingllms.trainers.rewards.base import RewardTransform, repaid
+from pettingllms.trainers.method import Casting, argument, repaid
 from pettingllms.types import Candidate, Group
 
 
@@ -23,20 +23,23 @@ class ForkOnSecond(RolloutShape):
         return Plan(draw=2, forks=True) if move.depth == 1 else Plan()
 
 
-class Brief(RewardTransform):
-    """Takes a little off for every token; `success` and the logged rewards stay as they were paid."""
+class Brief(DrMas):
+    """Dr. MAS that takes a little off for every token, for a planner that learns most of the time."""
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    price: float = argument(0.001, at_least=0)  # --method-args.price 0.002
+
+    def shape(self) -> RolloutShape:
+        return ForkOnSecond()
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         def reward(_: Group, candidate: Candidate) -> float:
-            return candidate.reward - 0.001 * len(candidate.completion.token_ids)
+            return candidate.reward - self.price * len(candidate.completion.token_ids)
 
-        return [repaid(each, reward) for each in trajectories]
+        # `success` and the logged rewards stay those of the environment.
+        return [repaid(trajectory, reward) for trajectory in trajectories]
 
-
-class MostlyThePlanner(Cast):
-    """The tool learns in every third step only. A function of the step: nothing to resume."""
-
-    def at(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        # A function of the step: nothing to resume.
         return Casting(players, tuple(trained) if step % 3 == 2 else ("planner",))
 
 
@@ -44,12 +47,8 @@ if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
         trainer = ATGRPOTrainer(
             env="plan_path",
-            # From the command line: --shape my_package.my_module:ForkOnSecond, and so on
-            reward_transform=Brief,
-            cast=MostlyThePlanner,
+            method=Brief,  # from the command line: --method my_package.my_module:Brief
             args=ATGRPOConfig(
-                estimator="agent",
-                shape=f"{__name__}:ForkOnSecond",
                 num_generations=2,
                 tasks_per_step=4,
                 max_steps=3,

@@ -6,25 +6,22 @@ decision by decision, but subtract the mean of more of them. Whatever differs in
 
 from __future__ import annotations
 
-from pettingllms.trainers.estimators.group_relative import GroupRelative
+from pettingllms.trainers.at_grpo import AtGrpo
 
 
-class TreeByTask(GroupRelative):
+class TreeByTask(AtGrpo):
     """All completions of a task share a baseline, whoever wrote them and when."""
 
     key = ("task",)
-    tree = True
 
 
-class TreeByRole(GroupRelative):
+class TreeByRole(AtGrpo):
     """A role's completions share a baseline over all turns of a task."""
 
     key = ("task", "role")
-    tree = True
 
 
-class TreeByTurn(GroupRelative):
+class TreeByTurn(AtGrpo):
     """All roles' completions of a turn share a baseline."""
 
     key = ("task", "turn")
-    tree = True

@@ -77,7 +77,7 @@ def _parser() -> CommandParser:
     pairs = commands.add_parser(
         "pairs",
         help="write what a run's full trees say is better, in the formats of TRL's trainers",
-        description="Values of a run's full trees (--shape full) flow upwards from success at the leaves; "
+        description="Values of a run's full trees (--method malt) flow upwards from success at the leaves; "
         "write DIR/POLICY/pairs.jsonl (prompt, chosen, rejected: DPOTrainer) and sft.jsonl (prompt, "
         "completion: SFTTrainer), as in MALT.",
     )

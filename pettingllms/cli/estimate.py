@@ -33,7 +33,7 @@ from pettingllms.samplers.base import DEFAULT_TOKENS_PER_BATCH
 from pettingllms.session import TrainPlan, plan_run
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.method import Method
 from pettingllms.trainers.per_policy import by_base, own_settings
 from pettingllms.types import role_of
 
@@ -202,7 +202,7 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     policies, trained = own_names(players), trained_policies(resolved.train_roles, players)
     groups = by_base(resolved, policies)
     gpus = [gpu_of(own, HERE if device == CPU else device) for own, _ in groups]
-    estimator = estimator_of(resolved)
+    method = Method.of(resolved)
     policy_of = lambda agent: players.get(agent) or players[role_of(agent)]  # noqa: E731
     works = [
         Workload(
@@ -211,10 +211,10 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
             len(names),
             len(set(names) & set(trained)),
             (turns or 1) * sum(policy_of(agent) in names for agent in agents),
-            estimator.tree,
+            method.tree,
             # All bases share one device: where one of them is on a GPU, all are.
             next((gpu for gpu in gpus if gpu is not None), None),
-            estimator.shape(),
+            method.shape(),
             names,
             len(groups),
         )

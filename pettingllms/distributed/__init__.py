@@ -9,8 +9,4 @@ Playing is a pure function of what a worker is given, so a lost worker's job is 
 (`Fleet`). A learner is not pure: the driver keeps its last state and the updates since, and makes a
 lost one again by repeating them (`JournaledActor`). Whoever dies, and however many work, the numbers are those of
 one process. Nothing that must survive is owned by an actor.
-
-With `stream_gradients`, a learner is given the completions of each decision or shard as soon as they are
-scored, and adds gradients as whole numbers, whose sum has no order (`pettingllms.trainers.streamed`);
-without, it waits for all completions of its policy.
 """

@@ -11,8 +11,7 @@ import dataclasses
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -24,25 +23,21 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.device_mesh import init_device_mesh
 
 from pettingllms.assembly import EnvSource, build_policies, make_env, with_rewards
-from pettingllms.distributed.fleet import Finished
 from pettingllms.envs.reward_funcs import reward_functions
 from pettingllms.errors import ConfigError
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.sharded import ShardedPolicies
-from pettingllms.rollout.engine import Decided, returned
 from pettingllms.rollout.shapes import RolloutShape
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
-from pettingllms.trainers.casts.base import Cast, Casting
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.base import Estimator
+from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.per_policy import own_settings
 from pettingllms.trainers.play import Player
-from pettingllms.trainers.rewards.base import RewardTransform
-from pettingllms.trainers.sharded import ShardedATGRPO, from_all, loaded_on_cpu
-from pettingllms.trainers.streamed import Number, Unit
-from pettingllms.types import Advantage, Group, Sample, Task
+from pettingllms.trainers.sharded import ShardedATGRPO, loaded_on_cpu
+from pettingllms.types import Task
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 """A policy's tensors, as Ray shares them between processes without copying."""
@@ -64,8 +59,6 @@ class RunSpec:
     """Policy -> digest of its base model."""
     threads: int
     """Of PyTorch, in every process: their number changes how sums are rounded."""
-    unit: Unit | None
-    """What gradients are added for while others still play."""
 
 
 class RolloutWorker:
@@ -94,27 +87,22 @@ class RolloutWorker:
         tasks: Sequence[Task],
         casting: Casting,
         weights: Mapping[str, tuple[int, Any]],
-        begun: Sequence[Decided],
-    ) -> Iterator[Decided | Finished]:
-        """Plays one shard of a step; the whole are its trajectories, and the seconds of their parts.
-
-        Where a unit of gradients is less than a shard, each is yielded once it is there.
+    ) -> tuple[list[Trajectory], dict[str, float]]:
+        """Plays one shard of a step; its trajectories, and the seconds of their parts.
 
         Args:
             step: of training.
             tasks: the shard's.
             casting: who plays and learns in this step.
             weights: policy -> version, and a reference to its tensors.
-            begun: what another worker has yielded, who was lost.
         """
         clock = Clock()
         for policy, (version, reference) in weights.items():
             if self._held.get(policy) != version:
                 self._take(policy, version, reference)
                 self._held[policy] = version
-        steps = self._player.stream(step, tasks, casting, clock, begun)
-        found = (yield from steps) if self._spec.unit == "decision" else returned(steps)
-        yield Finished((found, clock.metrics(0)))
+        trajectories = self._player.play(step, tasks, casting, clock)
+        return trajectories, clock.metrics(0)
 
     def _load(self) -> PolicySet:
         return _policies(self._spec, self._spec.roles_to_policies)
@@ -123,29 +111,25 @@ class RolloutWorker:
         self._policies.load_state(policy, as_tensors(ray.get(reference)), version=version)
 
 
-class _Elsewhere(Estimator):
-    """Stands for the run's estimator, which the driver alone asks."""
+class _Settled(Method):
+    """Stands for the run's method, of which a learner needs the number of its updates.
+
+    Args:
+        config: resolved settings.
+        updates: policy -> its updates, as the driver has counted them.
+    """
 
     least = 1
-    by_task = True  # the driver has decided
+
+    def __init__(self, config: ResolvedConfig, updates: Mapping[str, int]) -> None:
+        self.config, self._updates = config, updates
 
     def shape(self) -> RolloutShape:
         """Returns the default shape, which is never used: a learner plays nothing."""
         return RolloutShape()
 
-    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
-        """Never asked."""
-        raise NotImplementedError
-
-
-class _SameCast(Cast):
-    """Stands for the run's cast, of which a learner needs the number of its updates."""
-
-    def __init__(self, updates: Mapping[str, int]) -> None:
-        self._updates = updates
-
     def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
-        """Returns the number of a policy's updates, as the driver has counted them."""
+        """Returns the number of a policy's updates."""
         del players, trained
         return self._updates[policy]
 
@@ -153,21 +137,14 @@ class _SameCast(Cast):
 class Learner:
     """Updates one policy, with the trainer's own update on the trainer's own optimizer.
 
-    One of several ranks, which are given the same jobs. Each has a copy of an adapter, and computes the
-    gradients of every so manieth unit; their sums are added, and all take the same step. A full model
-    is divided between them (`pettingllms.policies.sharded`).
+    A full model may be divided between several ranks, which are given the same jobs
+    (`pettingllms.policies.sharded`).
     """
 
     def __init__(self, spec: RunSpec, policy: str, ranks: int) -> None:
         self._spec, self._policy = spec, policy
-        self._rank, self._ranks = 0, ranks
         self._divided = ranks > 1 and own_settings(spec.config, policy).full
         self._trainer: ATGRPO | None = None
-        self._beside = ThreadPoolExecutor(1)
-        self._adding: list[Future[None]] = []
-        """Units of this rank, whose gradients are computed while the driver continues."""
-        self._seconds = 0.0
-        """In which it has computed since the last update."""
 
     def ready(self) -> None:
         """Loads the model.
@@ -205,7 +182,6 @@ class Learner:
             rank: this one's number.
             ranks: how many there are.
         """
-        self._rank = rank
         if place[0].startswith("127."):
             # gloo looks up the address of the host's name, which need not be one where the others
             # are met.
@@ -233,72 +209,29 @@ class Learner:
                 config,
                 env,
                 self._policies,
-                _Elsewhere(config),
-                reward_transform=RewardTransform(config),
-                cast=_SameCast(self._spec.updates),
+                _Settled(config, self._spec.updates),
             )
-        # A unit that is still computed reads the parameters that are overwritten here.
-        wait(self._adding)
-        self._adding.clear()
-        self._seconds = 0.0  # what it computed for a step that failed is no work of the next
         self._policies.load_state(self._policy, as_tensors(state["weights"]))
         self._trainer.load_optimizers({self._policy: state})
-        # What was added belongs to a step that failed, or is repeated from the journal.
-        for own in self._trainer.sums.values():
-            own.clear()
-
-    def add(self, units: Mapping[Number, Sequence[Sample]]) -> None:
-        """Adds the gradients of units to those of the step, see `pettingllms.trainers.streamed`.
-
-        Args:
-            units: number -> the policy's samples.
-
-        Raises:
-            NonFiniteError: a loss or gradient is not finite.
-        """
-        if self._divided or self._ranks == 1:
-            self._add(units)
-            return
-        # Or the driver would give no unit to another rank before this one is done.
-        mine = {n: own for n, own in units.items() if sum(n) % self._ranks == self._rank}
-        self._adding.append(self._beside.submit(self._add, mine))
-
-    def _add(self, units: Mapping[Number, Sequence[Sample]]) -> None:
-        began = time.perf_counter()
-        self._loaded.add(self._policy, units)
-        self._seconds += time.perf_counter() - began
 
     def update(self, tokens: int, batch: PolicyBatch) -> tuple[dict[str, float], Arrays, float]:
         """Updates the policy; what to log, in the first rank the new weights, and the seconds that it computed.
 
         Args:
             tokens: generated so far in the run, which schedules may follow.
-            batch: what to train on; without samples if they were added before.
+            batch: what to train on.
 
         Raises:
             NonFiniteError: a loss or gradient is not finite.
         """
         trainer, policy = self._loaded, self._policy
-        if self._ranks > 1 and not self._divided:
-            # Before any rank waits for the others: an error here must be raised, not waited for.
-            for job in self._adding:
-                job.result()
-            self._adding.clear()
         began = time.perf_counter()
-        if self._ranks > 1 and not self._divided:
-            # Every rank learns of all units, so that all report the same metrics.
-            seen = from_all(trainer.sums[policy].meters)
-            if meters := {number: own for each in seen for number, own in each.items()}:
-                parameters = self._policies.parameters(policy)
-                trainer.sums[policy].merge(parameters, torch.distributed.all_reduce, meters)
         # A learner generates nothing, but its schedule may follow the tokens of the run.
         trainer.tokens = tokens
         metrics = trainer.update({policy: batch})
-        # Adapters are equal in all ranks, so that the first one's will do; a divided model needs
-        # all ranks to gather it.
-        whole = self._policies.state(policy) if self._divided or not self._rank else {}
-        seconds, self._seconds = self._seconds + time.perf_counter() - began, 0.0
-        return metrics, as_arrays(whole), seconds
+        # All ranks of a divided model have to ask for its state, which gathers it.
+        weights = as_arrays(self._policies.state(policy))
+        return metrics, weights, time.perf_counter() - began
 
     def state(self) -> dict[str, Any]:
         """The states of optimizer and schedule."""

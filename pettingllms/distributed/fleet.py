@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import ray
 from ray.exceptions import (
@@ -70,12 +70,6 @@ RANK_SECONDS = 15.0
 """In which the loss of a rank is known, after another one has failed in what they do together."""
 
 
-class Finished(NamedTuple):
-    """The last item that a job with parts yields: its result."""
-
-    result: Any
-
-
 class Fleet:
     """Workers that do pure jobs, one at a time each.
 
@@ -112,20 +106,16 @@ class Fleet:
         for _ in range(size):
             self._starting.submit(self._start)
 
-    def submit(
-        self, method: str, *args: Any, part: Callable[[Any], object] | None = None
-    ) -> Future[Any]:
+    def submit(self, method: str, *args: Any) -> Future[Any]:
         """Has a job done by whichever worker is free; jobs are begun in order.
 
         The future raises what the job raises; `WorkersLost` if too many workers were lost in it.
 
         Args:
-            method: of a worker. With `part` it is a generator that yields parts and then a `Finished`, and
-                takes as its last argument the parts that workers yielded who were lost.
+            method: of a worker.
             args: its arguments.
-            part: called with each part once it is there, on a thread of the fleet's.
         """
-        return self._specs.submit(self._do, method, args, part)
+        return self._specs.submit(self._do, method, args)
 
     def spare(self, *, needed: bool) -> None:
         """Ends an idle worker, if there is one, for whom its place is needed; later starts all again."""
@@ -155,16 +145,12 @@ class Fleet:
             if (worker := self._free.get()) is not None:
                 ray.kill(worker)
 
-    def _do(self, method: str, args: tuple[Any, ...], part: Callable[[Any], object] | None) -> Any:
-        had: list[Any] = []
+    def _do(self, method: str, args: tuple[Any, ...]) -> Any:
         for attempt in range(1, ATTEMPTS + 1):
             worker = self._worker()
             ask = getattr(worker, method).remote
             try:
-                if part is None:
-                    result = _result([ask(*args)], self._timeout, self._closed)
-                else:
-                    result = self._followed(ask(*args, [*had]), had, part)
+                result = _result([ask(*args)], self._timeout, self._closed)
             except (*LOST, RayTaskError, Closed) as error:
                 cause = _cause(error)
                 # The job's own error: any worker would raise it again, and this one can do other
@@ -182,19 +168,6 @@ class Fleet:
                 self._put(worker)
                 return result
         raise WorkersLost(f"{method} was given to {ATTEMPTS} workers, and all were lost: {last}")
-
-    def _followed(self, job: Any, had: list[Any], part: Callable[[Any], object]) -> Any:
-        """Returns the result of a job that is a generator, and adds its parts to `had`."""
-        until = time.monotonic() + self._timeout
-        while True:
-            # One limit for the whole job, however many parts it yields.
-            _wait([job], until, self._closed)
-            # A generator that failed has an object that raises why.
-            each = _fetched(next(job), until)
-            if isinstance(each, Finished):
-                return each.result
-            had.append(each)
-            part(each)
 
     def _worker(self) -> Any:
         began = time.monotonic()

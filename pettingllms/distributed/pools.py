@@ -22,9 +22,9 @@ from typing import Any, NamedTuple, cast
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.per_policy import by_base
-from pettingllms.trainers.streamed import RANKS
 
 WORKERS = "workers"
+RANKS = 32
 ENGINES = "engines"
 REPLICAS = 1024
 ENGINE_SHARE = 0.9
@@ -136,22 +136,21 @@ def _share(name: str, given: Any) -> Share:
     return share._replace(ranks=int(share.ranks), replicas=int(share.replicas))
 
 
-def check_ranks(pools: Mapping[str, Share], *, full: Collection[str], streamed: bool) -> None:
-    """Refuses adapters on several ranks whose gradients cannot be added exactly.
+def check_ranks(pools: Mapping[str, Share], *, full: Collection[str]) -> None:
+    """Refuses adapters on several ranks: only full models are divided.
 
     Args:
         pools: as from `pools_of`.
         full: policies that are full models.
-        streamed: whether gradients are added unit by unit.
 
     Raises:
         ConfigError: names the policy, and the cure.
     """
     for name, share in pools.items():
-        if share.ranks > 1 and name not in full and not streamed:
+        if share.ranks > 1 and name not in full:
             raise ConfigError(
-                f"pools: {name} has {share.ranks} ranks, which need gradients that are added by shard; "
-                "give --stream-gradients and what it needs, or leave ranks out"
+                f"pools: {name} has {share.ranks} ranks, which divide a full model; leave ranks out "
+                "for an adapter, or give --full"
             )
 
 

@@ -1,6 +1,6 @@
 """`RayATGRPO`: the trainer of one process, with rollout and update in others.
 
-The driver keeps what must survive: the policies after the last step, the estimator, the records, and
+The driver keeps what must survive: the policies after the last step, the method, the records, and
 for each learner a state and the updates since. It evaluates, compares and writes as one process does.
 
 With `max_staleness` 1, a step is played with the weights of one update before, always, while the step
@@ -10,7 +10,6 @@ before it is still being updated on; with 0, with the newest.
 from __future__ import annotations
 
 import contextlib
-import queue
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,16 +29,12 @@ from pettingllms.distributed.fleet import Fleet, JournaledActor
 from pettingllms.distributed.heart import blamed, check
 from pettingllms.distributed.pools import WORKERS, check_ranks, placed, pools_of, starting_at_once
 from pettingllms.distributed.ranks import Ranks
-from pettingllms.rollout.engine import Decided
-from pettingllms.rollout.room import check_room
-from pettingllms.rollout.trajectory import Trajectory, in_order
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.trainers.at_grpo import ATGRPO
-from pettingllms.trainers.batch import PolicyBatch, policy_batches
+from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.dynamic_sampling import tasks_of_batch
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import shards
-from pettingllms.trainers.plugins import Plugin
-from pettingllms.trainers.streamed import Number, Unit
 from pettingllms.types import Task
 
 References = dict[str, tuple[int, Any]]
@@ -64,23 +59,20 @@ class RayATGRPO(ATGRPO):
         # Learners open no engine, and workers ask those that there are.
         here: dict[str, Any] = {"sampler": "transformers", "vllm": None} if on_engines else {}
         spec = RunSpec(
-            # What the driver has decided: a learner does not know the method, and would decide
-            # otherwise.
-            replace(config, stream_gradients=self.unit is not None, **here),
+            replace(config, **here),
             policies.roles_to_policies,
             self.updates,
-            self.estimator.shape(),
+            self.method.shape(),
             source,
             policies.digests,
             # Sums that are split among another number of threads round otherwise.
             torch.get_num_threads(),
-            self.unit,
         )
         timeout = config.worker_timeout
         given = sent(spec)
         pools = pools_of(config, self.trained, policies.names)
         full = [name for name, own in self.settings.items() if own.full]
-        check_ranks(pools, full=full, streamed=bool(self.sums))
+        check_ranks(pools, full=full)
         cluster = ray.cluster_resources()
         pools = placed(pools, config.workers, config.device, cluster)
         self.engines = Engines(policies, config, pools) if on_engines else None
@@ -113,8 +105,8 @@ class RayATGRPO(ATGRPO):
         )
         self._weights = self._references()
         self._former = _Former(self._weights, kept=config.max_staleness > 0)
-        self._playing: dict[int, _Playing] = {}
-        self._adding: list[Future[Any]] = []
+        self._playing: dict[int, list[Future[Any]]] = {}
+        """Step -> the jobs that play its shards, in order."""
         self._played = self._updated = time.perf_counter()
         self._load: dict[str, float] = {}
 
@@ -144,26 +136,9 @@ class RayATGRPO(ATGRPO):
                 # With the weights before this step's update, whether or not the update would be
                 # done in time: what is sampled must not depend on the speed of a machine.
                 self._begin(self.step + 1, self._weights)
-            done = self._gathered(self._playing.pop(self.step))
+            done = _results(self._playing.pop(self.step))
         self._load = self._load_of([seconds for _, seconds in done])
-        found = [trajectory for shard, _ in done for trajectory in shard]
-        check_room(found, self.config.max_completion_length)
-        return found
-
-    def _gathered(self, playing: _Playing) -> list[Any]:
-        """Collects what was played, in order; learners get units at once if gradients are added."""
-        if self.unit is not None:
-            for number, trajectories in playing.units():
-                # Advantages of a unit need nothing of the others: `streamed.obstacle` has refused
-                # every method for which they do.
-                groups = in_order(self.credited(trajectories))
-                for name, own in policy_batches(self.config, self.casting.learners, groups).items():
-                    if own.samples:
-                        given = ray.put({number: own.samples})
-                        # Not waited for here: a learner adds while workers sample, and `update`
-                        # collects the errors.
-                        self._adding.append(self.learners[name].do("add", given))
-        return _results(playing.jobs)
+        return [trajectory for shard, _ in done for trajectory in shard]
 
     def _load_of(self, seconds: Sequence[Mapping[str, float]]) -> dict[str, float]:
         """Shares of the time since the last rollout; how many were lost.
@@ -187,35 +162,28 @@ class RayATGRPO(ATGRPO):
         if step in self._playing or step >= config.max_steps:
             return
         tasks = tasks_of_batch(self.env, config, step, self.batch)
-        casting = self.cast.at(step, self.policies.roles_to_policies, self.trained)
-        self._playing[step] = playing = _Playing(self.unit)
-        for number, shard in enumerate(shards(config, tasks)):
-            part = partial(playing.decided, number)
-            playing.add(self.fleet.submit("play", step, shard, casting, weights, part=part))
+        casting = self.method.players(step, self.policies.roles_to_policies, self.trained)
+        self._playing[step] = [
+            self.fleet.submit("play", step, shard, casting, weights)
+            for shard in shards(config, tasks)
+        ]
 
     # ------------------------------------------------------------------------- 3. update
     @blamed()
     def take_step(self) -> tuple[list[Trajectory], dict[str, float]]:
         """Takes a step as in one process; if it raises, learners forget what they did in it."""
-        # Units are added before the step is known to succeed, so that there must be a place to go
-        # back to.
         marks = {name: learner.mark() for name, learner in self.learners.items()}
         try:
             return super().take_step()
         except BaseException:
-            for job in self._adding:
-                job.cancel()
             for name, mark in marks.items():
                 self.learners[name].back(mark.result())
             raise
-        finally:
-            self._adding.clear()
 
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
         """Updates all policies at the same time; if one cannot be, none is."""
-        _results(self._adding)
         jobs = {
-            name: self.learners[name].do("update", self.tokens, ray.put(self._left(own)))
+            name: self.learners[name].do("update", self.tokens, ray.put(own))
             for name, own in batches.items()
         }
         # All have to end before any result is taken over: if one fails, no policy here has changed.
@@ -231,10 +199,6 @@ class RayATGRPO(ATGRPO):
         before, self._updated = self._updated, time.perf_counter()
         spent = (self._updated - before) * max(1, len(seconds))
         return {"learners/idle": max(0.0, 1.0 - sum(seconds) / spent)}
-
-    def _left(self, own: PolicyBatch) -> PolicyBatch:
-        """The part of a batch that a learner does not have yet."""
-        return replace(own, samples=(), cuts=()) if self.sums else own
 
     @torch.no_grad()
     def _take_over(self, policy: str, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -268,14 +232,15 @@ class RayATGRPO(ATGRPO):
             self.learners[name].rebase(self._base(name, state), same=False)
         self._weights = self._former.weights = self._references()
         # What was given out belongs to the weights before the load.
-        for playing in self._playing.values():
-            playing.cancel()
+        for jobs in self._playing.values():
+            for job in jobs:
+                job.cancel()
         self._playing.clear()
 
     @property
-    def plugins(self) -> dict[str, Plugin]:
-        """The parts of the method that may learn something, and the weights of the step before."""
-        return {**super().plugins, "former": self._former}
+    def stateful(self) -> dict[str, Any]:
+        """The method, and the weights of the step before."""
+        return {**super().stateful, "former": self._former}
 
     def _bases(self) -> dict[str, Any]:
         states = super().optimizer_states()
@@ -295,60 +260,13 @@ class RayATGRPO(ATGRPO):
         }
 
 
-class _Playing:
-    """The shards of a step, from when they are given out.
-
-    Args:
-        unit: what learners are given at once.
-    """
-
-    def __init__(self, unit: Unit | None) -> None:
-        self.jobs: list[Future[Any]] = []
-        """One for each shard, in order."""
-        self._unit = unit
-        self._news: queue.SimpleQueue[tuple[Number, list[Trajectory]] | Future[Any]] = (
-            queue.SimpleQueue()
-        )
-
-    def add(self, job: Future[Any]) -> None:
-        """Takes the next shard."""
-        self.jobs.append(job)
-        job.add_done_callback(self._news.put)
-
-    def cancel(self) -> None:
-        """Gives up the shards that nobody has begun to play."""
-        for job in self.jobs:
-            job.cancel()
-
-    def decided(self, shard: int, own: Decided) -> None:
-        """Takes a part of a shard."""
-        self._news.put(((shard, own.depth, own.cohort), own.trajectories))
-
-    def units(self) -> Iterator[tuple[Number, list[Trajectory]]]:
-        """Units as they come: a number, and records; no more after a shard that has failed."""
-        left = len(self.jobs)
-        while left:
-            news = self._news.get()
-            if isinstance(news, tuple):
-                yield news
-                continue
-            # `_results` raises the error of that shard; here only the loop has to end.
-            if news.cancelled() or news.exception() is not None:
-                return
-            left -= 1
-            if self._unit == "shard":
-                yield (self.jobs.index(news),), news.result()[0]
-
-
-class _Former(Plugin):
+class _Former:
     """The weights that the next step is played with; with staleness those of one update before.
 
     Args:
         weights: policy -> version and reference.
         kept: whether checkpoints need them, because they are not the newest.
     """
-
-    setting = "former"
 
     def __init__(self, weights: References, *, kept: bool) -> None:
         self.weights, self._kept = weights, kept

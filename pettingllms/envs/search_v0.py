@@ -206,7 +206,7 @@ class raw_env(TeamEnv):
         super().__init__(roles=ROLES[topology], rewards=rewards, **kwargs)
         self.topology = topology
         if topology == "nested":
-            # Methods for calls find the caller here (`pettingllms.trainers.calls`).
+            # Methods for calls find the caller here (`pettingllms.methods.calls`).
             self.metadata = {**self.metadata, "caller": "planner_0"}
         if not 1 <= top <= MOST_TOP:
             raise ConfigError(f"top must be between 1 and {MOST_TOP}, got {top}")

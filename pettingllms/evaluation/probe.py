@@ -18,9 +18,8 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv, tasks_of_step
 from pettingllms.rollout.trajectory import in_order
-from pettingllms.trainers.casts.base import Casting
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.base import estimator_of
+from pettingllms.trainers.method import Casting, Method
 from pettingllms.trainers.metrics import Clock
 from pettingllms.trainers.play import Player
 from pettingllms.types import Candidate, Group
@@ -70,7 +69,7 @@ def probe(
     shares = {}
     for temperature in temperatures:
         settings = dataclasses.replace(config, temperature=temperature)
-        shape = estimator_of(settings, None, env).shape()
+        shape = Method.of(settings).shape()
         groups = in_order(Player(settings, env, policies, shape).play(0, tasks, casting, Clock()))
         roles = dict.fromkeys(group.key.role for group in groups)
         shares[temperature] = {

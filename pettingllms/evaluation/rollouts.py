@@ -24,11 +24,10 @@ from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
-from pettingllms.rollout.engine import RolloutEngine
+from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.room import check_room, longest_prompts
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, check_room
 from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Task, role_of
 

@@ -63,8 +63,7 @@ from pettingllms.policies.sources import (
 )
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.files import RESULTS, SETTINGS
-from pettingllms.rollout.room import overlong_note
-from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.rollout.trajectory import Trajectory, overlong_note
 from pettingllms.runs import CONFIG, read_config
 from pettingllms.runs.team import team_of
 from pettingllms.samplers.base import is_partner

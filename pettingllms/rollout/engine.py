@@ -17,43 +17,18 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import deque
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Executor, Future, wait
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
+from pettingllms.errors import ConfigError
 from pettingllms.rollout.episode import AnyEnv, Branch, Episode, records, score
 from pettingllms.rollout.shapes import Move, Plan, RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
 from pettingllms.types import Candidate, Completion, Group, Request, Task, Unplayed, role_of
-
-T = TypeVar("T")
-Place = tuple[str, int, int]
-"""Of a decision: task, episode, depth."""
-
-
-class Decided(NamedTuple):
-    """The decisions of one batch of an engine."""
-
-    cohort: int
-    """Number of the episodes that share batches."""
-    depth: int
-    """Decisions before it in these episodes."""
-    trajectories: list[Trajectory]
-    """A record for each decision; what followed is not in it."""
-
-    @property
-    def completions(self) -> dict[Place, tuple[Completion, ...]]:
-        """The completions that were sampled at each decision."""
-        return {
-            (group.key.task, group.key.episode, group.key.parent): tuple(
-                candidate.completion for candidate in group.candidates
-            )
-            for each in self.trajectories
-            for group in each.groups
-        }
 
 
 class Routed(NamedTuple):
@@ -85,8 +60,6 @@ class RolloutEngine:
         route: the policy that answers in place of the one that the agent has, and what the record says
             of that.
         timed: opened around "sample", and around "score" while nothing else is left to do.
-        known: completions that were sampled before, by an engine that did not come to the end; of a shape
-            without forks and probes, whose decisions share places.
     """
 
     env: AnyEnv
@@ -101,7 +74,6 @@ class RolloutEngine:
     longest: Mapping[str, int] = field(default_factory=dict)
     route: Callable[[Episode, str], Routed] | None = None
     timed: Callable[[str], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
-    known: Mapping[Place, Sequence[Completion]] = field(default_factory=dict)
 
     def run(
         self,
@@ -118,14 +90,6 @@ class RolloutEngine:
             NonFiniteError: the environment paid a reward that is not finite.
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
         """
-        return returned(self.stream(tasks, on_batch))
-
-    def stream(
-        self,
-        tasks: Sequence[Task],
-        on_batch: Callable[[Sequence[Episode]], None] = lambda _finished: None,
-    ) -> Generator[Decided, None, list[Trajectory]]:
-        """Rolls out like `run`; yields the scored decisions of each batch, except those `known`."""
         first, count = self.shape.first, self.shape.episodes
         episodes = [Episode(self.env, t, first + n) for t in tasks for n in range(count)]
         ready = deque(self._cohorts(episodes))
@@ -147,12 +111,7 @@ class RolloutEngine:
                     with self.timed("score"):
                         done = self._scored(scoring, wait_for_one=True)
                 for cohort in done:
-                    if fresh := cohort.advance(self._advance):
-                        # The episodes have advanced already, so that the batch was at one depth
-                        # less.
-                        yield Decided(
-                            cohort.number, fresh[0].depth - 1, [e.decided() for e in fresh]
-                        )
+                    cohort.advance(self._advance)
                 ready += [cohort for cohort in done if cohort.live()]
         finally:
             # The pool outlives this call: after an error nothing of it may be left to run there.
@@ -166,7 +125,7 @@ class RolloutEngine:
         # A cohort of one may proceed by itself; see the module docstring.
         size = 1 if self.sampler.continuous else self.cohort or max(1, len(episodes))
         starts = range(0, len(episodes), size)
-        cut = [_Cohort(n, episodes[start : start + size]) for n, start in enumerate(starts)]
+        cut = [_Cohort(episodes[start : start + size]) for start in starts]
         return [cohort for cohort in cut if cohort.live()]
 
     # ------------------------------------------------------------------------------ sampling
@@ -185,12 +144,7 @@ class RolloutEngine:
             request, plan = Request(policy, ids, seed), self._plan(episode, policy)
             decision = _Pending(episode, prompt, request, plan, notes)
             cohort.pending.append(decision)
-            known = self.known.get((episode.task.id, episode.index, episode.depth))
-            if known is None:
-                asked.append(decision)
-            else:
-                # Only the completions were kept: the states that they lead to are computed again.
-                decision.complete(known, self.pool, fresh=False)
+            asked.append(decision)
         # Frozen policies get one completion while trained ones get K, and a call of the sampler has
         # one `n`.
         for n in sorted({decision.plan.draw for decision in asked}):
@@ -275,9 +229,9 @@ class RolloutEngine:
         # Before `advance`, while the episode still stands at the decision that the others leave
         # from.
         if decision.plan.probes:
-            others = episode.look_ahead(branches, chosen)
+            others = episode.branching.look_ahead(branches, chosen)
         elif decision.plan.forks:
-            others = episode.fork(branches, chosen)
+            others = episode.branching.fork(branches, chosen)
         episode.advance(group, branches[chosen])
         if self.shape.bootstraps:
             episode.end_cut(dict(self._unplayed(episode.cut())))
@@ -303,8 +257,6 @@ class _Pending:
     plan: Plan
     notes: Mapping[str, Any]
     completions: Sequence[Completion] = ()
-    fresh: bool = True
-    """Whether its completions were sampled now."""
     scored: dict[str, Future[list[Branch]]] = field(default_factory=dict)
     """Text -> the job that scores it; equal completions are scored once."""
 
@@ -314,11 +266,9 @@ class _Pending:
         if new:
             self.scored |= dict.fromkeys(new, pool.submit(score, self.episode, [*new.values()]))
 
-    def complete(
-        self, completions: Sequence[Completion], pool: Executor, *, fresh: bool = True
-    ) -> None:
+    def complete(self, completions: Sequence[Completion], pool: Executor) -> None:
         """Takes all completions, and has the rest of them scored."""
-        self.completions, self.fresh = completions, fresh
+        self.completions = completions
         self.score(completions, pool)
 
     def branches(self) -> list[Branch]:
@@ -335,12 +285,12 @@ class _Pending:
 class _Cohort:
     """Episodes that share batches: all of them advance, then the next batch is sampled."""
 
-    def __init__(self, number: int, episodes: Sequence[Episode]) -> None:
-        self.number, self._episodes = number, list(episodes)
+    def __init__(self, episodes: Sequence[Episode]) -> None:
+        self._episodes = list(episodes)
         self.pending: list[_Pending] = []
 
-    def advance(self, one: Callable[[_Pending], Sequence[Episode]]) -> list[Episode]:
-        """Takes all pending decisions; returns the episodes whose completions were sampled now.
+    def advance(self, one: Callable[[_Pending], Sequence[Episode]]) -> None:
+        """Takes all pending decisions.
 
         Args:
             one: takes a decision; returns further episodes, which share the batches from now on.
@@ -348,9 +298,7 @@ class _Cohort:
         for decision in self.pending:
             # Forks and probes join the cohort, so that a batch still follows from the tasks alone.
             self._episodes += one(decision)
-        fresh = [decision.episode for decision in self.pending if decision.fresh]
         self.pending.clear()
-        return fresh
 
     def live(self) -> list[Episode]:
         """Episodes that are not over."""
@@ -365,11 +313,19 @@ def _reward_funcs(env: AnyEnv) -> bool:
     return bool(getattr(env.unwrapped, "reward_funcs", ()))
 
 
-def returned(steps: Generator[Any, None, T]) -> T:
-    """Runs a generator to its end and returns its result; what it yields is dropped."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            found: T = end.value
-            return found
+def longest_prompts(sampler: Sampler, max_new_tokens: int) -> dict[str, int]:
+    """Policy -> the most tokens that its prompts may have; without those that have no known bound.
+
+    Raises:
+        ConfigError: there is no room for any prompt of a policy.
+    """
+    # Samplers without a model, such as a scripted one, have no context that could be exceeded.
+    contexts: Mapping[str, int] = getattr(sampler, "contexts", {})
+    for policy, context in contexts.items():
+        if context <= max_new_tokens:
+            whose = f", which plays {policy}" if len(set(contexts.values())) > 1 else ""
+            raise ConfigError(
+                f"completions of {max_new_tokens} tokens leave no room for a prompt in the model's "
+                f"context of {context}{whose}; lower --max-completion-length to {context // 2} or less"
+            )
+    return {policy: context - max_new_tokens for policy, context in contexts.items()}

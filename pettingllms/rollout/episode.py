@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import itertools
 import json
 import math
 import random
@@ -22,23 +21,13 @@ from pettingzoo import AECEnv
 from pettingllms.envs.aec import ForeignEnv
 from pettingllms.envs.base import TextEnv, next_agent
 from pettingllms.errors import NonFiniteError
-from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory, returns_of
-from pettingllms.types import (
-    Candidate,
-    Completion,
-    Group,
-    GroupKey,
-    Later,
-    Task,
-    Unplayed,
-    role_of,
-)
+from pettingllms.rollout.branching import Branching
+from pettingllms.rollout.trajectory import Origin, Overlong, Trajectory
+from pettingllms.types import Completion, Group, GroupKey, Task, Unplayed, role_of
 
 AnyEnv = AECEnv[Any, Any, Any]
 PlayedEnv = TextEnv | ForeignEnv
-"""What copies itself, is stepped with several replies at once, and has a text for each agent."""
-Paid = Mapping[str, float]
-"""Agent -> what it was paid at one decision."""
+"""An environment that supports cloning, batched steps, and per-agent text."""
 _RECORDED = frozenset({"team_reward", "local_reward", "turn"})
 """Entries of an info that the record holds as fields of its own."""
 
@@ -74,33 +63,26 @@ class Episode:
         self.task, self.index = task, index
         given = {} if task.options is None else {"options": dict(task.options)}
         self.env.reset(seed=reset_seed(self.env, task.seed), **given)
-        self._groups: list[Group] = []
+        self.groups: list[Group] = []
         self._turns: dict[str, int] = defaultdict(int)
         self._latest: dict[str, int] = {}
         """Agent -> index of its latest decision."""
-        self._early: dict[str, float] = {}
-        self._before: dict[str, float] = {}
-        """Agent -> rewards on the way to where it left another episode."""
-        self._cooperative = False
+        self.early: dict[str, float] = {}
+        self.cooperative = False
         self._overlong: Overlong | None = None
         self._unplayed: dict[str, Unplayed] = {}
         self.path: tuple[int, ...] = ()
         """Depth and candidate of each decision at which it left another episode."""
         self.probe = False
-        """Whether it only looks ahead, and is no part of the record."""
-        self._compares = False
-        """Whether the record says what each candidate led to."""
-        self._probes: dict[tuple[int, str], Episode] = {}
-        """Index of a decision, and text of a candidate that was not continued from -> what it leads to."""
-        self._forks: dict[tuple[int, int], Episode] = {}
-        """Index of a decision, and of its candidate -> the episode that continues from it."""
+        """True for look-ahead probes, which are not recorded."""
+        self.branching = Branching(self)
 
     @property
     def depth(self) -> int:
         """Decisions taken so far."""
         # A fork has the decisions after its origin only; `path` ends with the origin's depth and
         # candidate.
-        return len(self._groups) + (self.path[-2] + 1 if self.path else 0)
+        return len(self.groups) + (self.path[-2] + 1 if self.path else 0)
 
     @property
     def agent(self) -> str | None:
@@ -144,73 +126,39 @@ class Episode:
         """The observation of the agent to act."""
         return self.env.text_for(self.agent or "")
 
-    def look_ahead(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
-        """Starts a probe from each other text among the candidates of the pending decision."""
-        self._compares = True
-        for k, branch in enumerate(branches):
-            place = len(self._groups), branch.completion.text
-            # Equal texts lead to equal states.
-            if branch.completion.text != branches[chosen].completion.text and (
-                place not in self._probes
-            ):
-                self._probes[place] = self._leaving(branch, k)
-                self._probes[place].probe = True
-        return [probe for (at, _), probe in self._probes.items() if at == len(self._groups)]
-
-    def fork(self, branches: Sequence[Branch], chosen: int) -> list[Episode]:
-        """Starts an episode from each other candidate of the pending decision.
-
-        Equal texts are continued from as often as they were sampled.
-        """
-        self._compares = True
-        before, agent = returns_of(self._groups, self._early), self.agent or ""
-        forks = {k: self._leaving(b, k) for k, b in enumerate(branches) if k != chosen}
-        for k, fork in forks.items():
-            branch = branches[k]
-            # The fork's record begins after the candidate that it leaves from, but its return
-            # includes what was paid up to there.
-            fork._cooperative |= branch.result.cooperative
-            fork._before = defaultdict(float, before)
-            for name, paid in self._before.items():
-                fork._before[name] += paid
-            fork._before[agent] += branch.result.reward
-            self._forks[len(self._groups), k] = fork
-        return list(forks.values())
-
-    def _leaving(self, branch: Branch, k: int) -> Episode:
-        """An episode that continues from candidate `k` of the pending decision."""
+    def leaving(self, branch: Branch, k: int) -> Episode:
+        """Returns an episode that continues from candidate `k` of the pending decision."""
         # A shallow copy shares every container with the original, so that all that change are made
         # anew.
-        found = copy.copy(self)
-        found.path = (*self.path, self.depth, k)
+        other = copy.copy(self)
+        other.path = (*self.path, self.depth, k)
         # Equal texts were stepped on one copy, and each continuation needs its own.
-        found.env = branch.env.clone()
-        found._turns = defaultdict(int, self._turns)
-        found._turns[self.agent or ""] += 1
-        found._groups, found._latest, found._probes, found._forks = [], {}, {}, {}
+        other.env = branch.env.clone()
+        other._turns = defaultdict(int, self._turns)
+        other._turns[self.agent or ""] += 1
+        other.groups, other._latest, other.branching = [], {}, Branching(other)
         # In the new record the other agents have no decision yet that this could be a late reward
         # of.
-        found._early, found._before = dict(branch.result.others), {}
-        found._unplayed = {}
-        found._compares = False
-        return found
+        other.early = dict(branch.result.others)
+        other._unplayed = {}
+        return other
 
     def advance(self, group: Group, branch: Branch) -> None:
         """Records a decision and continues from `branch`, its chosen candidate."""
         agent = group.key.agent
         self._turns[agent] += 1
-        self._latest[agent] = len(self._groups)
-        self._groups.append(group)
+        self._latest[agent] = len(self.groups)
+        self.groups.append(group)
         # A late reward belongs to the decision that its agent took last. Before its first there is
         # none, but the return must have it.
-        self._cooperative |= branch.result.cooperative
+        self.cooperative |= branch.result.cooperative
         for other, reward in branch.result.others.items():
             if other in self._latest:
                 place = self._latest[other]
-                late = self._groups[place].late_reward + reward
-                self._groups[place] = replace(self._groups[place], late_reward=late)
+                late = self.groups[place].late_reward + reward
+                self.groups[place] = replace(self.groups[place], late_reward=late)
             else:
-                self._early[other] = self._early.get(other, 0.0) + reward
+                self.early[other] = self.early.get(other, 0.0) + reward
         self.env = branch.env
 
     def cut(self) -> dict[str, str]:
@@ -220,7 +168,7 @@ class Episode:
         steps the agents out of a finished episode.
         """
         env, following = self.env, self.env.agent_selection
-        ended = [following] if self._cooperative else list(env.agents)
+        ended = [following] if self.cooperative else list(env.agents)
         return {
             str(agent): env.text_for(agent)
             for agent in ended
@@ -235,11 +183,6 @@ class Episode:
         """Ends the episode: its next prompt has `tokens` tokens, and `longest` are possible."""
         self._overlong = Overlong(self.agent or "", tokens, longest)
 
-    def decided(self) -> Trajectory:
-        """A record of the latest decision alone, before its return and late rewards are known."""
-        own = self._groups[-1:]
-        return Trajectory.of(self.task, self.index, own, early={}, cooperative=self._cooperative)
-
     def trajectory(self, number: int | None = None, came_from: Origin | None = None) -> Trajectory:
         """The record of the decisions so far.
 
@@ -248,11 +191,11 @@ class Episode:
             came_from: the candidate that a fork continued from.
         """
         # Every agent has a return, also one that never acted nor was paid.
-        agents = {} if self._cooperative else dict.fromkeys(map(str, self.env.possible_agents), 0.0)
-        early = defaultdict(float, agents | self._early)
-        for agent, paid in self._before.items():
-            early[agent] += paid
-        groups = self._following()[0] if self._compares else self._groups
+        agents = {} if self.cooperative else dict.fromkeys(map(str, self.env.possible_agents), 0.0)
+        early = defaultdict(float, agents | self.early)
+        for agent, reward in self.branching.before.items():
+            early[agent] += reward
+        groups = self.branching.compared()
         number = self.index if number is None else number
         if number != self.index:
             groups = [replace(g, key=g.key._replace(episode=number)) for g in groups]
@@ -262,78 +205,11 @@ class Episode:
             groups,
             # An agent with a decision has a return from it, so that a 0 here would say nothing.
             early={a: paid for a, paid in early.items() if a not in self._latest or paid},
-            cooperative=self._cooperative,
+            cooperative=self.cooperative,
             overlong=self._overlong,
             came_from=came_from,
             unplayed=self._unplayed,
         )
-
-    def forks(self) -> list[tuple[int, int, Episode]]:
-        """Depth, candidate and episode of the forks that left this one, in that order."""
-        start = self.depth - len(self._groups)
-        return [(start + at, k, fork) for (at, k), fork in sorted(self._forks.items())]
-
-    def _ahead(self) -> list[Paid]:
-        """Returns what agents were paid at each decision, on average over its candidates."""
-        return _with(self._following()[1], self._early)
-
-    def _following(self) -> tuple[list[Group], list[Paid]]:
-        """The decisions, with what each candidate led to, and what all of them were paid."""
-        found: list[Group] = []
-        ahead: list[Paid] = []  # from the next decision on
-        # From the end, because what a decision led to is a mean over what its candidates led to.
-        for at, group in reversed(list(enumerate(self._groups))):
-            agent, later = group.key.agent, []
-            # A late reward was paid after the decision, so that it belongs to what followed.
-            ahead = _with(ahead, {agent: group.late_reward})
-            for k, candidate in enumerate(group.candidates):
-                left = self._forks.get((at, k)) or self._probes.get((at, candidate.completion.text))
-                later.append(ahead if left is None else left._ahead())
-            found.append(replace(group, candidates=self._with_later(at, group, later)))
-            mean = sum(candidate.reward for candidate in group.candidates) / len(later)
-            ahead = [{agent: mean}, *_mean(later)]
-        return found[::-1], ahead
-
-    def _with_later(
-        self, depth: int, group: Group, later: Sequence[Sequence[Paid]]
-    ) -> tuple[Candidate, ...]:
-        spent: dict[str, int] = {}
-        for (at, text), probe in self._probes.items():
-            if at == depth:
-                spent[text] = sum(
-                    len(c.completion.token_ids) for g in probe._groups for c in g.candidates
-                )
-        agent, shared = group.key.agent, self._cooperative
-        return tuple(
-            replace(
-                candidate,
-                later=Later(
-                    tuple(sum(p.values()) if shared else p.get(agent, 0.0) for p in each),
-                    # Equal texts share one probe, whose tokens count once: `pop` leaves 0 to the
-                    # others.
-                    spent.pop(candidate.completion.text, 0),
-                ),
-            )
-            for candidate, each in zip(group.candidates, later, strict=True)
-        )
-
-
-def _with(ahead: Sequence[Paid], more: Paid) -> list[Paid]:
-    """`ahead` with `more` paid at its first decision."""
-    if not any(more.values()):
-        return list(ahead)
-    first, rest = (ahead[0], ahead[1:]) if ahead else ({}, ())
-    names = dict.fromkeys([*first, *more])
-    return [{name: first.get(name, 0.0) + more.get(name, 0.0) for name in names}, *rest]
-
-
-def _mean(several: Sequence[Sequence[Paid]]) -> list[Paid]:
-    """The mean by decision and agent; what is over before the others was paid nothing more."""
-    found: list[Paid] = []
-    for each in itertools.zip_longest(*several, fillvalue={}):
-        names = dict.fromkeys(name for paid in each for name in paid)
-        found.append({name: sum(p.get(name, 0.0) for p in each) / len(each) for name in names})
-    return found
 
 
 def records(episodes: Sequence[Episode]) -> list[Trajectory]:
@@ -349,8 +225,8 @@ def records(episodes: Sequence[Episode]) -> list[Trajectory]:
 
     def add(episode: Episode, number: int, came_from: Origin | None) -> None:
         found.append(episode.trajectory(number, came_from))
-        for depth, candidate, fork in episode.forks():
-            if fork._groups:
+        for depth, candidate, fork in episode.branching.in_order():
+            if fork.groups:
                 own = numbers[fork.task.id]
                 numbers[fork.task.id] += 1
                 add(fork, own, Origin(number, depth, candidate))

@@ -137,7 +137,7 @@ def write_pairs(run: Path, out: Path, *, most: int = 8) -> dict[str, tuple[int, 
     if not forked:
         raise ConfigError(
             f"{run} has no full trees, so that siblings have no values of their own; play some with "
-            "--shape full --learning-rate 0"
+            "--method malt"
         )
     policies = sorted({*pairs, *completions})
     _write(out, {p: {PAIRS: pairs[p], SFT: completions[p]} for p in policies})

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
 
+from pettingllms.errors import ConfigError
 from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow
 from pettingllms.types import (
     Advantage,
@@ -348,3 +349,32 @@ def _later(row: Mapping[str, Any]) -> Later:
 
 def _advantage(value: Any) -> Advantage | None:
     return tuple(value) if isinstance(value, list) else value
+
+
+def check_room(episodes: Sequence[Trajectory], max_new_tokens: int) -> None:
+    """Refuses to score episodes of which none could begin.
+
+    Raises:
+        ConfigError: every first prompt leaves too little room in the model's context.
+    """
+    if episodes and all(each.overlong is not None and not each.groups for each in episodes):
+        raise ConfigError(f"there is nothing to score: {overlong_note(episodes, max_new_tokens)}")
+
+
+def overlong_note(episodes: Sequence[Trajectory], max_new_tokens: int) -> str:
+    """States which episodes a prompt without room ended, and what to do; empty where there are none."""
+    cut = [each for each in episodes if each.overlong is not None]
+    prompts = [each.overlong for each in cut if each.overlong is not None]
+    if not prompts:
+        return ""
+    agent, tokens, longest = prompts[0]
+    context = longest + max_new_tokens
+    room = context - max(each.prompt_tokens for each in prompts)
+    lower = f"lower --max-completion-length to {room} or less, " if room > 0 else ""
+    return (
+        f"{len(cut)} of {len(episodes)} episodes ended early, as no success, because a prompt and "
+        f"a completion of up to {max_new_tokens} tokens exceed the model's context of {context}: "
+        f"the first is task {cut[0].task.id}, where {agent} is asked with {tokens} tokens; "
+        f"{lower}choose a --model with a longer context, or arguments of the environment with which "
+        "its prompts are shorter"
+    )

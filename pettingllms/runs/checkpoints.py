@@ -4,7 +4,7 @@
                                                          settings, digests of the base and all files
                             policy-<name>.safetensors    the tensors that the policy trains
                             optimizer-<name>.pt          states of optimizer and schedule
-                            plugins.pt                   of the parts of the method that have a state
+                            plugins.pt                   of the method, where it has a state
 
 There is no generator state: all that is random in a step follows from (seed, step). Files are
 loaded without unpickling code (`weights_only`), and only if they are what was written, to the bit.
@@ -35,6 +35,7 @@ from pettingllms.rollout.files import CONFIG
 from pettingllms.runs.folder import RunFolder, sync
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.method_names import upgraded
 
 logger = logging.getLogger(__name__)
 
@@ -97,7 +98,7 @@ class TrainerState:
     optimizers: Mapping[str, Any]
     """For each trained policy: the states of its optimizer and its schedule."""
     plugins: Mapping[str, Any] = field(default_factory=dict)
-    """Setting -> what the part of the method that it names has learned."""
+    """Name -> what the method, or a part of the trainer, has learned."""
 
 
 class Checkpoint(NamedTuple):
@@ -131,7 +132,7 @@ def _current(trainer: ATGRPO) -> TrainerState:
         policies={name: policies.state(name) for name in policies.names},
         optimizers=trainer.optimizer_states(),
         plugins={
-            name: kept for name, each in trainer.plugins.items() if (kept := each.state_dict())
+            name: kept for name, part in trainer.stateful.items() if (kept := part.state_dict())
         },
     )
 
@@ -146,8 +147,8 @@ def restore(trainer: ATGRPO, state: TrainerState) -> None:
         trainer.policies.load_state(name, tensors, version=state.versions[name])
     # Optimizers keep the tensors they are given, and steps change them in place.
     trainer.load_optimizers(copy.deepcopy(state.optimizers))
-    for name, each in trainer.plugins.items():
-        each.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
+    for name, part in trainer.stateful.items():
+        part.load_state_dict(copy.deepcopy(state.plugins.get(name, {})))
     trainer.step, trainer.tokens, trainer.intact = state.step, state.tokens, True
 
 
@@ -218,7 +219,7 @@ def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> N
     Raises:
         RunFolderError: the run would not be the same.
     """
-    before, now = checkpoint.settings, _settings(trainer.config)
+    before, now = upgraded(checkpoint.settings), _settings(trainer.config)
     # Settings that only one of two versions of this package has say nothing about the run.
     changed = [name for name in before if name in now and before[name] != now[name]]
     shown = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)
@@ -328,6 +329,11 @@ def _attempt(directory: Path) -> Checkpoint | Exception:
 def _read(directory: Path) -> Checkpoint:
     facts = _unsealed(directory)
     plugins = directory / "plugins.pt"
+    learned = torch.load(plugins, map_location="cpu", weights_only=True) if plugins.exists() else {}
+    # Until 0.2 a method had parts with states of their own.
+    parts = [learned.pop(name) for name in ("estimator", "reward_transform") if name in learned]
+    if parts:
+        learned["method"] = {key: value for part in parts for key, value in part.items()}
     state = TrainerState(
         step=facts["step"],
         tokens=facts["tokens"],
@@ -341,9 +347,7 @@ def _read(directory: Path) -> Checkpoint:
             )
             for name in facts["trained"]
         },
-        plugins=torch.load(plugins, map_location="cpu", weights_only=True)
-        if plugins.exists()
-        else {},
+        plugins=learned,
     )
     # Until a team could have several, there was one for all.
     bases = facts["bases"] if "bases" in facts else dict.fromkeys(facts["versions"], facts["base"])

@@ -2,19 +2,19 @@
 
 Zhao et al. 2025, "Stronger-MAS", https://arxiv.org/abs/2510.11062, section 4.
 
-    rollout         at each turn of each role, K completions of ONE prompt; each is scored on its
-                    own copy of the environment; the episode continues from one of the copies
-    credited        the same records with advantages: what each earned above its group
-    policy_batches  for each policy the completions to train on
-    policy_loss     PPO-clip on token ratios, or another of TRL's losses (`pettingllms.trainers.losses`)
-    update          every policy on its own completions only, with its own optimizer
-    train_step      all of these, then the new weights are published to the sampler
+    AtGrpo          the method: groups of K completions of ONE prompt, and their advantages
+    ATGRPO          the trainer, of this and every other method:
+      rollout         at each turn of each role, the completions are sampled; each is scored on its own
+                      copy of the environment; the episode continues from one of the copies
+      credited        the same records with advantages: what each earned above its group
+      update          every policy on its own completions only, with its own optimizer, by
+                      PPO-clip on token ratios (`pettingllms.trainers.losses`)
+      train_step      all of these, then the new weights are published to the sampler
 
-The environment pays `alpha * team + local` right after a completion. Which completions are compared
-with which is the estimator's (`pettingllms.trainers.estimators`), what it sees of the rewards the
-reward transform's (`.rewards`), and who plays and learns in a step the cast's (`.casts`). Everything
-random about a decision follows from its key (seed, step, task, episode, depth): a resumed run needs
-no generator states, and the order in which decisions are made changes nothing.
+The environment pays `alpha * team + local` right after a completion. Other methods
+(`pettingllms.methods`) sample, credit, or compare in another way. Everything random about a decision
+follows from its key (seed, step, task, episode, depth): a resumed run needs no generator states, and
+the order in which decisions are made changes nothing.
 
 Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C candidates.
 """
@@ -22,34 +22,108 @@ Shape suffixes: _B replies, _T tokens of a reply (right-padded, mask 0), _C cand
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 
-from pettingllms.policies.packing import Batch
 from pettingllms.policies.policy_set import PolicySet
-from pettingllms.policies.roles import trained_policies
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.room import check_room
-from pettingllms.rollout.trajectory import Trajectory, in_order, with_advantages
-from pettingllms.trainers.batch import PolicyBatch, silent_share, step_batches
-from pettingllms.trainers.callbacks import Callback, called
-from pettingllms.trainers.casts.base import Cast, Casting
+from pettingllms.rollout.trajectory import Trajectory, check_room, in_order, with_advantages
+from pettingllms.trainers.batch import PolicyBatch, policy_batches
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.trainers.dynamic_sampling import sampled
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
-from pettingllms.trainers.gradients import add_gradients, batches_at_once
 from pettingllms.trainers.losses import policy_loss
-from pettingllms.trainers.metrics import Clock, LossMeter, by_policy, rollout_metrics
-from pettingllms.trainers.per_policy import own_settings
-from pettingllms.trainers.play import Player, by_unit
-from pettingllms.trainers.plugins import Plugin, plugin_of
-from pettingllms.trainers.rewards.base import RewardTransform
+from pettingllms.trainers.method import Casting, Method
+from pettingllms.trainers.metrics import Clock, LossMeter, rollout_metrics
+from pettingllms.trainers.per_policy import trained_settings
+from pettingllms.trainers.play import Player
 from pettingllms.trainers.schedule import advance, last_step, optimization
-from pettingllms.trainers.streamed import GradientSum, Number, divisor, unit_of
-from pettingllms.types import Sample, Task
+from pettingllms.types import Advantage, Group, Task
+
+EPSILON = 1e-4
+"""Added to the standard deviation, as in TRL."""
+SAME = 1e-9
+"""Rewards within this tolerance count as equal (float noise)."""
+
+
+class AtGrpo(Method):
+    """K completions of one prompt are compared; the episode continues from one of them.
+
+        A = (r - mean r) / (std r + epsilon)     among equal (task, episode, role, turn, depth)
+
+    The rollout shape `tree` samples the K completions, and `branch` chooses the one that the
+    episode continues from (`pettingllms.rollout.shapes`).
+    """
+
+    source = "arXiv 2510.11062"
+    tree = True
+    compares = "reward"
+    shapes: ClassVar[tuple[str, ...]] = ("tree", "full")
+    needs: ClassVar[tuple[str, ...]] = ("early_rewards",)
+    key: ClassVar[tuple[str, ...]] = ("task", "episode", "role", "turn", "parent")
+    """Fields of `GroupKey`; candidates that agree in them share a baseline."""
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The reward above its group's mean, exactly 0 where a whole group earned the same.
+
+        Raises:
+            GroupError: a prompt has one candidate, so its advantage would always be zero.
+        """
+        self.check_tree(groups)
+        rewards = [value for group in groups for value in self.values(group)]
+        keys = [
+            tuple(getattr(group.key, field) for field in self.key)
+            for group in groups
+            for _ in group.candidates
+        ]
+        policies = [group.policy for group in groups for _ in group.candidates]
+        rewards_C = torch.tensor(rewards, dtype=torch.float64)
+        return [*centered(rewards_C, keys, self.config.scale_rewards, policies).tolist()]
+
+    def values(self, group: Group) -> list[float]:
+        """Returns what is compared: the candidates' rewards."""
+        return [candidate.reward for candidate in group.candidates]
+
+
+def centered(
+    rewards_C: torch.Tensor,
+    keys: Sequence[Hashable],
+    scale_rewards: str = "group",
+    batches: Sequence[Hashable] | None = None,
+) -> torch.Tensor:
+    """Rewards above the mean of those with an equal key.
+
+    Args:
+        rewards_C: float64, one a candidate.
+        keys: of the comparison groups.
+        scale_rewards: as in TRL: "group", "batch" (deviation over its whole batch) or "none".
+            The deviation is the unbiased one.
+        batches: the batch of each; all rewards are one by default. Policies have batches of their
+            own, because roles may be paid on scales of their own.
+
+    Returns:
+        float32 of shape _C; exactly 0 for all members of a group that earned the same. A reward that
+        is not finite gives advantages that are not.
+    """
+    members: dict[Hashable, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        members[key].append(index)
+    together: dict[Hashable, list[int]] = defaultdict(list)
+    for index, batch in enumerate(batches or [None] * len(keys)):
+        together[batch].append(index)
+    values_C = torch.zeros_like(rewards_C)
+    for indices in members.values():
+        compared = rewards_C[indices]
+        batch = None if batches is None else batches[indices[0]]
+        # `not (... <= SAME)` lets NaN propagate instead of treating it as zero variance.
+        if not compared.max() - compared.min() <= SAME:
+            # The mean is the group's own in every case; only the deviation may be of the batch.
+            divisor = {"group": compared, "batch": rewards_C[together[batch]]}.get(scale_rewards)
+            scale = 1.0 if divisor is None else divisor.std() + EPSILON
+            values_C[indices] = (compared - compared.mean()) / scale
+    return values_C.float()
 
 
 class ATGRPO:
@@ -59,10 +133,8 @@ class ATGRPO:
         config: settings; those that follow from the model and the environment may be open.
         env: a template, copied for every task and never stepped itself.
         policies: of the roles; `load_policies` makes them.
-        estimator: a class or an instance, in place of the one that `config` names.
-        callbacks: called after every step of `train`.
-        reward_transform: as `estimator`.
-        cast: as `estimator`.
+        method: a class or an instance, in place of the one that `config` names.
+        callbacks: called after every step of `train`; see `pettingllms.trainers.callbacks`.
     """
 
     def __init__(
@@ -70,38 +142,30 @@ class ATGRPO:
         config: ATGRPOConfig,
         env: AnyEnv,
         policies: PolicySet,
-        estimator: type[Estimator] | Estimator | None = None,
-        callbacks: Sequence[Callback] = (),
-        *,
-        reward_transform: type[RewardTransform] | RewardTransform | None = None,
-        cast: type[Cast] | Cast | None = None,
+        method: type[Method] | Method | None = None,
+        callbacks: Sequence[Any] = (),
     ) -> None:
         self.config = config = resolve(config, env)
         self.env, self.policies, self.callbacks = env, policies, callbacks
-        self.estimator = estimator_of(config, estimator, env)
-        self.reward_transform = plugin_of(RewardTransform, config, reward_transform)
-        self.cast = plugin_of(Cast, config, cast)
-        for part in (self.estimator, self.reward_transform):
-            part.attach(env, policies)
-        self.trained = trained_policies(config.train_roles, policies.roles_to_policies)
+        self.method = Method.of(config, method)
+        self.method.attach(env, policies)
+        self.settings = trained_settings(config, policies.roles_to_policies)
+        self.trained = tuple(self.settings)
         self.step = self.tokens = self.batch = 0
         self.intact = True
         """False while optimizers step: an error then leaves policies that do not belong together."""
-        self.settings = {name: own_settings(config, name) for name in self.trained}
         trainable = {name: policies.parameters(name) for name in self.trained}
         team = policies.roles_to_policies, self.trained
-        self.updates = {name: self.cast.updates(name, *team) for name in self.trained}
+        self.updates = {name: self.method.updates(name, *team) for name in self.trained}
         self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
-        parts = self.estimator, self.reward_transform
-        self.unit = unit_of(config, self.settings.values(), parts)
-        added = self.trained if self.unit else ()
-        self.sums = {name: GradientSum(name) for name in added}
-        """Trained policy -> its gradients of the units so far, where they are added unit by unit."""
 
     def train(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
         while self.step < last_step(self.config, self.step, self.tokens):
-            if called(self.callbacks, "on_step", self, self.train_step()[1]):
+            metrics = self.train_step()[1]
+            # All of them are called, also after one that ends training.
+            answers = [callback.on_step(self, metrics) for callback in self.callbacks]
+            if True in answers:
                 break
 
     def train_step(self) -> tuple[list[Trajectory], dict[str, float]]:
@@ -122,23 +186,22 @@ class ATGRPO:
         Where it raises and `intact` is true, it has changed nothing.
         """
         clock, tokens = Clock(), self.tokens
-        learned = {name: copy.deepcopy(each.state_dict()) for name, each in self.plugins.items()}
+        learned = {name: copy.deepcopy(part.state_dict()) for name, part in self.stateful.items()}
         try:
             trajectories = sampled(self, clock)
+            check_room(trajectories, self.config.max_completion_length)
             metrics = rollout_metrics(trajectories)
             self.tokens += int(metrics["num_tokens"])
             with clock.time("update"):
                 trajectories = self.credited(trajectories)
-                groups = by_unit(self.config, self.unit, trajectories)
-                batches = step_batches(self.config, self.casting.learners, groups)
+                learners = self.casting.learners
+                batches = policy_batches(self.config, learners, in_order(trajectories))
                 metrics |= self.update(batches)
-                metrics["frac_reward_zero_std"] = silent_share(batches.values())
+                metrics["frac_reward_zero_std"] = PolicyBatch.silent_share(batches.values())
         except BaseException:
             self.tokens = tokens
-            for own in self.sums.values():
-                own.clear()
-            for name, each in self.plugins.items():
-                each.load_state_dict(learned[name])
+            for name, part in self.stateful.items():
+                part.load_state_dict(learned[name])
             raise
         self.step += 1
         return trajectories, metrics | clock.metrics(self.tokens - tokens)
@@ -146,25 +209,28 @@ class ATGRPO:
     def optimizer_states(self) -> dict[str, dict[str, Any]]:
         """Returns the states of each trained policy's optimizer and schedule, not copied."""
         return {
-            name: {"optimizer": own.state_dict(), "scheduler": self.schedulers[name].state_dict()}
-            for name, own in self.optimizers.items()
+            name: {
+                "optimizer": optimizer.state_dict(),
+                "scheduler": self.schedulers[name].state_dict(),
+            }
+            for name, optimizer in self.optimizers.items()
         }
 
     def load_optimizers(self, states: Mapping[str, Mapping[str, Any]]) -> None:
         """Continues from what `optimizer_states` returned, after the policies' own tensors."""
-        for name, own in states.items():
-            self.optimizers[name].load_state_dict(own["optimizer"])
-            self.schedulers[name].load_state_dict(own["scheduler"])
+        for name, state in states.items():
+            self.optimizers[name].load_state_dict(state["optimizer"])
+            self.schedulers[name].load_state_dict(state["scheduler"])
 
     @property
-    def plugins(self) -> dict[str, Plugin]:
-        """Setting -> the part of the method that it names, of those that may learn something."""
-        return {each.setting: each for each in (self.estimator, self.reward_transform)}
+    def stateful(self) -> dict[str, Any]:
+        """Name -> what may learn something besides the policies, and is part of checkpoints."""
+        return {"method": self.method}
 
     @property
     def casting(self) -> Casting:
         """The casting of the next step: who plays and who learns."""
-        return self.cast.at(self.step, self.policies.roles_to_policies, self.trained)
+        return self.method.players(self.step, self.policies.roles_to_policies, self.trained)
 
     def publish(self) -> None:
         """Hands the trained weights to the sampler."""
@@ -174,19 +240,17 @@ class ATGRPO:
     # ------------------------------------------------------------------------- 1. rollout
     def rollout(self, tasks: Sequence[Task], clock: Clock) -> list[Trajectory]:
         """Rolls out all tasks; `pettingllms.trainers.play` says what that depends on."""
-        player = Player(self.config, self.env, self.policies, self.estimator.shape())
-        found = player.play(self.step, tasks, self.casting, clock)
-        check_room(found, self.config.max_completion_length)
-        return found
+        player = Player(self.config, self.env, self.policies, self.method.shape())
+        return player.play(self.step, tasks, self.casting, clock)
 
     # ---------------------------------------------------------------------- 2. advantages
     def credited(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with each candidate's advantage."""
-        groups = in_order(self.reward_transform(trajectories))
+        groups = in_order(self.method.credit(trajectories))
         # In a tree, a policy that does not learn has groups of one, which compare nothing.
-        tree, learners = self.estimator.tree, self.casting.learners
-        compared = [g for g in groups if not tree or g.policy in learners]
-        return with_advantages(trajectories, compared, self.estimator.checked(compared))
+        tree, learners = self.method.tree, self.casting.learners
+        compared = [group for group in groups if not tree or group.policy in learners]
+        return with_advantages(trajectories, compared, self.method.checked(compared))
 
     # ------------------------------------------------------------------------- 3. update
     def update(self, batches: Mapping[str, PolicyBatch]) -> dict[str, float]:
@@ -196,12 +260,8 @@ class ATGRPO:
         that runs out, leaves every policy as it was, without a copy to go back to.
         """
         config, norms = self.config, dict[str, float]()
-        for policy in (name for name in batches if name in self.sums):
-            self.add(policy, batches[policy].units)
-        added = {policy for policy, own in self.sums.items() if own.meters}
-        moved = [policy for policy, own in batches.items() if own.samples or policy in added]
-        moved = moved if config.num_iterations else []
-        meters = {policy: LossMeter(policy) for policy in moved}
+        moved = [policy for policy, batch in batches.items() if batch.samples]
+        meters = {policy: LossMeter(policy) for policy in moved if config.num_iterations}
         for _ in range(config.num_iterations):
             for policy in batches:
                 self.optimizers[policy].zero_grad(set_to_none=True)
@@ -215,40 +275,32 @@ class ATGRPO:
                 advance(self.schedulers[policy], config, self.tokens, self.updates[policy])
         self.intact = True
         rates = {policy: self.schedulers[policy].get_last_lr()[0] for policy in batches}
-        found = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
-        return by_policy({name: own.metrics | found.get(name, {}) for name, own in batches.items()})
+        losses = {name: meter.metrics(norms[name], rates[name]) for name, meter in meters.items()}
+        return {
+            f"{policy}/{name}": value
+            for policy, batch in batches.items()
+            for name, value in (batch.metrics | losses.get(policy, {})).items()
+        }
 
-    def add(self, policy: str, units: Mapping[Number, Sequence[Sample]]) -> None:
-        """Adds the gradients of whole units to the policy's sum, see `streamed`."""
-        parameters = self.policies.parameters(policy)
-        self.sums[policy].add(units, parameters, partial(self._backward, policy))
-
-    def _gradient(self, policy: str, own: PolicyBatch, meter: LossMeter) -> float:
+    def _gradient(self, policy: str, batch: PolicyBatch, meter: LossMeter) -> float:
         """Accumulates the clipped gradient of the step; returns its norm before that."""
-        config, parameters = self.settings[policy], self.policies.parameters(policy)
-        if policy in self.sums:
-            self.sums[policy].give(parameters, divisor(config, own), meter)
-        else:
-            self._backward(policy, own, meter)
-        norm = torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm)
+        self._backward(policy, batch, meter)
+        parameters = self.policies.parameters(policy)
+        norm = torch.nn.utils.clip_grad_norm_(parameters, self.settings[policy].max_grad_norm)
         meter.check_finite("gradient norm", norm)
         return norm.item()
 
-    def _backward(self, policy: str, own: PolicyBatch, meter: LossMeter) -> None:
-        """Accumulates the gradients of all micro-batches."""
-        config, heat, policies = self.settings[policy], self.config.temperature, self.policies
-
-        def loss_of(batch: Batch, meter: LossMeter) -> torch.Tensor:
+    def _backward(self, policy: str, whole: PolicyBatch, meter: LossMeter) -> None:
+        """Accumulates the gradients of all micro-batches of a policy's batch."""
+        config, temperature = self.settings[policy], self.config.temperature
+        policies, entropic = self.policies, config.entropy_coef != 0
+        for batch in policies.microbatches(policy, whole.samples, config.tokens_per_batch):
             base_BT = None
             if config.beta:
-                base_BT = policies.reference_logprobs(policy, batch, temperature=heat)
+                base_BT = policies.reference_logprobs(policy, batch, temperature=temperature)
             logp_BT, entropy_BT = policies.logprobs(
-                policy, batch, temperature=heat, entropy=True, entropy_grad=config.entropy_coef != 0
+                policy, batch, temperature=temperature, entropy=True, entropy_grad=entropic
             )
-            loss = policy_loss(config, own, batch, logp_BT, entropy_BT, base_BT, meter)
+            loss = policy_loss(config, whole, batch, logp_BT, entropy_BT, base_BT, meter)
             meter.check_finite("loss", loss)
-            return loss
-
-        parameters = policies.parameters(policy)
-        batches = policies.microbatches(policy, own.samples, config.tokens_per_batch)
-        add_gradients(batches, loss_of, parameters, meter, batches_at_once(config, parameters))
+            loss.backward()

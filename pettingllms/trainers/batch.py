@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -28,8 +27,6 @@ class PolicyBatch:
     """Groups in which all advantages are 0."""
     truncated: int = 0
     """Completions that were cut at the limit and left out."""
-    cuts: tuple[int, ...] = ()
-    """Samples of each unit of the step, where gradients are added unit by unit."""
 
     @classmethod
     def of(cls, samples: Sequence[Sample]) -> PolicyBatch:
@@ -38,36 +35,20 @@ class PolicyBatch:
         tokens = sum(sample.count * len(sample.token_ids) for sample in samples)
         return cls(tuple(samples), replies, tokens)
 
-    @property
-    def units(self) -> dict[tuple[int, ...], tuple[Sample, ...]]:
-        """Number of a unit -> its samples, where it has some."""
-        ends = list(itertools.accumulate(self.cuts))
-        cut = zip(ends, self.cuts, strict=True)
-        # A tuple, because with workers a decision is numbered by shard, depth and cohort.
-        return {(n,): self.samples[end - size : end] for n, (end, size) in enumerate(cut) if size}
-
-    @classmethod
-    def joined(cls, parts: Sequence[PolicyBatch]) -> PolicyBatch:
-        """The batch of a step whose units have these."""
-        samples = tuple(sample for part in parts for sample in part.samples)
-        names = ("replies", "tokens", "groups", "silent", "truncated")
-        sums = {name: sum(getattr(part, name) for part in parts) for name in names}
-        return cls(samples, **sums, cuts=tuple(len(part.samples) for part in parts))
+    @staticmethod
+    def silent_share(batches: Collection[PolicyBatch]) -> float:
+        """Share of groups without variance; 1 without any group: there is nothing to learn from either."""
+        groups = sum(batch.groups for batch in batches)
+        return sum(batch.silent for batch in batches) / groups if groups else 1.0
 
     @property
     def metrics(self) -> dict[str, float]:
         """The logged numbers of groups compared and completions left out."""
         return {
             "groups": float(self.groups),
-            "frac_reward_zero_std": silent_share([self]),
+            "frac_reward_zero_std": self.silent_share([self]),
             "dropped_truncated": float(self.truncated),
         }
-
-
-def silent_share(batches: Collection[PolicyBatch]) -> float:
-    """Share of groups without variance; 1 without any group, where there is nothing to learn from either."""
-    groups = sum(own.groups for own in batches)
-    return sum(own.silent for own in batches) / groups if groups else 1.0
 
 
 def policy_batches(
@@ -93,14 +74,6 @@ def policy_batches(
         needed = keep and (own.beta != 0 or own.entropy_coef != 0)
         found[policy] = _batch(config, policy, groups, keep, needed, roots)
     return found
-
-
-def step_batches(
-    config: ResolvedConfig, policies: Iterable[str], units: Sequence[Sequence[Group]]
-) -> dict[str, PolicyBatch]:
-    """The same for all units of a step, one after the other."""
-    parts = [policy_batches(config, policies, groups) for groups in units]
-    return {name: PolicyBatch.joined([part[name] for part in parts]) for name in policies}
 
 
 def _batch(

@@ -12,25 +12,22 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
-from pettingllms.errors import ConfigError, UnknownNameError
+from pettingllms.errors import ConfigError
 from pettingllms.models import shipped
 from pettingllms.policies.roles import only_partners
-from pettingllms.rollout.shapes import SHAPES
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
 from pettingllms.trainers import partner_settings, scale_settings
-from pettingllms.trainers.casts import CASTS
-from pettingllms.trainers.estimators import ESTIMATORS
-from pettingllms.trainers.methods import METHODS
+from pettingllms.trainers.method_names import GONE, METHODS, OLD_OPTIONS, PARTS, upgraded
 from pettingllms.trainers.presets import open_values
-from pettingllms.trainers.rewards import REWARD_TRANSFORMS
 from pettingllms.trainers.settings import (
     as_text,
     check_loss,
@@ -53,6 +50,9 @@ _GIVEN = "_given"
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
+_replaced = partial(
+    setting, "Until 0.2", None, "Replaced by --method and --method-args", hidden=True
+)
 
 
 @dataclass
@@ -61,7 +61,7 @@ class ATGRPOConfig:
 
     Raises:
         ConfigError: a value that cannot be used; names the field, the value and the cure.
-        UnknownNameError: no estimator of that name.
+        UnknownNameError: no method of that name.
     """
 
     env: str = task_setting(
@@ -190,43 +190,25 @@ class ATGRPOConfig:
         json=True,
     )
 
-    method: str | None = _algorithm(
-        None,
-        "A method of the literature, which sets what is not given of the options below: "
-        f"{', '.join(METHODS)}",
-        choices=tuple(METHODS),
-    )
-    estimator: str = _algorithm(
+    method: str = _algorithm(
         "at_grpo",
-        "Which completions are compared: at_grpo, gdpo, cure, look_ahead (trees); grpo, decision, agent, turn, "
-        "agent_turn, gigpo, gae, m_grpo, rae (whole episodes); or your own, my_package.my_module:MyEstimator",
+        f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
+        f"my_package.my_module:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+gae",
     )
-    estimator_args: str | None = _algorithm(
+    method_args: str | None = _algorithm(
         None,
-        "Arguments of the estimator as JSON, or one by one: --estimator-args.gamma 0.9",
+        "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. Its rollout shape "
+        "is one: --method-args.shape full",
         json=True,
     )
-    shape: str | None = _algorithm(
-        None,
-        "What is sampled of a task: tree, look_ahead, episodes, fork_on_first, round_robin, full; or "
-        "your own, my_package.my_module:MyShape. Default: the estimator's",
-    )
-    reward_transform: str = _algorithm(
-        "as_paid",
-        "What the estimator sees of the rewards: as_paid, shared (of all agents in a round), maporl, m_grpo, "
-        "matpo, flow, cure; or your own, my_package.my_module:MyTransform",
-    )
-    reward_transform_args: str | None = _algorithm(
-        None, "Arguments of the reward transform as JSON, or one by one", json=True
-    )
-    cast: str = _algorithm(
-        "all",
-        "Who plays and learns in a step: all, alternate (one policy learns at a time), swap (two "
-        "change places); or your own, my_package.my_module:MyCast",
-    )
-    cast_args: str | None = _algorithm(
-        None, "Arguments of the cast as JSON, or one by one: --cast-args.steps 5", json=True
-    )
+    estimator: str | None = _replaced()
+    estimator_args: str | None = _replaced()
+    shape: str | None = _replaced()
+    reward_transform: str | None = _replaced()
+    reward_transform_args: str | None = _replaced()
+    cast: str | None = _replaced()
+    cast_args: str | None = _replaced()
+    stream_gradients: bool | None = _replaced()
     reward_funcs: str | None = _algorithm(
         None,
         "Functions that add to local rewards, as TRL's: my_package.my_module:a, comma-separated",
@@ -389,7 +371,6 @@ class ATGRPOConfig:
     )
 
     tasks_per_shard: int | None = scale_settings.TASKS_PER_SHARD
-    stream_gradients: bool = scale_settings.STREAM_GRADIENTS
     workers: int = scale_settings.WORKERS
     max_staleness: int = scale_settings.MAX_STALENESS
     ray_address: str | None = scale_settings.RAY_ADDRESS
@@ -409,15 +390,10 @@ class ATGRPOConfig:
 
     def __post_init__(self) -> None:
         given = self.__dict__.pop(_GIVEN, frozenset())
-        # An unknown method is refused with the other values, by `check_values` below.
-        if self.method is not None and self.method in METHODS:
-            for name, value in METHODS[self.method].settings.items():
-                if name not in given:
-                    setattr(self, name, value)
+        self._take_method(given)
         # Objects become text before anything is compared, so that checks and files see one form.
         for each in dataclasses.fields(self):
             setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
-        _check_parts(self)
         check_values(self)
         scale_settings.check_scale(self)
         check_loss(self)
@@ -432,6 +408,24 @@ class ATGRPOConfig:
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
+
+    def _take_method(self, given: Collection[str]) -> None:
+        """Replaces old options, and fills in what the method sets and `given` does not name."""
+        preset = self.method if "method" in given else None
+        names = ("method", "method_args", *OLD_OPTIONS, GONE)
+        values = upgraded({name: getattr(self, name) for name in names}, hint=True)
+        for name in names:
+            setattr(self, name, values.get(name))
+        self.method = self.method or "at_grpo"
+        for part in self.method.split("+"):
+            METHODS.path_of(part)  # raises where nothing has this name
+        # The import needs PyTorch, which a copy and a saved configuration do without.
+        if preset not in (None, "at_grpo") and len(given) < len(dataclasses.fields(self)):
+            from pettingllms.trainers.method import load_method
+
+            for name, value in load_method(preset).settings.items():
+                if name not in given:
+                    setattr(self, name, value)
 
     @property
     def clip_above(self) -> float:
@@ -466,20 +460,6 @@ class ATGRPOConfig:
             ConfigError: it is not a JSON object.
         """
         return json_object(name, getattr(self, name))
-
-
-def _check_parts(config: ATGRPOConfig) -> None:
-    """Refuses names that no part of a method has; nothing is imported yet.
-
-    Raises:
-        UnknownNameError: suggests the nearest name, or says that it is a method.
-    """
-    for registry in (ESTIMATORS, REWARD_TRANSFORMS, CASTS, SHAPES):
-        if (name := getattr(config, registry.kind)) in METHODS and name not in registry:
-            raise UnknownNameError(
-                f"{registry.kind} {name!r} is a method; use --method {name}, or method={name!r}"
-            )
-        _ = name is None or registry.path_of(name)
 
 
 if TYPE_CHECKING:

@@ -1,88 +1,165 @@
-"""Checks before a model is loaded whether method, environment and team fit together."""
+"""Checks before a model is loaded whether method, environment, and team fit together.
+
+An environment says what it has in PettingZoo's `metadata`.
+One that says nothing is taken to have what nearly all have:
+
+| need | an environment that lacks it says |
+|---|---|
+| `early_rewards`: completions earn something before the end of the episode | `"outcome": "late"` |
+| `recurring_states`: prompts, or `info["anchor"]`, that are met again | `"states_recur": False` |
+| `reward_parts`: a team reward beside a local one, or `info["parts"]` | `"reward_parts": 1` |
+| `rounds`: all agents act in each turn | `"rounds": False`, or overrides `TextEnv._next_agent` |
+
+and to lack what few have:
+
+| need | an environment that has it says |
+|---|---|
+| `judged_replies`: `info["right"]` says of every reply whether it is right | `"judged_replies": True` |
+| `cross_runs`: programs and tests that can be run on each other, `env.cross` | the roles, `"cross_runs": ("coder", "tester")` |
+| `calls`: an agent that calls others, as often as it likes | its name, `"caller": "planner_0"` |
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pettingllms.envs.base import TextEnv
 from pettingllms.errors import ConfigError
 from pettingllms.policies.roles import own_names, trained_policies
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.shapes import SHAPES
-from pettingllms.trainers.casts.base import Cast
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.base import Estimator, estimator_of
-from pettingllms.trainers.estimators.needs import check_needs
-from pettingllms.trainers.per_policy import (
-    by_base,
-    check_policy_settings,
-    own_settings,
-)
+from pettingllms.trainers.method import Method
+from pettingllms.trainers.method_names import METHODS, PARTS
+from pettingllms.trainers.per_policy import by_base, check_policy_settings, own_settings
 from pettingllms.trainers.play import check_shards
-from pettingllms.trainers.plugins import plugin_of
-from pettingllms.trainers.rewards import REWARD_TRANSFORMS
-from pettingllms.trainers.rewards.base import RewardTransform
 
-Parts = Mapping[str, Any]
-"""Setting -> a class or an instance: `estimator`, `reward_transform`, `cast`."""
+
+def _parts(env: Any) -> int:
+    # Other packages' environments pay one reward, unless they say more.
+    return int(env.metadata.get("reward_parts", 2 if isinstance(env.unwrapped, TextEnv) else 1))
+
+
+def _in_turn(env: Any) -> bool:
+    return not isinstance(env, TextEnv) or type(env)._next_agent is TextEnv._next_agent
+
+
+NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "early_rewards": (
+        lambda env: env.metadata.get("outcome") == "late",
+        "compares what a completion earns at once, and {env} pays at the end of an episode, so that "
+        "nothing would be learned",
+    ),
+    "recurring_states": (
+        lambda env: env.metadata.get("states_recur") is False,
+        "compares decisions in equal states, and states of {env} are not met again",
+    ),
+    "reward_parts": (
+        lambda env: _parts(env) < 2,
+        "compares the parts of a reward one by one, and rewards of {env} have one part",
+    ),
+    "judged_replies": (
+        lambda env: not env.metadata.get("judged_replies"),
+        "pays for right answers, and {env} does not say of every reply whether it is one",
+    ),
+    "cross_runs": (
+        lambda env: not env.metadata.get("cross_runs"),
+        "is for programs and tests that judge each other, and {env} has none (coding with a team does)",
+    ),
+    "rounds": (
+        lambda env: not env.metadata.get("rounds", _in_turn(env.unwrapped)),
+        "pays what a round earned, and agents of {env} do not act in rounds: an episode in which more of them "
+        "act would earn more",
+    ),
+    "calls": (
+        lambda env: not env.metadata.get("caller"),
+        "is for an agent that calls others, and {env} names none in its metadata (debugging does, and "
+        "search with --env-args.topology nested)",
+    ),
+}
+"""Need -> whether an environment lacks it, and what then is to be said."""
+
+
+def lacking(needs: tuple[str, ...], env: Any) -> list[str]:
+    """Those of the needs that the environment does not have."""
+    return [need for need in needs if need in NEEDS and NEEDS[need][0](env)]
+
+
+def check_needs(config: ResolvedConfig, method: Method, env: Any) -> None:
+    """Refuses a method on an environment that lacks what it needs.
+
+    Raises:
+        ConfigError: names both, what is lacking, and the methods that fit.
+    """
+    missing = lacking(method.needs, env)
+    if missing:
+        names = [name for name in METHODS.own if name not in PARTS]
+        fitting = [name for name in names if not lacking(METHODS.load(name).needs, env)]
+        raise ConfigError(
+            f"method {config.method} {NEEDS[missing[0]][1].format(env=env)}; use one of "
+            f"{', '.join(fitting)}"
+        )
 
 
 def check_method(
-    config: ResolvedConfig, env: AnyEnv, players: Mapping[str, str], parts: Parts
+    config: ResolvedConfig,
+    env: AnyEnv,
+    players: Mapping[str, str],
+    method: type[Method] | Method | None = None,
 ) -> None:
-    """Makes every part of the method once, to refuse one that does not fit before a model is loaded.
+    """Makes the method once, to refuse one that does not fit before a model is loaded.
 
     Raises:
-        ConfigError, UnknownNameError: an argument that a part does not take, a shape that the
-            estimator cannot compare or that the environment is too long for, an environment that
-            lacks what the estimator or the reward transform needs, a cast for other teams, turns that no episode has,
-            workers without shards, settings that a policy cannot have for itself.
+        ConfigError, UnknownNameError: an argument that the method does not take, a shape that it
+            cannot compare or that the environment is too long for, an environment that lacks what it
+            needs, a team that it is not for, turns that no episode has, workers without shards,
+            settings that a policy cannot have for itself.
     """
     check_shards(config)
     _check_turns(config, env)
-    estimator = estimator_of(config, parts.get("estimator"), env)
-    estimator.shape().check(env)
-    transform = plugin_of(RewardTransform, config, parts.get("reward_transform"))
-    named = RewardTransform.setting, config.reward_transform
-    check_needs(*named, transform.needs, env, REWARD_TRANSFORMS)
-    _check_rewards(config, estimator, transform)
+    made = Method.of(config, method)
+    if type(made).advantages is Method.advantages:
+        raise ConfigError(
+            f"method {config.method} has no advantages; join it to a method that has, such as "
+            f"--method {config.method}+dr_mas"
+        )
+    check_needs(config, made, env)
+    made.shape().check(env)
+    _check_credit(config, made)
     trained = trained_policies(config.train_roles, players)
-    # Asked for the first step, because a cast refuses a team only when it is asked.
-    plugin_of(Cast, config, parts.get("cast")).at(0, players, trained)
+    # Asked for the first step, because a method refuses a team only when it is asked.
+    made.players(0, players, trained)
     check_policy_settings(config, own_names(players), trained)
-    if estimator.frozen_base:
+    if made.frozen_base:
         _check_frozen_base(config, own_names(players))
 
 
-def _check_rewards(
-    config: ResolvedConfig, estimator: Estimator, transform: RewardTransform
-) -> None:
-    """Refuses a comparison of rewards that would prefer another than the best reply.
+def _check_credit(config: ResolvedConfig, method: Method) -> None:
+    """Refuses a comparison of credits that would prefer another than the best reply.
 
     Raises:
-        ConfigError: the estimator adds up what a transform pays for single decisions, which pays for going on;
-            or compares the decisions of a transform that pays once an episode; or does not see what the
-            transform pays; or candidates that it pays alike.
+        ConfigError: it adds up what is credited to single decisions, which pays for going on; or
+            compares the decisions of a credit that is paid once an episode; or does not see the
+            credit; or compares candidates that are credited alike.
     """
-    name, compares = config.reward_transform, estimator.compares
-    shape = (
-        config.shape or (estimator.shapes or (("tree",) if estimator.tree else ("episodes",)))[0]
-    )
-    if compares == "parts" and type(transform) is not RewardTransform:
-        why = "compares the parts that the environment paid, which the transform does not change"
-    elif transform.compared == "reward" and compares in ("return", "to_go"):
-        why = "adds up what it pays for each decision, so that an episode earns by going on"
-    elif transform.compared == "whole" and compares == "to_go":
-        why = "would count what later rounds pay once for each agent, and this round once"
-    elif transform.compared == "return" and compares not in ("return", "to_go"):
-        why = "compares decisions, and it pays an episode once"
-    elif transform.shapes and shape in SHAPES.own and shape not in transform.shapes:
-        why = f"samples {shape}, whose candidates it cannot tell apart; it takes shape {', '.join(transform.shapes)}"
+    credits, compares, shape = method.credits, method.compares, method.shape_name
+    if compares == "parts" and type(method).credit is not Method.credit:
+        why = "compares the parts that the environment paid, which `credit` does not change"
+    elif credits == "reward" and compares in ("return", "to_go"):
+        why = "adds up what is credited to each decision, so that an episode earns by going on"
+    elif credits == "whole" and compares == "to_go":
+        why = "would count the credit of later rounds once for each agent, and this round once"
+    elif credits == "return" and compares not in ("return", "to_go"):
+        why = "compares decisions, and credits an episode once"
+    elif method.credit_shapes and shape in SHAPES.own and shape not in method.credit_shapes:
+        fitting = ", ".join(method.credit_shapes)
+        why = f"samples {shape}, whose candidates `credit` cannot tell apart; it takes shape {fitting}"
     else:
         return
     raise ConfigError(
-        f"reward_transform {name} does not go with estimator {config.estimator}, which {why}. Use the estimator of "
-        f"a method that has it (pettingllms-train --help), or agent"
+        f"method {config.method} {why}. Use a method that has these parts "
+        "(pettingllms-train --help), or join the part to dr_mas"
     )
 
 
@@ -90,12 +167,12 @@ def _check_frozen_base(config: ResolvedConfig, policies: Sequence[str]) -> None:
     """Refuses policies beside which there is no base model to read from.
 
     Raises:
-        ConfigError: names the estimator that would read it.
+        ConfigError: names the method that would read it.
     """
     for base, names in by_base(config, policies):
         if base.full and not any(own_settings(config, name).beta for name in names):
             raise ConfigError(
-                f"estimator {config.estimator} reads the base model as it was before training, which "
+                f"method {config.method} reads the base model as it was before training, which "
                 f"full policies do not keep ({', '.join(names)}); leave out full, or give beta above 0"
             )
 

@@ -129,13 +129,6 @@ def gaps(rows: Sequence[Mapping[str, object]], scores: Mapping[str, float]) -> d
     return found
 
 
-def by_policy(metrics: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """One dictionary, with the policy before each name."""
-    return {
-        f"{policy}/{name}": value for policy, own in metrics.items() for name, value in own.items()
-    }
-
-
 def mean(values: Sequence[float]) -> float:
     """Arithmetic mean; 0 of nothing."""
     return float(sum(values) / len(values)) if values else 0.0
@@ -210,19 +203,10 @@ class LossMeter:
         self.on_policy = False
         self._steps += 1
 
-    def fresh(self) -> LossMeter:
-        """An empty meter of the same policy, for other micro-batches of the same weights."""
-        meter = LossMeter(self.policy)
-        meter.on_policy = self.on_policy
-        return meter
-
-    def take_over(self, other: LossMeter, divisor: int) -> None:
-        """Adds what a meter of other micro-batches saw; `divisor` is what its loss still lacks."""
+    def take_over(self, other: LossMeter) -> None:
+        """Adds what a meter of another rank's micro-batches saw."""
         for name, value in other._sums.items():
-            # The other sums are divided by the tokens that this meter has counted, once, in
-            # `metrics`.
-            part = value / divisor if name == "loss" else value
-            self._sums[name] = self._sums.get(name, torch.zeros(())) + part
+            self._sums[name] = self._sums.get(name, torch.zeros(())) + value
         self._tokens += other._tokens
         self._worst = max(self._worst, other._worst)
 

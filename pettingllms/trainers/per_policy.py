@@ -15,6 +15,7 @@ from typing import Any
 
 from pettingllms.errors import ConfigError, did_you_mean
 from pettingllms.models import model_path
+from pettingllms.policies.roles import trained_policies
 from pettingllms.trainers.config import ATGRPOConfig, ResolvedConfig
 from pettingllms.trainers.presets import DECIDING, FOLLOWING
 
@@ -64,6 +65,15 @@ def own_settings(config: ResolvedConfig, policy: str) -> ResolvedConfig:
         return dataclasses.replace(config, **{**follows, **own})
     except ConfigError as error:
         raise ConfigError(f"policy_settings of {policy}: {error}") from error
+
+
+def trained_settings(
+    config: ResolvedConfig, players: Mapping[str, str]
+) -> dict[str, ResolvedConfig]:
+    """Trained policy -> its settings, in the order of the roles."""
+    return {
+        name: own_settings(config, name) for name in trained_policies(config.train_roles, players)
+    }
 
 
 def by_base(

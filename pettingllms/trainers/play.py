@@ -1,34 +1,31 @@
-"""Playing some tasks of a step: a function of settings, step, tasks and weights, of nothing else.
+"""Rolls out tasks of a step: deterministic given settings, step, tasks, and weights.
 
 Every decision draws from numbers of its own, which follow from (seed, step, task, episode, depth).
 What remains is rounding: episodes that share batches round alike, so a step's tasks are divided
-into shards of `tasks_per_shard`, and no batch has episodes of two shards. Which process plays a
-shard, beside which others and after which failures, therefore changes no bit of its record; the
-size of the shards may change the last digits of log-probabilities, and is part of the results.
+into shards of `tasks_per_shard`, and no batch has episodes of two shards. Records are therefore bit-identical
+regardless of which process runs a shard and which ones failed; the size of the shards may change
+the last digits of log-probabilities, and is part of the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import groupby
 from types import SimpleNamespace
 from typing import Any
 
 from pettingllms.envs.aec import clone_env
 from pettingllms.errors import ConfigError
-from pettingllms.rollout.engine import Decided, RolloutEngine, returned
+from pettingllms.rollout.engine import RolloutEngine, longest_prompts
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.room import longest_prompts
 from pettingllms.rollout.shapes import RolloutShape
-from pettingllms.rollout.trajectory import Trajectory, in_order
+from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler
-from pettingllms.trainers.casts.base import Casting
 from pettingllms.trainers.config import ResolvedConfig
+from pettingllms.trainers.method import Casting
 from pettingllms.trainers.metrics import Clock
-from pettingllms.trainers.streamed import Unit
-from pettingllms.types import Group, Task
+from pettingllms.types import Task
 
 
 @dataclass(frozen=True)
@@ -39,7 +36,7 @@ class Player:
         config: resolved settings.
         env: a template, copied for every episode.
         sampler: the policies, with the weights that the step is played with.
-        shape: what the estimator needs of each task.
+        shape: what the method samples of each task.
     """
 
     config: ResolvedConfig
@@ -63,21 +60,6 @@ class Player:
             SandboxUnavailable, SamplerUnavailable: the sandbox or the sampler failed.
             ConfigError: the context has no room for any prompt.
         """
-        return returned(self.stream(step, tasks, casting, clock))
-
-    def stream(
-        self,
-        step: int,
-        tasks: Sequence[Task],
-        casting: Casting,
-        clock: Clock,
-        begun: Sequence[Decided] = (),
-    ) -> Generator[Decided, None, list[Trajectory]]:
-        """Rolls out like `play`, and yields what each batch led to.
-
-        What `begun` has, from another player of the same tasks who did not come to the end, is not sampled
-        again, and not yielded again.
-        """
         config, length = self.config, self.config.max_completion_length
         env = self.env
         if getattr(env.unwrapped, "reward_funcs", ()):
@@ -99,41 +81,15 @@ class Player:
                 cohort=None if shard is None else shard * self.shape.episodes,
                 longest=longest_prompts(self.sampler, length),
                 timed=clock.time,
-                known={place: own for each in begun for place, own in each.completions.items()},
             )
-            return (yield from engine.stream(tasks))
+            trajectories = engine.run(tasks)
+        return trajectories
 
 
 def shards(config: ResolvedConfig, tasks: Sequence[Task]) -> list[Sequence[Task]]:
     """Divides the tasks of a step into those that share batches, in order."""
     size = config.tasks_per_shard or max(1, len(tasks))
     return [tasks[start : start + size] for start in range(0, len(tasks), size)]
-
-
-def by_unit(
-    config: ResolvedConfig, unit: Unit | None, trajectories: Sequence[Trajectory]
-) -> list[list[Group]]:
-    """The decisions of a step, divided into what gradients are added for; all are one without a unit."""
-    if unit is None:
-        return [in_order(trajectories)]
-    shards = [in_order(shard) for shard in _by_shard(config, trajectories)]
-    if unit == "shard":
-        return shards
-    # `in_order` sorts by depth, so that equal depths are neighbors: the decisions of one batch of
-    # the shard.
-    return [list(own) for shard in shards for _, own in groupby(shard, lambda g: g.key.parent)]
-
-
-def _by_shard(config: ResolvedConfig, trajectories: Sequence[Trajectory]) -> list[list[Trajectory]]:
-    """The records of a step, divided as its tasks are; a task may have several."""
-    # Records come in the order of the tasks, so that a task's first record tells its place in the
-    # step.
-    numbers = {task: n for n, task in enumerate(dict.fromkeys(each.task for each in trajectories))}
-    size = config.tasks_per_shard or max(1, len(numbers))
-    found: list[list[Trajectory]] = [[] for _ in range(0, len(numbers), size)]
-    for each in trajectories:
-        found[numbers[each.task] // size].append(each)
-    return found
 
 
 def check_shards(config: ResolvedConfig) -> None:

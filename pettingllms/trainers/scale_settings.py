@@ -13,12 +13,6 @@ _scale = partial(setting, "Scale")
 TASKS_PER_SHARD = _scale(
     None, "Tasks that share batches; part of the results. Default: all of a step", at_least=1
 )
-STREAM_GRADIENTS = _scale(
-    False,
-    "Add gradients while others still play, in whole numbers, whose sum has no order: of each decision "
-    "with at_grpo, else of each shard; "
-    "part of the results",
-)
 WORKERS = _scale(
     0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
 )

@@ -29,8 +29,8 @@ class ShardedATGRPO(ATGRPO):
         mine = LossMeter(policy)
         mine.on_policy = meter.on_policy
         norm = super()._gradient(policy, own, mine)
-        for each in from_all(mine):
-            meter.take_over(each, 1)
+        for other in from_all(mine):
+            meter.take_over(other)
         return norm
 
     def optimizer_states(self) -> dict[str, dict[str, Any]]:

@@ -50,7 +50,7 @@ vllm_importance_sampling_clip_max            : vllm_importance_sampling_cap
 output_dir: trajectories.jsonl there has every completion : log_completions
 output_dir                                   : run_name
 env_args: {"max_turns": N}                   : max_tool_calling_iterations
-estimator: gdpo scales team and local reward apart : multi_objective_aggregation
+method: gdpo scales team and local reward apart : multi_objective_aggregation
 num_generations: an evaluation plays each task once, or --samples times : num_generations_eval
 num_iterations                               : steps_per_generation
 max_steps                                    : epochs num_train_epochs

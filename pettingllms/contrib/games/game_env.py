@@ -7,7 +7,7 @@ what it all came to. What it promises beyond PettingZoo is what `check_env` chec
 exact copies among it.
 
 The outcome is late: `metadata["outcome"]` says so, and estimators that compare what candidates earn at
-once are refused (`pettingllms.trainers.estimators.base.check_outcome`).
+once are refused (`pettingllms.trainers.fitting`).
 """
 
 from __future__ import annotations

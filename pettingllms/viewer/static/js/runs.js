@@ -16,7 +16,7 @@ function State({ state }) {
 // Settings that are not the same in all sources, by name.
 function differing(sources) {
   // Shown anyway, or for machines: digests, and what the page of an evaluation spells out.
-  const hidden = new Set(["output_dir", "seed", "env", "estimator", "policies", "model", "teams", "data", "model_digest", "adapter_digests"]);
+  const hidden = new Set(["output_dir", "seed", "env", "method", "estimator", "policies", "model", "teams", "data", "model_digest", "adapter_digests"]);
   const names = new Set(sources.flatMap((source) => Object.keys(source.settings)));
   const texts = (name) => new Set(sources.map((source) => JSON.stringify(source.settings[name] ?? null)));
   const found = [...names].filter((name) => !hidden.has(name) && texts(name).size > 1);
@@ -39,9 +39,10 @@ function settingText(value) {
 }
 
 function whatOf(source) {
-  const { env, estimator, policies, model } = source.settings;
+  const { env, policies, model } = source.settings;
+  const method = source.settings.method ?? source.settings.estimator; // until 0.2
   const players = typeof policies === "object" && policies ? Object.values(policies).join(", ") : policies;
-  return [env, estimator, players, model && String(model).split("/").at(-1)].filter(Boolean).join(" · ");
+  return [env, method, players, model && String(model).split("/").at(-1)].filter(Boolean).join(" · ");
 }
 
 function ListView({ place, tick }) {

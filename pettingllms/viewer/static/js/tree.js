@@ -112,11 +112,11 @@ function useDrawn(source, line, again) {
 }
 
 // Estimators whose comparison is the one that is drawn; others compare in a way of their own.
-const WITHIN_PROMPT = new Set(["at_grpo", "look_ahead", "gdpo"]);
-const WITHIN_TASK = new Set(["grpo", "decision", "agent", "turn", "agent_turn", "gigpo"]);
+const WITHIN_PROMPT = new Set(["at_grpo", "look_ahead", "gdpo", "cure"]);
+const WITHIN_TASK = new Set(["grpo", "decision", "agent", "dr_mas", "turn", "agent_turn", "gigpo"]);
 
 function comparedWith(tree, node, main, source) {
-  const estimator = source ? settingText(source.settings.estimator) : "";
+  const estimator = source ? settingText(source.settings.method ?? source.settings.estimator) : "";
   const how = (known) => (known.has(estimator) ? "Compared with" : "Beside");
   const decision = node.decision;
   if (decision.compared) {

@@ -36,7 +36,10 @@ def calls_of(decisions: Sequence[Group], caller: str) -> list[list[Group]]:
 
 def by_episode(groups: Sequence[Group]) -> dict[tuple[str, int], list[Group]]:
     """Task and episode -> its decisions in order, the episodes in the order of `groups`."""
-    found: dict[tuple[str, int], list[Group]] = defaultdict(list)
+    episodes: dict[tuple[str, int], list[Group]] = defaultdict(list)
     for group in groups:
-        found[group.key.task, group.key.episode].append(group)
-    return {key: sorted(own, key=lambda group: group.key.parent) for key, own in found.items()}
+        episodes[group.key.task, group.key.episode].append(group)
+    return {
+        key: sorted(decisions, key=lambda group: group.key.parent)
+        for key, decisions in episodes.items()
+    }

@@ -1,4 +1,4 @@
-"""Generalized advantages along the chain of a team's decisions, with a critic: MARFT.
+"""MARFT: agents learn one after the other, with advantages along the chain of the team's decisions.
 
 Liao et al. 2025, https://arxiv.org/abs/2504.16129; GAE is Schulman et al. 2016,
 https://arxiv.org/abs/1506.02438.
@@ -14,17 +14,33 @@ from typing import Any, NamedTuple
 import torch
 
 from pettingllms.errors import ConfigError
+from pettingllms.methods.critic import Critic
+from pettingllms.methods.dr_mas import DrMas
+from pettingllms.methods.grpo import member_of
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.critic import Critic
-from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.estimators.grpo import member_of
+from pettingllms.trainers.method import Casting, Method, argument
 from pettingllms.types import Advantage, Group, Unplayed
 
 
-class Gae(Estimator):
-    """Compares what followed a decision with what a critic expected there.
+class Alternate(Method):
+    """One policy learns at a time; the others play, with one completion a prompt.
+
+    Args:
+        config: resolved settings of the run.
+        steps: that a policy learns before it is the next one's turn.
+    """
+
+    steps: int = argument(1, at_least=1, whole=True)
+
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        """The policies take turns in the order of their roles."""
+        return Casting(players, (trained[step // self.steps % len(trained)],))
+
+
+class Gae(Method):
+    """What followed a decision is compared with what a critic expected there.
 
         delta_i = r_i + gamma V(o_i+1) - V(o_i),   A_i = delta_i + gamma lambda A_i+1
 
@@ -43,38 +59,20 @@ class Gae(Estimator):
             of a prompt.
         epochs: of the critic over the prompts of a step.
         warmup: steps in which the critic alone learns.
-
-    Raises:
-        ConfigError: an argument out of range.
     """
 
+    source = "arXiv 2504.16129"
     least = 1
     frozen_base = True
     compares = "to_go"
+    gamma: float = argument(0.99, at_least=0, at_most=1)
+    lam: float = argument(0.95, at_least=0, at_most=1)
+    learning_rate: float = argument(1e-3, above=0)
+    epochs: int = argument(4, at_least=1, whole=True)
+    warmup: int = argument(0, at_least=0, whole=True)
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        *,
-        gamma: float = 0.99,
-        lam: float = 0.95,
-        learning_rate: float = 1e-3,
-        epochs: int = 4,
-        warmup: int = 0,
-    ) -> None:
-        super().__init__(config)
-        for name, share in (("gamma", gamma), ("lam", lam)):
-            if not 0 <= share <= 1:
-                raise ConfigError(f"estimator_args: {name} must be from 0 to 1, got {share}")
-        if not learning_rate > 0:
-            raise ConfigError(f"estimator_args: learning_rate must be above 0, got {learning_rate}")
-        for name, count, least in (("epochs", epochs, 1), ("warmup", warmup, 0)):
-            if isinstance(count, bool) or not isinstance(count, int) or count < least:
-                raise ConfigError(
-                    f"estimator_args: {name} must be a whole number from {least}, got {count!r}"
-                )
-        self.gamma, self.lam, self.warmup = gamma, lam, warmup
-        self.learning_rate, self.epochs = learning_rate, epochs
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
         self.critics: dict[int, Critic] = {}
         """Place of a base model in the team's -> its critic, from its first decision on."""
         self._policies: PolicySet | None = None
@@ -103,17 +101,17 @@ class Gae(Estimator):
         # After the first look at the decisions, so that a critic's size follows from these.
         unplayed = self._features([g.unplayed for g in groups if g.unplayed is not None])
         ends_N[cut] = self._values(len(cut), unplayed)
-        found_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
+        advantages_N = chained(groups, values_N, self.gamma, self.lam, ends_N)
         # Read before the critics count this step, so that `warmup` steps rest and not one less.
-        resting = max((own.fits for own in self.critics.values()), default=0) < self.warmup
+        resting = max((critic.fits for critic in self.critics.values()), default=0) < self.warmup
         for base, (rows, features_NX) in features.items():
             # Before the advantages are standardized: the target A + V is in units of reward.
-            self.critics[base].fit(features_NX, (found_N + values_N)[rows])
+            self.critics[base].fit(features_NX, (advantages_N + values_N)[rows])
         if resting:
             return [0.0] * len(groups)
         if self.config.scale_rewards != "none":
-            found_N = standardized(found_N)
-        return [*found_N.tolist()]
+            advantages_N = standardized(advantages_N)
+        return [*advantages_N.tolist()]
 
     def _values(
         self, count: int, features: Mapping[int, tuple[list[int], torch.Tensor]]
@@ -135,19 +133,19 @@ class Gae(Estimator):
             asked: policy and prompt of each row.
         """
         if self._policies is None:
-            raise ConfigError("estimator gae reads the base model; a trainer attaches it")
+            raise ConfigError("method gae reads the base model; a trainer attaches it")
         bases, rows = self._policies.bases, defaultdict[int, list[int]](list)
         for row, (policy, _) in enumerate(asked):
             # Partners behind an API have no hidden states here, and keep the V of 0 that `_values`
             # begins with.
             if policy in self._policies.names:
                 rows[bases.index(self._policies.base_of(policy))].append(row)
-        found = {}
-        for base, own in rows.items():
-            prompts = [asked[row][1] for row in own]
+        features = {}
+        for base, members in rows.items():
+            prompts = [asked[row][1] for row in members]
             states = bases[base].features(prompts, self.config.tokens_per_batch)
-            found[base] = own, torch.stack([states[ids] for ids in prompts])
-        return found
+            features[base] = members, torch.stack([states[ids] for ids in prompts])
+        return features
 
     def _new_critic(self, base: int, size: int) -> Critic:
         seed = self.config.seed + base
@@ -160,9 +158,22 @@ class Gae(Estimator):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continues with the critics of an earlier step, or without any."""
         self.critics = {}
-        for base, own in state.items():
-            critic = self.critics[int(base)] = self._new_critic(int(base), own["size"])
-            critic.load_state_dict(own)
+        for base, learned in state.items():
+            critic = self.critics[int(base)] = self._new_critic(int(base), learned["size"])
+            critic.load_state_dict(learned)
+
+
+class Marft(Alternate, DrMas):
+    """Whole episodes are compared, and the agents learn one after the other, a step each.
+
+    Without the paper's critic.
+    """
+
+    source = "arXiv 2504.16129"
+
+
+class MarftGae(Alternate, Gae):
+    """MARFT with the paper's critic: advantages run along the chain of the team's decisions."""
 
 
 class _Next(NamedTuple):
@@ -187,7 +198,7 @@ def chained(
         ends_N: V of what would have come after each, where the limit on turns cut its chain there,
             else 0; None for 0 everywhere.
     """
-    found_N = torch.zeros_like(values_N)
+    advantages_N = torch.zeros_like(values_N)
     after: dict[tuple[str, int, str], _Next] = {}
     # Later decisions first, because an advantage needs the one that follows it in its chain.
     for at in sorted(range(len(groups)), key=lambda n: groups[n].key.parent, reverse=True):
@@ -197,9 +208,9 @@ def chained(
         reward = group.chosen.reward + group.late_reward
         delta = reward + gamma * following.value - value
         advantage = delta + gamma * lam * following.advantage
-        found_N[at] = advantage
+        advantages_N[at] = advantage
         after[chain] = _Next(advantage, value)
-    return found_N
+    return advantages_N
 
 
 def standardized(values_N: torch.Tensor) -> torch.Tensor:

@@ -7,26 +7,30 @@ https://arxiv.org/abs/2506.03136, and the authors' code.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
+
+import torch
 
 from pettingllms.envs.aec import clone_env
 from pettingllms.envs.coding_judge import Matrix
 from pettingllms.rollout.episode import reset_seed
 from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.at_grpo import EPSILON, SAME, AtGrpo
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.rewards.base import RewardTransform, repaid
-from pettingllms.types import Candidate, Group, Task
+from pettingllms.trainers.method import repaid
+from pettingllms.types import Advantage, Candidate, Group, Task
 
 UNREADABLE = -1.0
 """Reward of a tester's reply that cannot be read; a coder's has passed no hidden test."""
 
 
-class MutualRewards(RewardTransform):
-    """Pays a program for hidden tests, and a test for telling the right programs from the wrong ones.
+class Cure(AtGrpo):
+    """Programs and tests judge each other; for a coder with a tester.
 
         program:  r = mean T                             T: which hidden tests it passes
         test:     r = + share of wrong programs that fail it      if all right programs pass it
                   r = - share of wrong programs that pass it      otherwise
+        A = (r - mean r) / (std r + epsilon)             with the deviation of the population (1 / n)
 
     Right is a program that passes all hidden tests. Without a wrong program a test earns 1 or -1;
     without a right one nobody knows which tests are right, and none earns anything. A reply with several
@@ -38,11 +42,14 @@ class MutualRewards(RewardTransform):
         config: resolved settings of the run.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("cross_runs",)
-    compared = "reward"
+    source = "arXiv 2506.03136"
+    settings = {"branch": "sample"}
+    needs = ("early_rewards", "cross_runs")
+    shapes = ("tree",)
+    credits = "reward"
 
-    def __init__(self, config: ResolvedConfig) -> None:
-        super().__init__(config)
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
         self._env: Any = None
 
     def attach(self, env: Any, policies: Any) -> None:
@@ -50,7 +57,7 @@ class MutualRewards(RewardTransform):
         del policies
         self._env = env
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with these rewards.
 
         Raises:
@@ -58,6 +65,25 @@ class MutualRewards(RewardTransform):
         """
         coder, tester = self._env.metadata["cross_runs"]
         return [self._judged(trajectory, coder, tester) for trajectory in trajectories]
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """The reward above the mean of the prompt's, exactly 0 where all earned the same.
+
+        Raises:
+            GroupError: a prompt has one candidate.
+        """
+        self.check_tree(groups)
+        values: list[Advantage] = []
+        for group in groups:
+            rewards = [candidate.reward for candidate in group.candidates]
+            rewards_C = torch.tensor(rewards, dtype=torch.float64)
+            if rewards_C.max() - rewards_C.min() <= SAME:
+                values += [0.0] * len(rewards)
+                continue
+            scale = rewards_C.std(correction=0) + EPSILON
+            divisor = 1.0 if self.config.scale_rewards == "none" else scale
+            values += ((rewards_C - rewards_C.mean()) / divisor).tolist()
+        return values
 
     def _judged(self, trajectory: Trajectory, coder: str, tester: str) -> Trajectory:
         turns: dict[int, dict[str, Group]] = {}
@@ -72,9 +98,9 @@ class MutualRewards(RewardTransform):
 
         def reward(group: Group, candidate: Candidate) -> float:
             # By identity, because equal candidates compare equal and each has a place of its own.
-            (k,) = [n for n, each in enumerate(group.candidates) if each is candidate]
-            own = paid.get((group.key.turn, group.key.role))
-            return candidate.reward if own is None else own[k]
+            (k,) = [n for n, other in enumerate(group.candidates) if other is candidate]
+            values = paid.get((group.key.turn, group.key.role))
+            return candidate.reward if values is None else values[k]
 
         return repaid(trajectory, reward)
 
@@ -86,7 +112,7 @@ class MutualRewards(RewardTransform):
         readable = [c for c in programs if c.info.get("parse_error") is None]
         # An unreadable reply becomes an empty one in place, so that places in the matrix are those
         # of the candidates.
-        said = [
+        tests = [
             "" if c.info.get("parse_error") is not None else c.completion.text
             for c in groups[tester].candidates
         ]
@@ -95,18 +121,18 @@ class MutualRewards(RewardTransform):
         env = clone_env(self._env)
         options = {} if task.options is None else {"options": dict(task.options)}
         env.reset(seed=reset_seed(env, task.seed), **options)
-        own: Any = env.unwrapped
-        matrix: Matrix = own.cross([c.completion.text for c in readable], said)
+        judge: Any = env.unwrapped
+        matrix: Matrix = judge.cross([c.completion.text for c in readable], tests)
         right = [program_reward(_hidden(c)) == 1 for c in readable]
         earned = rewards_of_tests([matrix.passes[n] for n in range(len(readable))], right)
-        found = []
-        for n in range(len(said)):
+        rewards = []
+        for n in range(len(tests)):
             columns = matrix.tests.get(n)
             # `earned` is None where no program of the step is right, and then a readable test earns
             # 0.
-            each = [earned[column] for column in columns] if columns and earned else []
-            found.append(UNREADABLE if columns is None else sum(each) / max(1, len(each)))
-        return found
+            values = [earned[column] for column in columns] if columns and earned else []
+            rewards.append(UNREADABLE if columns is None else sum(values) / max(1, len(values)))
+        return rewards
 
 
 def _hidden(candidate: Candidate) -> Sequence[bool] | None:
@@ -131,10 +157,10 @@ def rewards_of_tests(passes: Sequence[Sequence[bool]], right: Sequence[bool]) ->
     wrong = [row for row, ok in zip(passes, right, strict=True) if not ok]
     if not good:
         return None
-    found = []
+    rewards = []
     for test in range(len(good[0])):
         valid = all(row[test] for row in good)
         passed = sum(row[test] for row in wrong)
         share = (len(wrong) - passed if valid else passed) / len(wrong) if wrong else 1.0
-        found.append(share if valid else -share)
-    return found
+        rewards.append(share if valid else -share)
+    return rewards

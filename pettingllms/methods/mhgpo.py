@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+from pettingllms.methods.dr_mas import DrMas
 from pettingllms.rollout.forest import flowing, place_of, used_by
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.rewards.base import RewardTransform, repaid, solved
+from pettingllms.trainers.method import Method, repaid, solved
 from pettingllms.types import Candidate, Group
 
 
-class Flow(RewardTransform):
-    """Pays a reply the mean of what the replies that used it are paid, and its own penalty.
+class Flow(Method):
+    """A reply is worth the mean of the replies that used it, and its own penalty.
 
         S(i) = mean of S(j) over the replies j that used i,   S(leaf) = its outcome
         R(i) = S(i) + penalty(i)
@@ -24,18 +25,13 @@ class Flow(RewardTransform):
     so is the report of a worker by its planner's next reply. A leaf ended its episode: its outcome is F1 where the
     environment scores answers by it (`info["f1"]`), else 1 for a success and 0 otherwise. A penalty is
     a negative local reward; it is not passed on.
-
-    Compare the result as what it is, the worth of one reply: `agent` with `by` reward.
-
-    Args:
-        config: resolved settings of the run.
     """
 
-    compared = "reward"
+    credits = "reward"
     # In a tree, candidates without a continuation would have the outcome of an episode that ended there.
-    shapes = ("episodes", "fork_on_first", "round_robin", "full")
+    credit_shapes = ("episodes", "fork_on_first", "round_robin", "full")
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with R in place of every reward.
 
         Raises:
@@ -54,10 +50,20 @@ class Flow(RewardTransform):
 
         def reward(group: Group, candidate: Candidate) -> float:
             # By identity, because equal candidates compare equal and each has a place of its own.
-            (k,) = [n for n, each in enumerate(group.candidates) if each is candidate]
+            (k,) = [n for n, other in enumerate(group.candidates) if other is candidate]
             return shares[place_of(group, k)] + min(0.0, candidate.local_reward)
 
         return [repaid(trajectory, reward) for trajectory in trajectories]
+
+
+class Mhgpo(Flow, DrMas):
+    """The outcome flows back from who used a reply to who wrote it.
+
+    Episodes fork at one agent's decision, another's from task to task (shape `round_robin`).
+    """
+
+    source = "arXiv 2506.02718"
+    shapes = ("round_robin", "fork_on_first", "episodes", "full")
 
 
 def outcome_of(candidate: Candidate) -> float:

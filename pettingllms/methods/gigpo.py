@@ -7,19 +7,17 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from typing import ClassVar
 
 import torch
 
-from pettingllms.errors import ConfigError
-from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.group_relative import centered
-from pettingllms.trainers.estimators.grpo import Grpo, member_of
+from pettingllms.methods.grpo import Grpo, member_of
+from pettingllms.trainers.at_grpo import centered
+from pettingllms.trainers.method import argument
 from pettingllms.types import Advantage, Group
 
 
 class Gigpo(Grpo):
-    """Adds to GRPO's advantage one among the decisions that an agent took at one anchor state.
+    """Episodes are compared, and so are the steps that they took from equal states.
 
         A = A_episode + omega * (G - mean G) / (std G + epsilon)    among equal (task, agent, anchor)
         G = sum of gamma^k r_k over the decisions from here to the episode's end
@@ -33,21 +31,13 @@ class Gigpo(Grpo):
         gamma: discount of one decision, of any agent: with n agents a turn, `gamma ** (1 / n)` is
             the paper's discount of an environment's step.
         omega: weight of the second term.
-
-    Raises:
-        ConfigError: gamma is not in (0, 1], or omega is negative.
     """
 
-    by_task = True
-    needs: ClassVar[tuple[str, ...]] = ("recurring_states",)
-
-    def __init__(self, config: ResolvedConfig, *, gamma: float = 0.95, omega: float = 1.0) -> None:
-        super().__init__(config)
-        if not 0 < gamma <= 1:
-            raise ConfigError(f"estimator_args: gamma must be above 0 and at most 1, got {gamma}")
-        if not omega >= 0:
-            raise ConfigError(f"estimator_args: omega must be at least 0, got {omega}")
-        self.gamma, self.omega, self.compares = gamma, omega, "to_go"
+    source = "arXiv 2505.10978"
+    needs = ("recurring_states",)
+    compares = "to_go"
+    gamma: float = argument(0.95, above=0, at_most=1)
+    omega: float = argument(1.0, at_least=0)
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """Both terms added; the second is 0 where an anchor was met once."""
@@ -72,6 +62,6 @@ class Gigpo(Grpo):
             following = 0.0
             # From the end, because each decision needs the rewards that followed it.
             for index in sorted(indices, key=lambda at: -groups[at].key.parent):
-                own = groups[index].chosen.reward + groups[index].late_reward
-                following = values[index] = own + self.gamma * following
+                reward = groups[index].chosen.reward + groups[index].late_reward
+                following = values[index] = reward + self.gamma * following
         return values

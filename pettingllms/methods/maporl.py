@@ -8,20 +8,19 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 from pettingllms.errors import ConfigError
+from pettingllms.methods.dr_mas import PerAgentTurn
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.rewards.base import RewardTransform, repaid
+from pettingllms.trainers.method import Method, argument, repaid
 from pettingllms.types import Candidate, Group
 
 Scores = Sequence[Mapping[str, float]]
 """For each round agent -> score of its answer, V."""
 
 
-class Debate(RewardTransform):
-    """Pays for what an answer leads to in the rounds of a debate.
+class Debate(Method):
+    """An answer in a debate is worth its own score and those of later rounds.
 
         R[t][a] = (V[t][a] + sum_u>t gamma^(u-t) mean_b V[u][b]) / sum_u>=t gamma^(u-t)
 
@@ -33,8 +32,6 @@ class Debate(RewardTransform):
     not; where they change to wrong, it loses `b0` if it was right and `b1` if not. A tie of the
     others is no state that they could change from or to.
 
-    Compare the result as what it is, the worth of one answer: `agent_turn` with `by` reward.
-
     Args:
         config: resolved settings of the run.
         gamma: weight of a round against the one before it.
@@ -42,35 +39,17 @@ class Debate(RewardTransform):
         a1: weight of a change with right neighbors.
         b0: weight of neighbors that change after a wrong answer.
         b1: weight of neighbors that change after a right answer.
-
-    Raises:
-        ConfigError: gamma is not in [0, 1], or a weight is negative.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("judged_replies",)
-    compared = "reward"
+    needs = ("judged_replies",)
+    credits = "reward"
+    gamma: float = argument(0.3, at_least=0, at_most=1)
+    a0: float = argument(0.0, at_least=0)
+    a1: float = argument(0.0, at_least=0)
+    b0: float = argument(0.0, at_least=0)
+    b1: float = argument(0.0, at_least=0)
 
-    def __init__(
-        self,
-        config: ResolvedConfig,
-        *,
-        gamma: float = 0.3,
-        a0: float = 0.0,
-        a1: float = 0.0,
-        b0: float = 0.0,
-        b1: float = 0.0,
-    ) -> None:
-        super().__init__(config)
-        if not 0 <= gamma <= 1:
-            raise ConfigError(f"reward_transform_args: gamma must be from 0 to 1, got {gamma}")
-        for name, weight in (("a0", a0), ("a1", a1), ("b0", b0), ("b1", b1)):
-            if not weight >= 0:
-                raise ConfigError(
-                    f"reward_transform_args: {name} must not be negative, got {weight}"
-                )
-        self.gamma, self.a, self.b = gamma, (a0, a1), (b0, b1)
-
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with R in place of every reward.
 
         Raises:
@@ -85,24 +64,24 @@ class Debate(RewardTransform):
             t, agent = group.key.turn, group.key.agent
             # Of several candidates one is continued from; the others are scored as if the debate
             # had followed them in the same way.
-            own = {**rounds[t], agent: self._score(candidate)}
-            debate = [*rounds[:t], own, *rounds[t + 1 :]]
+            now = {**rounds[t], agent: self._score(candidate)}
+            debate = [*rounds[:t], now, *rounds[t + 1 :]]
             return discounted(debate, t, agent, self.gamma) + self._incentive(debate, t, agent)
 
         return repaid(trajectory, reward)
 
     def _rounds(self, trajectory: Trajectory) -> list[dict[str, float]]:
-        found: dict[int, dict[str, float]] = defaultdict(dict)
+        rounds: dict[int, dict[str, float]] = defaultdict(dict)
         for group in trajectory.groups:
-            found[group.key.turn][group.key.agent] = self._score(group.chosen)
+            rounds[group.key.turn][group.key.agent] = self._score(group.chosen)
         # A round in which no agent spoke stays, empty, so that the others keep their distance in
         # `gamma`.
-        return [found[t] for t in range(max(found, default=-1) + 1)]
+        return [rounds[t] for t in range(max(rounds, default=-1) + 1)]
 
     def _score(self, candidate: Candidate) -> float:
         if "right" not in candidate.info:
             raise ConfigError(
-                f"reward_transform maporl pays for right answers, and {self.config.env} does not say "
+                f"method {self.config.method} pays for right answers, and {self.config.env} does not say "
                 "of every reply whether it is one: infos need `right`"
             )
         return float(candidate.info["right"])
@@ -112,10 +91,19 @@ class Debate(RewardTransform):
         others = [_majority(debate, u, agent) for u in range(len(debate))]
         bonus = 0.0
         if t > 0 and agent in debate[t - 1]:
-            bonus += own_change(debate[t - 1][agent] == 1, now, others[t - 1], self.a)
+            bonus += own_change(debate[t - 1][agent] == 1, now, others[t - 1], (self.a0, self.a1))
         if t + 1 < len(debate):
-            bonus += others_change(now, others[t], others[t + 1], self.b)
+            bonus += others_change(now, others[t], others[t + 1], (self.b0, self.b1))
         return bonus
+
+
+class Maporl(Debate, PerAgentTurn):
+    """A debate pays an answer for its own score and for those of later rounds.
+
+    For teams of several reasoners in math.
+    """
+
+    source = "arXiv 2502.18439"
 
 
 def discounted(debate: Scores, t: int, agent: str, gamma: float) -> float:

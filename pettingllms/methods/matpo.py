@@ -6,30 +6,28 @@ https://github.com/mzf666/MATPO
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import ClassVar
 
+from pettingllms.methods.grpo import Grpo
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.trainers.rewards.base import RewardTransform, readable, repaid, solved
+from pettingllms.trainers.method import Method, readable, repaid, solved
 from pettingllms.types import Candidate, Group
 
 
-class RootRewards(RewardTransform):
-    """Pays an episode R at its last decision, and nothing before.
+class RootReward(Method):
+    """An episode is worth R at its last decision, and nothing before.
 
         R = 0.9 correct + 0.1 form
 
     `correct` is whether the team succeeded, `form` whether all replies could be read, those of workers
-    too. With estimator `grpo` every decision below a planner then has the advantage of the planner's
-    episode, and `loss_norm` roots divides by episodes.
-
-    Args:
-        config: resolved settings of the run.
+    too. With the advantages of `grpo` every decision below a planner then has the advantage of the
+    planner's episode, and `loss_norm` roots divides by episodes.
     """
 
-    needs: ClassVar[tuple[str, ...]] = ("calls",)
-    compared, shapes = "return", ("episodes",)
+    needs = ("calls",)
+    credits = "return"
+    credit_shapes = ("episodes",)
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
         """The records with R as the return of every episode.
 
         Raises:
@@ -51,3 +49,14 @@ class RootRewards(RewardTransform):
 def root_reward(correct: bool, forms: Iterable[bool]) -> float:
     """R of an episode, of whose replies `forms` says whether each could be read."""
     return 0.9 * correct + 0.1 * all(forms)
+
+
+class Matpo(RootReward, Grpo):
+    """Workers learn with the advantage of the planner's episode that called them.
+
+    A loss is divided by episodes. For a planner with workers of one policy, `--policies shared`.
+    """
+
+    source = "github.com/mzf666/MATPO"
+    # `roots` divides a mean over completions, and the default loss averages over tokens.
+    settings = {"loss_type": "grpo", "loss_norm": "roots"}

@@ -7,17 +7,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 
-from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.estimators.group_relative import EPSILON, SAME, centered, check_tree
+from pettingllms.trainers.at_grpo import EPSILON, SAME, centered
+from pettingllms.trainers.method import Method
 from pettingllms.types import Advantage, Candidate, Group
 
 
-class Gdpo(Estimator):
-    """Scales team and local reward apart within a prompt's candidates, adds, scales over the batch.
+class Gdpo(Method):
+    """Team and local reward are scaled apart before they are added.
 
         Z_p = (r_p - mean r_p) / (std r_p + epsilon)    among the K candidates of a prompt
         S   = alpha * Z_team + Z_local
@@ -27,10 +26,11 @@ class Gdpo(Estimator):
     `scale_rewards` has no effect. An environment may pay further parts, by name, in `info["parts"]`.
     """
 
+    source = "arXiv 2601.05242"
     tree = True
     compares = "parts"
     shapes = ("tree", "full")
-    needs: ClassVar[tuple[str, ...]] = ("early_rewards", "reward_parts")
+    needs = ("early_rewards", "reward_parts")
 
     def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
         """The scaled sums; exactly 0 for a prompt whose candidates differ in no part.
@@ -38,7 +38,7 @@ class Gdpo(Estimator):
         Raises:
             GroupError: a prompt has one candidate.
         """
-        check_tree(groups)
+        self.check_tree(groups)
         pairs = [(at, c) for at, group in enumerate(groups) for c in group.candidates]
         keys = [at for at, _ in pairs]
         sums_C = torch.zeros(len(pairs), dtype=torch.float64)
@@ -59,10 +59,10 @@ class Gdpo(Estimator):
             by_policy[groups[at].policy].append(place)
         values_C = torch.zeros_like(sums_C)
         for places in by_policy.values():
-            own = sums_C[places]
+            batch = sums_C[places]
             # Written as in `centered`, so that NaN is not taken for no difference.
-            if not own.max() - own.min() <= SAME:
-                values_C[places] = (own - own.mean()) / (own.std() + EPSILON)
+            if not batch.max() - batch.min() <= SAME:
+                values_C[places] = (batch - batch.mean()) / (batch.std() + EPSILON)
         # A group without a difference has nothing to learn from the batch.
         differ = {at for at, total in zip(keys, sums_C.tolist(), strict=True) if total != 0}
         return [values_C[p].item() if at in differ else 0.0 for p, at in enumerate(keys)]

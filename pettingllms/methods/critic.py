@@ -65,7 +65,7 @@ class Critic:
         if not torch.isfinite(values_N).all():
             raise NonFiniteError(
                 "the critic predicts a value that is not finite; lower its learning_rate "
-                "(estimator_args), or look for rewards of that kind"
+                "(method_args), or look for rewards of that kind"
             )
         return values_N
 

@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pettingllms.errors import ConfigError
+from pettingllms.methods.grpo import member_of
 from pettingllms.trainers.config import ResolvedConfig
-from pettingllms.trainers.estimators.base import Estimator
-from pettingllms.trainers.estimators.grpo import member_of
+from pettingllms.trainers.method import Method, argument
 from pettingllms.types import Advantage, Group
 
 
-class Rae(Estimator):
-    """Subtracts what the role has earned so far; one episode a task is enough.
+class Rae(Method):
+    """A running mean of each role's return is its baseline: one episode a task, for self-play.
 
         A = R - b[role],  then  b[role] <- decay * b[role] + (1 - decay) * R
 
@@ -28,18 +27,15 @@ class Rae(Estimator):
     Args:
         config: resolved settings of the run.
         decay: share of the old mean that is kept at each return.
-
-    Raises:
-        ConfigError: decay is not in [0, 1).
     """
 
+    source = "SPIRAL, arXiv 2506.24119"
+    settings = {"num_generations": 1}
     least = 1
+    decay: float = argument(0.95, at_least=0, below=1)
 
-    def __init__(self, config: ResolvedConfig, *, decay: float = 0.95) -> None:
-        super().__init__(config)
-        if not 0 <= decay < 1:
-            raise ConfigError(f"estimator_args: decay must be from 0 to below 1, got {decay}")
-        self.decay = decay
+    def __init__(self, config: ResolvedConfig, **arguments: object) -> None:
+        super().__init__(config, **arguments)
         self.baseline: dict[str, float] = {}
         """Environment and role -> mean return so far, 0 at first."""
 

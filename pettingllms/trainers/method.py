@@ -1,0 +1,406 @@
+"""`Method`: what is sampled, who plays and learns, and what a completion is worth.
+
+A method is a subclass of `Method` that overrides some of these hooks:
+
+    needs, settings   what it asks of an environment; settings that it changes where none are given
+    shape             how many completions a prompt gets, and from which the task continues
+    players           who plays which role in a step, and which policies learn
+    credit            what a completion is worth, in place of its reward
+    advantages        what a completion is compared with
+    state_dict        what it learned in earlier steps, for checkpoints
+
+Methods compose, since each hook is a Python method: `class Cory(Swap, SharedRewards, DrMas)` takes
+its players from the first, its credit from the second, and its advantages from the third. The
+setting `swap+shared+dr_mas` makes the same class.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from numbers import Real
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
+
+from pettingllms.errors import ConfigError, GroupError, NonFiniteError, did_you_mean
+from pettingllms.rollout.shapes import SHAPES, RolloutShape
+from pettingllms.rollout.trajectory import Trajectory
+from pettingllms.trainers.method_names import METHODS
+from pettingllms.types import Advantage, Candidate, Group
+
+if TYPE_CHECKING:
+    from pettingllms.trainers.config import ResolvedConfig
+
+HOOKS = ("players", "credit", "advantages")
+"""Hooks of which a joined method may have one each."""
+
+
+class Casting(NamedTuple):
+    """Who plays and who learns in one step."""
+
+    players: Mapping[str, str]
+    """Role, or agent, -> policy."""
+    learners: tuple[str, ...]
+    """The policies that are trained, in the order of the roles."""
+
+
+class Argument(NamedTuple):
+    """An argument of a method, as `--method-args.NAME` gives it."""
+
+    default: Any
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    whole: bool = False
+
+    def check(self, name: str, value: Any) -> None:
+        """Compares a value with the limits.
+
+        Raises:
+            ConfigError: names the argument, the limits, and the value.
+        """
+        if value is None and self.default is None:
+            return
+        if isinstance(self.default, bool | str):
+            if not isinstance(value, type(self.default)):
+                kind = "true or false" if isinstance(self.default, bool) else "a text"
+                raise ConfigError(f"method_args: {name} must be {kind}, got {value!r}")
+            return
+        least, most = self.at_least, self.at_most
+        number = isinstance(value, int if self.whole else int | float)
+        # `not >=` instead of `<`, so that NaN is refused too.
+        if (
+            isinstance(value, bool)
+            or not number
+            or (least is not None and not value >= least)
+            or (self.above is not None and not value > self.above)
+            or (most is not None and not value <= most)
+            or (self.below is not None and not value < self.below)
+        ):
+            words = {"at least": least, "above": self.above, "at most": most, "below": self.below}
+            limits = " and ".join(f"{word} {n:g}" for word, n in words.items() if n is not None)
+            kind = f"a whole number from {least:g}" if self.whole else limits or "a number"
+            raise ConfigError(f"method_args: {name} must be {kind}, got {value!r}")
+
+
+def argument(default: Any, **limits: Any) -> Any:
+    """Declares an argument of a method, as a class attribute that the settings may change.
+
+    Args:
+        default: its value where none is given.
+        limits: `at_least`, `above`, `at_most` and `below` of a number; `whole` for whole numbers.
+    """
+    return Argument(default, **limits)
+
+
+class Method:
+    """Base class of all methods: every policy keeps its role and trains on every step.
+
+    Class attributes made with `argument` are arguments of the method. A subclass with an
+    `__init__` of its own may take further keyword arguments there.
+
+    Args:
+        config: resolved settings of the run.
+        arguments: values of declared arguments.
+
+    Raises:
+        ConfigError: an argument that the method does not take, or a value out of range.
+    """
+
+    source: ClassVar[str] = ""
+    """Where it was published."""
+    settings: ClassVar[Mapping[str, Any]] = {}
+    """Settings that it changes where they are not given."""
+    needs: ClassVar[tuple[str, ...]] = ()
+    """What it needs of an environment: words of `pettingllms.trainers.fitting`."""
+    tree: ClassVar[bool] = False
+    """What it compares: K candidates of one prompt (a tree), or else K episodes of a task."""
+    shapes: ClassVar[tuple[str, ...]] = ()
+    """Names of the rollout shapes that it can compare, the default first; by `tree` if empty."""
+    least: ClassVar[int] = 2
+    """The smallest K (`num_generations`) that it can work with."""
+    compares: str = "return"
+    """What is compared: sums over an episode ("return"), "mean" over one, over the rest of one ("to_go"),
+    "reward", or "parts"."""
+    credits: ClassVar[str] = "any"
+    """What `credit` pays: a "return" once an episode, a "reward" for each decision, or the "whole" of both."""
+    credit_shapes: ClassVar[tuple[str, ...]] = ()
+    """Rollout shapes whose candidates `credit` can tell apart; all if empty."""
+    frozen_base: ClassVar[bool] = False
+    """Whether it reads the base model as it was before training, which full policies do not keep."""
+
+    def __init__(self, config: ResolvedConfig, **arguments: Any) -> None:
+        self.config = config
+        declared = declared_arguments(type(self))
+        for name in arguments:
+            if name not in declared:
+                raise ConfigError(f"{type(self).__name__} takes no argument {name!r}")
+        for name, limits in declared.items():
+            value = arguments.get(name, limits.default)
+            limits.check(name, value)
+            setattr(self, name, value)
+
+    @staticmethod
+    def of(config: ResolvedConfig, given: type[Method] | Method | None = None) -> Method:
+        """The method that the settings name, or `given`: a class, or an instance, which gets them.
+
+        Raises:
+            ConfigError: not a `Method`, an argument that it does not take, too few generations, or
+                another shape.
+            UnknownNameError: no method or shape of that name.
+        """
+        method: Any = load_method(config.method) if given is None else given
+        if isinstance(method, Method):
+            # An instance may have been made with settings that were not resolved yet.
+            method.config = config
+        else:
+            # A function that makes the method is as good as its class.
+            if isinstance(method, type) or not callable(method):
+                _check_is_method(config.method, method)
+            method = method(config, **_arguments(method, config))
+            _check_is_method(config.method, type(method))
+        made: Method = method
+        if config.num_generations < made.least:
+            raise ConfigError(
+                f"num_generations must be at least {made.least} for method {config.method}, got "
+                f"{config.num_generations} (a group of one has no advantage)"
+            )
+        # Asked only for the error that it raises, before a model is loaded.
+        made.shape()
+        return made
+
+    def attach(self, env: Any, policies: Any) -> None:
+        """Hands over what a method may ask besides the records; once, before the first step.
+
+        Args:
+            env: the environment, which is never stepped itself.
+            policies: the `PolicySet` of the run; a method must not change its weights.
+        """
+        del env, policies
+
+    def shape(self) -> RolloutShape:
+        """Returns the shape of a task's rollout: `method_args.shape`, or the method's default.
+
+        Raises:
+            ConfigError: a shape that the method cannot compare; shapes of other packages always can.
+            UnknownNameError: no shape of that name.
+        """
+        name, fitting = self.shape_name, self.fitting_shapes()
+        made = SHAPES.load(name)
+        if name in SHAPES.own and name not in fitting:
+            raise ConfigError(
+                f"method {self.config.method} cannot compare what shape {name} samples; it takes "
+                f"{', '.join(fitting)}"
+            )
+        if not (isinstance(made, type) and issubclass(made, RolloutShape)):
+            raise ConfigError(f"shape {name!r} must be a subclass of RolloutShape, got {made!r}")
+        return made.of(self.config.num_generations, self.config.branch)
+
+    @property
+    def shape_name(self) -> str:
+        """Name or path of the rollout shape."""
+        return str(self.config.mapping("method_args").get("shape") or self.fitting_shapes()[0])
+
+    @classmethod
+    def fitting_shapes(cls) -> tuple[str, ...]:
+        """Names of the shapes that the method can compare, the default first."""
+        return cls.shapes or (("tree",) if cls.tree else ("episodes",))
+
+    def players(self, step: int, players: Mapping[str, str], trained: Sequence[str]) -> Casting:
+        """Returns who plays and who learns in a step. A pure function, so resuming needs no state.
+
+        Args:
+            step: counted from 0.
+            players: role, or agent, -> policy, as the settings say.
+            trained: the policies that the run trains.
+        """
+        del step
+        return Casting(players, tuple(trained))
+
+    def updates(self, policy: str, players: Mapping[str, str], trained: Sequence[str]) -> int:
+        """Optimizer steps of a policy in the whole run, over which its learning rate falls."""
+        config = self.config
+        # Counted by asking for every step, so custom methods need not override this.
+        steps = (self.players(n, players, trained).learners for n in range(config.max_steps))
+        return sum(policy in learners for learners in steps) * config.num_iterations
+
+    def credit(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """Returns the records with what completions are worth, in the same order; called once a step.
+
+        Success, validations, and logged rewards stay those of the environment.
+        """
+        return list(trajectories)
+
+    def advantages(self, groups: Sequence[Group]) -> list[Advantage]:
+        """Returns one advantage for each candidate; called once a step.
+
+        Args:
+            groups: the decisions of all episodes by depth, of all policies; in a tree, those of
+                policies that learn in this step, because the others have one candidate.
+
+        Returns:
+            In the order of the groups and their candidates. A number counts for every token of the
+            completion; a tuple has one number for each. Candidates of a group whose advantages
+            are all 0 are left out of the loss.
+        """
+        raise NotImplementedError
+
+    def check_tree(self, groups: Sequence[Group]) -> None:
+        """Checks that every prompt has candidates to compare.
+
+        Raises:
+            GroupError: a prompt has one.
+        """
+        for group in groups:
+            if len(group.candidates) < 2:
+                raise GroupError(
+                    f"group {group.key} has one candidate, so its advantage is always zero; "
+                    "sample at least 2 (num_generations)"
+                )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns what it learned in earlier steps: numbers, strings, tensors, and containers."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continues from what `state_dict` returned."""
+        if state:
+            raise ValueError(f"{type(self).__name__} keeps no state, got {sorted(state)}")
+
+    def checked(self, groups: Sequence[Group]) -> list[Advantage]:
+        """Returns `advantages` as Python numbers, one entry for each candidate.
+
+        Raises:
+            ConfigError: `advantages` returned something else.
+            NonFiniteError: a number is infinite or NaN.
+        """
+        values: Any = self.advantages(groups)
+        counts = [len(c.completion.token_ids) for group in groups for c in group.candidates]
+        subject = f"the method {type(self).__qualname__} returned"
+        if not isinstance(values, list | tuple):
+            raise ConfigError(
+                f"{subject} a {type(values).__name__}; `advantages` must return a list (of a tensor: `.tolist()`)"
+            )
+        if len(values) != len(counts):
+            raise ConfigError(f"{subject} {len(values)} advantages for {len(counts)} candidates")
+        return [_numbers(*pair, subject) for pair in zip(values, counts, strict=True)]
+
+
+def _numbers(value: Any, tokens: int, subject: str) -> Advantage:
+    numbers = value if isinstance(value, list | tuple) else (value,)
+    if not all(isinstance(number, Real) for number in numbers):
+        raise ConfigError(
+            f"{subject} {value!r:.80} as an advantage; it must be a number, or a tuple of one for each token"
+        )
+    if numbers is value and len(numbers) != tokens:
+        raise ConfigError(f"{subject} {len(numbers)} numbers for a completion of {tokens} tokens")
+    if not all(map(math.isfinite, numbers)):
+        raise NonFiniteError(f"{subject} the advantage {value!r:.80}; look for extreme rewards")
+    return tuple(map(float, numbers)) if numbers is value else float(value)
+
+
+def declared_arguments(kind: type) -> dict[str, Argument]:
+    """The arguments that a method and its bases declare."""
+    attributes = {n: v for base in reversed(kind.__mro__) for n, v in vars(base).items()}
+    return {name: value for name, value in attributes.items() if isinstance(value, Argument)}
+
+
+def load_method(name: str) -> Any:
+    """Imports the method of a name or path; joins those that are separated by `+`.
+
+    Raises:
+        UnknownNameError: nothing has this name.
+        ConfigError: the joined methods have a hook in common.
+    """
+    kinds = [METHODS.load(part) for part in name.split("+")]
+    if len(kinds) == 1:
+        return kinds[0]
+    for part, kind in zip(name.split("+"), kinds, strict=True):
+        _check_is_method(part, kind)
+    for hook in HOOKS:
+        owners = [kind for kind in kinds if getattr(kind, hook) is not getattr(Method, hook)]
+        if len(owners) > 1:
+            both = " and ".join(kind.__name__ for kind in owners)
+            raise ConfigError(f"method {name}: {both} both have `{hook}`; leave one out")
+    needs = tuple(dict.fromkeys(need for kind in kinds for need in kind.needs))
+    settings = {k: v for kind in reversed(kinds) for k, v in kind.settings.items()}
+    return type(name, tuple(kinds), {"needs": needs, "settings": settings, "__doc__": name})
+
+
+def _check_is_method(name: str, kind: Any) -> None:
+    if not (isinstance(kind, type) and issubclass(kind, Method)):
+        raise ConfigError(f"method {name!r} is {kind!r}; it must be a subclass of Method")
+
+
+def _arguments(maker: Callable[..., Method], config: ResolvedConfig) -> dict[str, Any]:
+    """The arguments in the settings, each of which the constructor takes; not the shape."""
+    arguments = config.mapping("method_args")
+    arguments.pop("shape", None)
+    takes = set(declared_arguments(maker)) if isinstance(maker, type) else set()
+    takes |= {
+        name
+        for name, parameter in inspect.signature(maker).parameters.items()
+        if parameter.kind is not parameter.VAR_KEYWORD and name != "config"
+    }
+    for name in arguments:
+        if name not in takes:
+            hint = did_you_mean(name, sorted(takes)) if takes else "it takes none"
+            raise ConfigError(f"method_args: {config.method} takes no argument {name!r}; {hint}")
+    return arguments
+
+
+def path_of(method: str | type[Method] | Method) -> str:
+    """Returns the name by which settings refer to a method.
+
+    Raises:
+        ConfigError: not a method.
+    """
+    if isinstance(method, str):
+        return method
+    kind = method if isinstance(method, type) else type(method)
+    if not issubclass(kind, Method):
+        raise ConfigError(f"method must be a Method or its name, got {method!r}")
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def repaid(trajectory: Trajectory, reward: Callable[[Group, Candidate], float]) -> Trajectory:
+    """The record with `reward(group, candidate)` in place of every reward, and returns to match.
+
+    Rewards paid to an agent at other agents' steps stay.
+    """
+    groups = [
+        replace(
+            group, candidates=tuple(replace(c, reward=reward(group, c)) for c in group.candidates)
+        )
+        for group in trajectory.groups
+    ]
+    return Trajectory.of(
+        trajectory.task,
+        trajectory.episode,
+        groups,
+        early=trajectory.early,
+        cooperative=trajectory.cooperative,
+        overlong=trajectory.overlong,
+        came_from=trajectory.came_from,
+    )
+
+
+def solved(trajectory: Trajectory, config: ResolvedConfig) -> bool:
+    """Returns whether the team had solved the task at the end of the episode.
+
+    Raises:
+        ConfigError: the environment does not say.
+    """
+    if trajectory.success is None:
+        raise ConfigError(
+            f"method {config.method} pays for success, and {config.env} does not say whether a task "
+            "was solved: infos need `success`"
+        )
+    return trajectory.success
+
+
+def readable(group: Group) -> bool:
+    """Returns whether the reply that the episode continued from could be read."""
+    return group.chosen.info.get("parse_error") is None
