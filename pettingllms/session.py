@@ -278,9 +278,7 @@ def plan_run(
         check_shareable(settings)
         check_target(settings.push_to_hub)
     path = resume or Path(settings.output_dir or default_folder(settings))
-    return TrainPlan(
-        settings, template, roles_to_policies, path, resume is not None, env, method
-    )
+    return TrainPlan(settings, template, roles_to_policies, path, resume is not None, env, method)
 
 
 class _StopAskedError(Exception):

@@ -284,7 +284,9 @@ class OptionParser(CommandParser):
         defaults = {name: _default_of(field) for name, field in self.fields.items()}
         defaults |= {**self._shown(given), **given}
         for action in self._actions:
-            if action.dest in hidden or "hidden" in getattr(self.fields.get(action.dest), "metadata", ()):
+            if action.dest in hidden or "hidden" in getattr(
+                self.fields.get(action.dest), "metadata", ()
+            ):
                 action.help = argparse.SUPPRESS
             action.default = defaults.get(action.dest)
         about = str(self.description)
