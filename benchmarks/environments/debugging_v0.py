@@ -66,7 +66,7 @@ from pettingllms.data.objects import Source
 from pettingllms.envs import coding_runs, coding_v0
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_runs import passes
-from pettingllms.envs.coding_text import shown_result
+from pettingllms.envs.coding_text import shown_result, shown_to
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
 from pettingllms.sandbox.together import SharedRuns
@@ -125,7 +125,7 @@ class raw_env(coding_v0.raw_env):
         role = agent.removesuffix("_0")
         return shown(
             role,
-            state.task.shown_to(role).question,
+            shown_to(role, state.task).question,
             state.calls,
             function=state.task.function,
             compact=self.prompt == "compact",

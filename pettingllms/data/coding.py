@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from pettingllms.data import chains, grammar
 from pettingllms.data.asserts import Test
@@ -39,22 +39,6 @@ class CodingTask:
     """Python that runs after a program, before the calls of assertions."""
     example: str = ""
     """What only the coder is shown beside the question, so that a tester can earn by finding it."""
-
-    @property
-    def asserts(self) -> bool:
-        """True if any of the task's tests is an assertion in Python."""
-        return any(test.asserts for test in self.tests)
-
-    @property
-    def contest(self) -> bool:
-        """True if LiveCodeBench's rules decide."""
-        return any(test.contest for test in self.tests)
-
-    def shown_to(self, role: str) -> CodingTask:
-        """Returns the task with the question that a role is shown."""
-        if role != "coder" or not self.example:
-            return self
-        return replace(self, question=f"{self.question}\n\n{self.example}", example="")
 
 
 def generate(

@@ -152,7 +152,7 @@ def check_calls(task: CodingTask) -> None:
         return
     if not task.function.isidentifier():
         raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
-    if task.asserts:
+    if any(test.asserts for test in task.tests):
         return
     for index, test in enumerate(task.tests):
         if not isinstance(_json(test.input, f"tests[{index}].input"), list):

@@ -40,9 +40,19 @@ _GAP = 12  # tokens that a statement may have between an input and its output
 CANDIDATES = 40  # the most mutants that are tried
 
 
+def has_assertions(task: CodingTask) -> bool:
+    """Returns whether any of the task's tests is an assertion in Python."""
+    return any(test.asserts for test in task.tests)
+
+
+def is_contest(task: CodingTask) -> bool:
+    """Returns whether LiveCodeBench's rules decide."""
+    return any(test.contest for test in task.tests)
+
+
 def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[RunResult]]:
     """Runs every program on every hidden test of a `prepared` task; `passes` judges the results."""
-    if task.asserts:
+    if has_assertions(task):
         return assertions.run_tests(
             programs,
             task.tests,
@@ -58,8 +68,8 @@ def run_inputs(
     task: CodingTask, programs: Sequence[str], inputs: Sequence[str], run: Run
 ) -> list[list[RunResult]]:
     """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
-    if not task.asserts or task.function is None:
-        beside = contest.beside if task.contest else str
+    if not has_assertions(task) or task.function is None:
+        beside = contest.beside if is_contest(task) else str
         return run(list(map(beside, programs)), cases(task, inputs))
     # Agents write JSON; a published call shows which of its lists have to be tuples or sets.
     like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]

@@ -118,6 +118,7 @@ from pettingllms.envs.coding_text import (
     parse_program,
     parse_tests,
     shown_episode,
+    shown_to,
     small_prompt,
 )
 from pettingllms.envs.parsing import ParseError
@@ -261,7 +262,7 @@ class raw_env(TeamEnv):
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
-        task = state.task.shown_to(role)
+        task = shown_to(role, state.task)
         if self.prompt == "compact":
             return compact_prompt(role, task.question, state.history)
         if self.prompt == "small":
@@ -302,7 +303,7 @@ class raw_env(TeamEnv):
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
         programs = [self._program_of(text) for text in texts]
-        if not (task.asserts or task.contest):
+        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
             cases = coding_runs.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
         return [self._code(state, program, runs) for program in programs]
@@ -342,7 +343,7 @@ class raw_env(TeamEnv):
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
         # Something else stands beside the programs of the others (`coding_runs.run_inputs`): other runs
         # than these.
-        if not (task.asserts or task.contest):
+        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
             wanted = [task.reference, *task.mutants, state.program]
             runs.share([p for p in wanted if p], coding_runs.cases(task, inputs))
         return runs
