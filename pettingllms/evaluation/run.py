@@ -98,7 +98,7 @@ class EvalPlan:
     source: EnvSource | None = None
     """The environment, or what makes it, in place of the one that the settings name."""
     divide: bool = True
-    """Whether a data set without splits is divided, as in training."""
+    """Whether a data set without splits is divided: that of a run is, one that is given here is not."""
     route_out: Path | None = None
     """Where the table of what each member of an ensemble is worth is written."""
 
@@ -296,7 +296,6 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
-    # What a run was trained on is divided as there; a data set given here is used whole.
     env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     check_partners(config, roles_to_policies, given="api_base" in options.over)

@@ -41,6 +41,8 @@ from pettingllms.samplers.transformers import distribution, draw, uniform
 
 Likely = tuple[tuple[int, float], ...]
 """Token ids with their log-probabilities, likeliest first."""
+_KEPT = ("keys", "values")
+"""Of a layer with attention."""
 _SCORED_AT_ONCE = 256
 """Positions of a prompt whose log-probabilities are in memory at the same time."""
 
@@ -174,7 +176,7 @@ class ContinuousBatch:
         drawn = self._draw([(rows[k], 0) for k in sampled], logits_UPV[index_R, -1])
         staying = [(k, token) for k, token in zip(sampled, drawn, strict=True) if token.end is None]
         if staying:
-            cache.reorder_cache(torch.tensor([owners[k] for k, _ in staying], device=model.device))
+            _select(cache, [owners[k] for k, _ in staying])
             if self._cache is not None:
                 _join(self._cache, cache)
             else:
@@ -302,7 +304,7 @@ class ContinuousBatch:
         self._last = [self._last[place] for place in index]
         self._lengths = [self._lengths[place] for place in index]
         if self._cache is not None and index:
-            self._cache.reorder_cache(torch.tensor(index))
+            _select(self._cache, index)
             _trim(self._cache, max(self._lengths))
         else:
             self._cache = None
@@ -339,13 +341,18 @@ def prompt_cache(model: PreTrainedModel) -> DynamicCache:
     return cache
 
 
+def _select(cache: DynamicCache, index: Sequence[int]) -> None:
+    """Keeps row `index[i]` as row i."""
+    cache.reorder_cache(torch.tensor(index))  # type: ignore[arg-type]
+
+
 def _join(ours: DynamicCache, theirs: DynamicCache) -> None:
     """Appends the rows of another cache of the same model."""
     layers: Any = zip(ours.layers, theirs.layers, strict=True)
     for mine, new in layers:
         if isinstance(mine, DynamicLayer) and mine.is_initialized:
-            mine.keys = _below(mine.keys, new.keys)
-            mine.values = _below(mine.values, new.values)
+            for name in _KEPT:
+                setattr(mine, name, _below(getattr(mine, name), getattr(new, name)))
         if isinstance(mine, LinearAttentionLayer):
             for name in ("conv_states", "recurrent_states"):
                 states = getattr(mine, name)
@@ -365,7 +372,8 @@ def _trim(cache: DynamicCache, width: int) -> None:
     """Drops the columns on the left that no row uses."""
     for layer in cache.layers:
         if isinstance(layer, DynamicLayer) and layer.is_initialized:
-            layer.keys, layer.values = layer.keys[:, :, -width:], layer.values[:, :, -width:]
+            for name in _KEPT:
+                setattr(layer, name, getattr(layer, name)[:, :, -width:])
 
 
 def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]:
