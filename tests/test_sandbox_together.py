@@ -402,7 +402,7 @@ def test_a_step_is_scored_alike_with_shared_processes_and_with_one_a_run(
     limits = {"cpu_s": 0.2}  # of the endless loop
     rows = (a_row(limits=limits), a_row(question="Print |n|, as in 7 for 7.", limits=limits))
     file.write_text("\n".join(map(json.dumps, rows)))
-    env = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
+    env: Any = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
     counted = env.unwrapped.sandbox = Counted(sandbox)
     together = scored(env)
     shared_runs, counted.runs = counted.runs, 0
