@@ -98,9 +98,9 @@ def host_base(client: Any, packages: Sequence[str] = ()) -> str:
         tar.add(standard, str(standard)[1:], filter=_plain)
         for at in folders:
             tar.add(at, str(standard / "site-packages" / at.name)[1:], filter=_plain)
-        link = tarfile.TarInfo("usr/local/bin/python3")
-        link.type, link.linkname = tarfile.SYMTYPE, str(interpreter)
-        tar.addfile(link)
+        python = tarfile.TarInfo("usr/local/bin/python3")
+        python.type, python.linkname = tarfile.SYMTYPE, str(interpreter)
+        tar.addfile(python)
         tmp = tarfile.TarInfo("tmp")
         tmp.type, tmp.mode = tarfile.DIRTYPE, 0o1777
         tar.addfile(tmp)

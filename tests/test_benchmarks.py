@@ -221,8 +221,7 @@ def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedde
 
 
 def test_the_speed_benchmarks_run_with_their_smallest_settings():
-    contestants = {"first": (lambda: None, itertools.count().__next__, 1)}
-    [row] = sandbox.compare(contestants, rounds=1)
+    [row] = sandbox.compare({"first": (lambda: None, itertools.count().__next__, 1)}, rounds=1)
     assert row["wall p95 ms"] >= 0
     assert sandbox.quarters([1.5]) == "1.50 to 1.50"
     quick = [f for f in boards.figures(None, calls=1) if "characters" not in f.what]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import copy
 import json
 import random
 from collections.abc import Iterator, Sequence
@@ -375,7 +374,6 @@ REPLIES = {
         checks(("-5", "5"), ("7", "7")),
         checks(("-5", "-5"), ("12", "12")),
         checks(("x", "5"), ("-1", "1")),
-        checks(("3", "3")),
         "no test",
     ],
 }
@@ -390,7 +388,7 @@ def scored(env: Any) -> list[object]:
             agent = env.agent_selection
             replies = REPLIES["coder" if agent.startswith("coder") else "tester"]
             for reply in replies:
-                branch = env.clone() if hasattr(env, "clone") else copy.deepcopy(env)
+                branch = env.clone()
                 branch.step(reply)
                 infos = {name: dict(info) for name, info in branch.infos.items()}
                 record.append((agent, reply, dict(branch.rewards), infos))
@@ -403,14 +401,15 @@ def test_a_step_is_scored_alike_with_shared_processes_and_with_one_a_run(
     sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "train.jsonl"
-    rows = (a_row(), a_row(question="Print the absolute value, 7 for 7.", limits={"cpu_s": 0.3}))
+    limits = {"cpu_s": 0.2}  # of the endless loop
+    rows = (a_row(limits=limits), a_row(question="Print |n|, as in 7 for 7.", limits=limits))
     file.write_text("\n".join(map(json.dumps, rows)))
-    env = coding_v0.env(dataset=file, sandbox=sandbox)
+    env: Any = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
     counted = env.unwrapped.sandbox = Counted(sandbox)
     together = scored(env)
     shared_runs, counted.runs = counted.runs, 0
     monkeypatch.setattr("pettingllms.sandbox.together.is_simple", lambda _: False)
-    env = coding_v0.env(dataset=file, sandbox=sandbox)
+    env = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
     env.unwrapped.sandbox = counted
     assert scored(env) == together
     # Otherwise nothing was shared, and the test says nothing.

@@ -47,7 +47,7 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
         (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
-        (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
+        (r"(?i)^0x([0-9a-f]+)$", lambda found: f"{found[1].upper()}_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip

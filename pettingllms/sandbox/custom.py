@@ -40,7 +40,7 @@ class CustomSandbox:
                     f"{method}; it needs run and close, see pettingllms.sandbox.Sandbox"
                 )
         # Also for callers that never close: at the latest when the interpreter ends.
-        self.close = weakref.finalize(self, self._inner.close)
+        self._finalizer = weakref.finalize(self, self._inner.close)
 
     def run(
         self, programs: Sequence[str], cases: Sequence[Case], **options: Any
@@ -69,6 +69,10 @@ class CustomSandbox:
         if name in ("isolation", "require_isolation"):
             return getattr(self._inner, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+    def close(self) -> None:
+        """Close the object, once."""
+        self._finalizer()
 
     def __enter__(self) -> Self:
         return self
