@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from pettingllms.envs.aec import AnyEnv, clone_env, observe_text
 from pettingllms.errors import ConfigError
@@ -69,13 +70,7 @@ def check_form_only(demonstrations: Demonstrations, env: AnyEnv) -> None:
 
 
 def warm_start(
-    demonstrations: Demonstrations,
-    model: str,
-    out: Path,
-    *,
-    steps: int = 30,
-    learning_rate: float = 2e-4,
-    lora_r: int = 16,
+    demonstrations: Demonstrations, model: str, out: Path, *, steps: int = 30, lora_r: int = 16
 ) -> None:
     """Trains an adapter for each role on its demonstrations, and saves it as OUT/ROLE.
 
@@ -83,52 +78,49 @@ def warm_start(
         demonstrations: of each role.
         model: a name or folder, as `--model` takes it.
         out: a new folder.
-        steps: of the optimizer, with 8 demonstrations each.
-        learning_rate: of AdamW, without warm-up.
+        steps: of the optimizer, with 8 demonstrations each, at a rate of 2e-4.
         lora_r: rank of the adapters.
+
+    Raises:
+        ConfigError: `out` exists.
     """
     import torch
     from datasets import Dataset
     from peft import LoraConfig
     from transformers import set_seed
-    from trl import SFTConfig, SFTTrainer
+    from trl.trainer.sft_config import SFTConfig
+    from trl.trainer.sft_trainer import SFTTrainer
 
     from pettingllms.models import model_path
 
     if out.exists():
         raise ConfigError(f"{out} exists; name a new folder")
     set_seed(0)
+    lora: dict[str, Any] = {"r": lora_r, "lora_alpha": 2 * lora_r, "target_modules": "all-linear"}
+    settings: dict[str, Any] = {
+        "max_steps": steps,
+        "learning_rate": 2e-4,
+        "lr_scheduler_type": "constant",
+        "per_device_train_batch_size": 8,
+        "gradient_checkpointing": False,
+        "save_strategy": "no",
+        "report_to": "none",
+        # Adapters in 16 bits would round such steps away.
+        "model_init_kwargs": {"dtype": "float32"},
+        "bf16": torch.cuda.is_available(),
+        "use_cpu": not torch.cuda.is_available(),
+    }
     for role, pairs in demonstrations.items():
-        rows = [
-            {
-                "prompt": [{"role": "user", "content": prompt}],
-                "completion": [{"role": "assistant", "content": completion}],
-            }
-            for prompt, completion in pairs
-        ]
+        rows = [{"prompt": _turn("user", p), "completion": _turn("assistant", c)} for p, c in pairs]
         trainer = SFTTrainer(
             model=str(model_path(model)),
-            args=SFTConfig(
-                output_dir=str(out / role),
-                max_steps=steps,
-                learning_rate=learning_rate,
-                lr_scheduler_type="constant",
-                per_device_train_batch_size=8,
-                gradient_checkpointing=False,
-                # Adapters in 16 bits would round such steps away.
-                model_init_kwargs={"dtype": "float32"},
-                bf16=torch.cuda.is_available(),
-                use_cpu=not torch.cuda.is_available(),
-                save_strategy="no",
-                report_to="none",
-            ),
+            args=SFTConfig(output_dir=str(out / role), **settings),
             train_dataset=Dataset.from_list(rows),
-            peft_config=LoraConfig(
-                r=lora_r,
-                lora_alpha=2 * lora_r,
-                target_modules="all-linear",
-                task_type="CAUSAL_LM",
-            ),
+            peft_config=LoraConfig(task_type="CAUSAL_LM", **lora),
         )
         trainer.train()
         trainer.save_model(str(out / role))
+
+
+def _turn(speaker: str, text: str) -> list[dict[str, str]]:
+    return [{"role": speaker, "content": text}]
