@@ -86,7 +86,7 @@ def test_decision_compares_all_decisions_of_a_task_by_the_return_of_their_episod
 def test_agent_compares_the_decisions_of_a_role():
     coder, tester = 0.8659504, 0.7070568  # deviations sqrt(4 / 3) of four and sqrt(2) of two
     expected = [coder, tester, coder, -coder, -tester, -coder, -0.7070818, 0.7070818]
-    assert values(episodes(), "agent") == pytest.approx(expected, abs=1e-6)
+    assert values(episodes(), "dr_mas") == pytest.approx(expected, abs=1e-6)
 
 
 def test_turn_compares_the_decisions_of_a_turn():

@@ -56,7 +56,7 @@ class VowelEnv(letters_env.raw_env):
         return Outcome((*state, text[:8]), team=share, local=len(text) % 3, success=share > 0.5)
 
 
-class AboveTheBest(pl.Estimator):
+class AboveTheBest(pl.Method):
     """Compares every completion with the best one of its group."""
 
     tree = True

@@ -184,7 +184,7 @@ def test_what_cannot_be_judged_is_refused_with_a_reason(tmp_path: Path) -> None:
         write_pairs(run, tmp_path / "out", most=0)
     (line, *_) = (run / "trajectories.jsonl").read_text().splitlines()
     (run / "trajectories.jsonl").write_text(f"{line}\n")
-    with pytest.raises(ConfigError, match=r"no full trees.*--shape full"):
+    with pytest.raises(ConfigError, match=r"no full trees.*--method malt"):
         write_pairs(run, tmp_path / "out")
     (run / "trajectories.jsonl").write_text("{")
     with pytest.raises(RunFolderError, match="line 1"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from pettingllms.data.asserts import Test
+from pettingllms.data import asserts
 from pettingllms.envs import make, small_text
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.search_text import parse_reply
@@ -41,9 +41,9 @@ def test_the_one_thing_that_was_asked_for_is_read(read, text, expected):
 
 
 def test_an_example_is_a_test_of_a_program_or_of_a_function():
-    assert small_text.example("Input: `3 5`\nOutput: 8", None) == (Test("3 5", "8"),)
+    assert small_text.example("Input: `3 5`\nOutput: 8", None) == (asserts.Test("3 5", "8"),)
     called = small_text.example("Input: 3, [5]\nOutput: 8", "solve")
-    assert called == (Test("[3, [5]]", "8"),)
+    assert called == (asserts.Test("[3, [5]]", "8"),)
     assert isinstance(small_text.example("Input: a\nOutput: b", "solve"), ParseError)
 
 

@@ -56,6 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     return guarded(lambda: _run(parse(words), own=argv is None))
 
 
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
 def parse(argv: Sequence[str]) -> EvalCommand:
     """Reads a command line.
 
@@ -101,8 +105,7 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     sides = "--compare" if compare else "--combine" if found.combine else None
     for name in ("adapters", "fail_under", "dry_run", *["combine"] * bool(compare)):
         if sides and name in found.given:
-            option = name.replace("_", "-")
-            raise ConfigError(f"{sides} names its folders itself; leave out --{option}")
+            raise ConfigError(f"{sides} names its folders itself; leave out {_option(name)}")
     values = parser.values(found, parser.fields)
     envs = [name.strip() for name in values.get("env", "").split(",") if name.strip()]
     if len(envs) > 1:
