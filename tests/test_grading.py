@@ -43,7 +43,7 @@ def test_unequal_answers_are_unequal_both_ways(gold, answer):
     started = time.process_time()
     assert not grade(gold, answer).equal
     assert not grade(answer, gold).equal
-    assert time.process_time() - started < 1, (text, time.process_time() - started)
+    assert time.process_time() - started < 1
 
 
 @pytest.mark.parametrize(("gold", "answer"), SYMBOLIC_EQUAL, ids=short)

@@ -321,7 +321,7 @@ def _serve_here(
 
     without_bars()
     # Whatever engine sampled in training: `PolicySet` is asked for its models alone.
-    here = dataclasses.replace(config, sampler="transformers", server=None, vllm=None)
+    here = dataclasses.replace(config, sampler="transformers", vllm=None)
     policies = build_policies(here, roles_to_policies)
     answer(RoleServer(policies, config.max_completion_length, env, most_waiting=most_waiting))
 

@@ -30,7 +30,6 @@ EXAMPLES = (
 RARE = (
     *("revision", "attn_implementation", "adapter_dtype", "lora_target_modules", "dtype"),
     *("api_key_file", "api_max_tokens", "api_concurrency", "api_timeout", "api_args"),
-    *("server", "server_key", "serve", "server_timeout"),
     *("mask_truncated_completions", "silent_groups", "loss_norm", "importance_sampling_level"),
     *("epsilon_high", "delta", "entropy_coef", "train_turns"),
     *(
@@ -44,7 +43,7 @@ RARE = (
         "gradient_checkpointing",
     ),
     *("compare_roles", "verify", "require_isolation", "scoring_threads"),
-    *("tasks_per_shard", "stream_gradients", "max_staleness", "worker_timeout", "ray_address"),
+    *("tasks_per_shard", "max_staleness", "worker_timeout", "ray_address"),
     *(
         f"vllm_importance_sampling_{what}"
         for what in ("correction", "mode", "clip_max", "clip_min")
