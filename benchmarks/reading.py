@@ -12,7 +12,6 @@ processes share the cells. `python -m benchmarks.figures` draws the figure.
 from __future__ import annotations
 
 import fcntl
-import itertools
 import json
 import os
 import time
@@ -49,7 +48,7 @@ SEEDS = (2, 3, 4, 5, 6)
 TUNING = 0
 """The seed of the sweep of learning rates."""
 TEST_TASKS, VALIDATION_TASKS = 200, 100
-RATES = (4e-4, 8e-4, 1.6e-3)
+RATES = (8e-4, 1.6e-3, 3.2e-3)
 """The grid of every arm; further rates are twice the last one, or half the first one."""
 BOUNDS = (5e-5, 1.3e-2)
 """Rates beyond which no grid goes on."""
@@ -227,15 +226,23 @@ class Lab:
                 return grid, best
 
     def wanted(self) -> Iterator[Cell]:
-        """All cells that can be named now, the sweeps first; then all arms of a seed."""
+        """All cells that can be named now: of each arm its sweep, then its first seeds."""
         arms = list(dict.fromkeys(arm for task in self.only for arm in TASK_ARMS[task]))
         rates = {arm: self.rates(arm) for arm in arms}
-        yield from (Cell("read", arm, rate, TUNING) for arm in arms for rate in rates[arm][0])
-        for seeds in (SEEDS[:3], SEEDS[3:]):
-            for task, seed in itertools.product(self.only, seeds):
-                for arm in TASK_ARMS[task]:
-                    if (best := rates[arm][1]) is not None:
-                        yield Cell(task, arm, best, seed)
+        first, more = SEEDS[:3], SEEDS[3:]
+        blocks = [
+            (task, arm, seeds)
+            for seeds in (first, more)
+            for task in self.only
+            for arm in TASK_ARMS[task]
+        ]
+        named = dict[Cell, None]()
+        for task, arm, seeds in blocks:
+            grid, best = rates[arm]
+            named |= dict.fromkeys(Cell("read", arm, rate, TUNING) for rate in grid)
+            if best is not None and arm in TASK_ARMS[task]:
+                named |= dict.fromkeys(Cell(task, arm, best, seed) for seed in seeds)
+        yield from named
 
     def missing(self) -> list[Cell]:
         """Those that are not finished."""
