@@ -30,7 +30,8 @@ train: setup ## Train a tool user and a reasoner on the embedded model (the main
 	$(BIN)/pettingllms-train --env math --policies per-role $(ARGS)
 
 real: setup ## Train two readers on SmolLM2, a pretrained model of 135M parameters, on a CPU
-	$(BIN)/pettingllms-train --env read --model smollm2 $(ARGS)
+	$(BIN)/pettingllms-train --env read --model smollm2 --lora-target-modules q_proj,v_proj \
+		--learning-rate 1.6e-3 --max-steps 30 --max-completion-length 10 $(ARGS)
 
 listen: setup ## Train two roles from a base without bad habits, and show who needs whom
 	$(BIN)/python -m benchmarks.parts --only plan_path --seeds 1 --out build/listen.json $(ARGS)

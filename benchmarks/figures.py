@@ -24,7 +24,8 @@ from benchmarks.evidence import COLORS, draw_curve, estimate
 from benchmarks.habits import AFTER, BEFORE, CLEAN, as_values
 from benchmarks.parts import STORIES
 from benchmarks.peers_report import TITLES, of
-from benchmarks.reading import TEAMS as READING_TEAMS
+from benchmarks.reading import of_seeds as reading_curves
+from benchmarks.reading import published as reading_teams
 from benchmarks.tables import BLIND, blind_success, digits, larger_of, learned, load, published
 from pettingllms.statistics import Estimate
 
@@ -307,23 +308,25 @@ def draw_peers() -> Figure:
 
 
 def draw_reading() -> Figure:
-    """A real pretrained model: the team, its parts, and exchanged policies by seed; success in training beside it."""
-    runs = load("reading")["runs"]
-    figure, (teams, curve) = plt.subplots(1, 2, figsize=(9.5, 3.6))
+    """A real pretrained model: each team's success on test tasks; success in training beside it."""
+    results = load("reading")
+    figure, (teams, curve) = plt.subplots(1, 2, figsize=(10, 3.8), width_ratios=(3, 2))
+    colors = {"read": BLUE, "relay": ORANGE}
     points = [
-        Point(team, Estimate(*run["teams"][team]["mean"]), f"seed {seed}", color)
-        for team in READING_TEAMS
-        for (seed, run), color in zip(runs.items(), (BLUE, ORANGE, GREEN, PINK), strict=False)
+        Point(team, estimate(solved), task, colors[task])
+        for (task, team), solved in reading_teams(results).items()
     ]
-    rows_of_points(teams, points, label="share of 100 test tasks solved")
+    rows_of_points(teams, points, label="share of 200 test tasks solved")
     teams.set(xlim=(0, 1))
     teams.legend(frameon=False, fontsize="small")
-    for (seed, run), color in zip(runs.items(), (BLUE, ORANGE, GREEN, PINK), strict=False):
-        shares = np.array(run["training"])
-        # The mean of five steps of four tasks each.
-        smooth = np.convolve(shares, np.ones(5) / 5, mode="valid")
-        curve.plot(np.arange(len(smooth)) + 5, smooth, color=color, label=f"seed {seed}")
-    curve.set(xlabel="step", ylabel="success in training, mean of 5 steps", ylim=(0, 1))
+    for (arm, shares), color in zip(reading_curves(results, "read").items(), (BLUE, GREEN, PINK), strict=False):  # fmt: skip
+        # The mean of five steps of four tasks each, of all seeds.
+        smooth = np.convolve(shares.mean(axis=0), np.ones(5) / 5, mode="valid")
+        curve.plot(np.arange(len(smooth)) + 5, smooth, color=color, label=arm)
+    curve.set(
+        xlabel="step", ylabel="success in training, mean of 5 steps", ylim=(0, 1), title="read"
+    )
+    curve.legend(frameon=False, fontsize="small")
     curve.grid(alpha=0.3)
     curve.spines[["top", "right"]].set_visible(False)
     figure.tight_layout()

@@ -1,79 +1,400 @@
-"""Do two roles of a real pretrained model learn as a team, on a CPU? SmolLM2 (135M) in the environment `read`.
+"""Claims on a real pretrained model: SmolLM2 (135M) learns tasks that need two roles, on one core of a CPU.
 
-    python -m benchmarks.reading [--seeds 2 3 4] [--out FILE]
+    python -m benchmarks.reading [--minutes N] [--only read relay] [--dry-run]
 
-Each seed is one run of `pettingllms-train --env read --model smollm2` with the defaults of the environment. It ends with
-the table of `pettingllms.evaluation.ablation`: the base, each trained role alone, both, and both exchanged, on 100 test
-tasks with people and cities that are in no training task. Prints the table, and writes `results/reading.json` or
-FILE; finished runs are not repeated. `python -m benchmarks.figures` draws it.
+A cell is an arm that is trained on a task with a learning rate and a seed. All arms have the same number of updates
+and completions. The rate of each is the one whose team solves most validation tasks of `read` with the seed `TUNING`;
+where that is the first or last one of the grid, the grid is extended. Teams of the seeds `SEEDS` then play 200 test tasks, with
+people and cities that are in no training task. Finished cells are kept in `results/reading.json` and not repeated; several
+processes share the cells. `python -m benchmarks.figures` draws the figure.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from benchmarks.evidence import Table
-from benchmarks.learning import CPU, HERE, timing, train
+import numpy as np
+import torch
+
+from benchmarks import relay
+from benchmarks.evidence import Table, revision, shown, solved_digits
 from benchmarks.options import Options
-from pettingllms.evaluation.report import as_text, interval
+from pettingllms.envs import make, program_v0, read_v0
+from pettingllms.evaluation import roles_of
+from pettingllms.evaluation.ablation import RoleTeam, role_teams, switched_off
+from pettingllms.evaluation.chunks import Sampling, chunks
+from pettingllms.evaluation.report import as_text
+from pettingllms.evaluation.rollouts import held_out, roll_out
+from pettingllms.models import model_path
+from pettingllms.policies.loading import load_policies
+from pettingllms.policies.roles import parse_policies
 from pettingllms.runs import versions
-from pettingllms.statistics import Estimate
+from pettingllms.statistics import Estimate, gain_over_seeds, holm, over_seeds, p_value
+from pettingllms.trainers.at_grpo import ATGRPO
+from pettingllms.trainers.config import ATGRPOConfig, resolve
 
+HERE = Path(__file__).parent
 RESULTS = HERE / "results" / "reading.json"
-SEEDS = (2, 3, 4)
-"""Of the published runs; seeds 0 and 1 were used to choose the settings."""
-TEAMS = ("base", "only finder", "only answerer", "both", "exchanged")
+MODEL = "smollm2"
+SEEDS = (2, 3, 4, 5, 6)
+"""Of what is published; three of each task are measured first."""
+TUNING = 0
+"""The seed of the sweep of learning rates."""
+TEST_TASKS, VALIDATION_TASKS = 200, 100
+RATES = (8e-4, 1.6e-3, 3.2e-3)
+"""The grid of every arm; further rates are twice the last one, or half the first one."""
+BOUNDS = (5e-5, 1.3e-2)
+"""Rates beyond which no grid goes on."""
+STEPS = 30
+SETTINGS: Mapping[str, Any] = {
+    "model": MODEL,
+    "policies": "per-role",
+    "dtype": "bfloat16",
+    # A third of the time of a step on a CPU is that of adapters; these two matrices of each layer suffice.
+    "lora_target_modules": "q_proj,v_proj",
+    "max_completion_length": 10,
+    "max_steps": STEPS,
+    "scoring_threads": 8,
+    "eval_steps": 0,
+}
+AT_GRPO, SHARED, EPISODES = "policy for each role", "one shared policy", "whole episodes"
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    AT_GRPO: {},
+    # As many weights as two adapters have, and a word in each prompt that says whose it is.
+    SHARED: {"policies": "shared", "lora_r": 32, "lora_alpha": 64},
+    EPISODES: {"method": "grpo"},
+}
+TASK_ARMS: Mapping[str, Sequence[str]] = {
+    "read": (AT_GRPO, SHARED, EPISODES),
+    "relay": (AT_GRPO, EPISODES),
+}
 
 
-def learned(folder: Path) -> list[float]:
-    """Share of the tasks of each training step that the executed replies solved."""
-    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    return [row["success"] for row in rows if row["kind"] == "train"]
+class RoleWords(read_v0.raw_env):
+    """Reading, with the role in front of each prompt."""
+
+    def _text(self, state: read_v0.ReadState, agent: str) -> str:
+        role = agent.rpartition("_")[0].capitalize()
+        return f"{role}: {super()._text(state, agent)}"
 
 
-def collected(folder: Path) -> dict[str, Any]:
-    """What is published of a finished run."""
-    lines = (folder / "config.yaml").read_text().splitlines()
-    settings = "\n".join(line for line in lines if not line.startswith("output_dir:"))
-    return {
-        "config": settings,
-        "timing": timing(folder),
-        "training": learned(folder),
-        **json.loads((folder / "roles.json").read_text()),
+class Cell(NamedTuple):
+    """What is trained."""
+
+    task: str
+    arm: str
+    rate: float
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """Names it in the results."""
+        return f"{self.task}/{self.arm}/{self.rate:g}/{self.seed}"
+
+
+def environment(cell: Cell, split: str) -> Any:
+    """The environment of a cell."""
+    if cell.task == "relay":
+        if not relay.TASKS.exists():
+            relay.write(relay.tasks())
+        return program_v0.env(
+            relay.solve,
+            roles="searcher,answerer",
+            dataset=relay.TASKS,
+            pays="early",
+            settle=0.0,
+            split=split,
+        )
+    return RoleWords(split=split) if cell.arm == SHARED else make("read", split=split)
+
+
+def trainer_of(cell: Cell) -> ATGRPO:
+    """The trainer of a cell, before its first step."""
+    env = environment(cell, "train")
+    settings = {**SETTINGS, **ARMS[cell.arm], "learning_rate": cell.rate, "seed": cell.seed}
+    config = resolve(ATGRPOConfig(env="read", **settings), env)
+    policies = load_policies(
+        model_path(MODEL),
+        parse_policies(config.policies, roles_of(env)),
+        dtype=config.dtype,
+        lora_r=config.lora_r,
+        lora_alpha=config.lora_alpha,
+        lora_target_modules=config.lora_target_modules.split(","),
+        seed=cell.seed,
+    )
+    return ATGRPO(config, env, policies)
+
+
+def played(cell: Cell, trainer: ATGRPO, team: RoleTeam, split: str, tasks: int) -> str:
+    """A digit for each task, 1 where the team solved it; sampled as in training."""
+    env, policies = environment(cell, split), trainer.policies
+    own = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
+    seats = {agent: team.played.get(policy, policy) for agent, policy in own.items()}
+    sampling = Sampling(
+        trainer.config.max_completion_length,
+        temperature=trainer.config.temperature,
+        seed=cell.seed,
+        at_once=100,
+    )
+    off = [name for name in trainer.trained if name not in team.trained]
+    episodes = []
+    with ThreadPoolExecutor(8) as pool, switched_off(policies, off):
+        for chunk in chunks(held_out(env, split, tasks), sampling):
+            episodes += roll_out(env, policies, seats, pool, chunk, sampling)
+    return solved_digits(episodes)
+
+
+def measured(cell: Cell, base: str | None) -> dict[str, Any]:
+    """Trains a cell and plays its teams; `base` is the untrained team's result, where it is known."""
+    torch.set_num_threads(1)
+    started, trainer = cpu_seconds(), trainer_of(cell)
+    last, curve = roles_of(trainer.env)[-1], []
+    while trainer.step < STEPS:
+        _, metrics = trainer.train_step()
+        rewards = {k: round(v, 3) for k, v in metrics.items() if k.startswith("reward/")}
+        success, tokens = metrics[f"success/{last}"], int(metrics["num_tokens"])
+        curve.append({"success": round(success, 3), "tokens": tokens, **rewards})
+        print(trainer.step, curve[-1], f"{cpu_seconds() - started:.0f} s", flush=True)
+    record: dict[str, Any] = {
+        "tokens": trainer.tokens,
+        "training_cpu_s": round(cpu_seconds() - started, 1),
+        "curve": curve,
     }
+    every = RoleTeam("both", trainer.trained, {})
+    if cell.seed == TUNING:
+        record["teams"] = {"both": played(cell, trainer, every, "val", VALIDATION_TASKS)}
+    else:
+        teams = role_teams(trainer.trained) if cell.arm == AT_GRPO else [every]
+        record["teams"] = {
+            team.title: base
+            if team.title == "base" and base
+            else played(cell, trainer, team, "test", TEST_TASKS)
+            for team in teams
+        }
+    return record | {"cpu_s": round(cpu_seconds() - started, 1), "revision": revision()}
 
 
-def table(results: dict[str, Any]) -> Table:
-    """A row for each seed, a column for each team."""
+def cpu_seconds() -> float:
+    """Of this process."""
+    return sum(os.times()[:2])
+
+
+def share(digits: str) -> float:
+    """The share of solved tasks."""
+    return digits.count("1") / len(digits)
+
+
+class Lab:
+    """The cells, and where they are kept."""
+
+    def __init__(self, file: Path, only: Sequence[str]) -> None:
+        self.file, self.only = file, only
+        self.locks = HERE / "out" / file.stem
+        self.locks.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def cells(self) -> dict[str, Any]:
+        """Name -> record of those that are finished."""
+        found: dict[str, Any] = (
+            json.loads(self.file.read_text())["cells"] if self.file.exists() else {}
+        )
+        return found
+
+    def rates(self, arm: str) -> tuple[list[float], float | None]:
+        """The grid of an arm, and its best rate; None while cells of the grid are missing."""
+        grid, cells = list(RATES), self.cells
+        while True:
+            swept = [cells.get(Cell("read", arm, rate, TUNING).name) for rate in grid]
+            if not all(swept):
+                return grid, None
+            solved = {
+                rate: share(own["teams"]["both"]) for rate, own in zip(grid, swept, strict=True)
+            }
+            best = max(grid, key=lambda rate: (solved[rate], -rate))
+            if best == grid[-1] and 2 * best < BOUNDS[1]:
+                grid.append(2 * best)
+            elif best == grid[0] and best / 2 > BOUNDS[0] and solved[best]:
+                grid.insert(0, best / 2)
+            else:
+                return grid, best
+
+    def wanted(self) -> Iterator[Cell]:
+        """All cells that can be named now: of each arm its sweep, then its first seeds."""
+        arms = list(dict.fromkeys(arm for task in self.only for arm in TASK_ARMS[task]))
+        rates = {arm: self.rates(arm) for arm in arms}
+        first, more = SEEDS[:3], SEEDS[3:]
+        blocks = [
+            (task, arm, seeds)
+            for seeds in (first, more)
+            for task in self.only
+            for arm in TASK_ARMS[task]
+        ]
+        named = dict[Cell, None]()
+        for task, arm, seeds in blocks:
+            grid, best = rates[arm]
+            named |= dict.fromkeys(Cell("read", arm, rate, TUNING) for rate in grid)
+            if best is not None and arm in TASK_ARMS[task]:
+                named |= dict.fromkeys(Cell(task, arm, best, seed) for seed in seeds)
+        yield from named
+
+    def missing(self) -> list[Cell]:
+        """Those that are not finished."""
+        cells = self.cells
+        return [cell for cell in self.wanted() if cell.name not in cells]
+
+    def run(self, minutes: float) -> None:
+        """Measures what is missing; begins nothing after `minutes`."""
+        until = time.monotonic() + 60 * minutes
+        while (missing := self.missing()) and time.monotonic() < until:
+            if not any(self.measure(cell) for cell in missing):
+                return  # other processes have them all
+
+    def measure(self, cell: Cell) -> bool:
+        """Runs a cell and keeps it, unless another process does."""
+        with (self.locks / f"{cell.name.replace('/', '-').replace(' ', '-')}.lock").open(
+            "w"
+        ) as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return False
+            print(cell.name, flush=True)
+            record = measured(cell, self._base(cell))
+            self.keep(cell.name, record)
+            print(
+                {team: share(own) for team, own in record["teams"].items()},
+                record["cpu_s"],
+                flush=True,
+            )
+        return True
+
+    def _base(self, cell: Cell) -> str | None:
+        """The untrained team's result, which is measured once."""
+        of_task = (own for name, own in self.cells.items() if name.startswith(f"{cell.task}/"))
+        return next((own["teams"]["base"] for own in of_task if "base" in own["teams"]), None)
+
+    def keep(self, name: str, record: Mapping[str, Any]) -> None:
+        """Adds a finished cell to the results."""
+        with (self.locks / "results.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            cells = {**self.cells, name: record}
+            settings = {**SETTINGS, "arms": ARMS, "tuning": TUNING, "seeds": SEEDS}
+            text = json.dumps(
+                {"settings": settings, "versions": versions(), "cells": cells}, indent=1
+            )
+            self.file.write_text(f"{text}\n", encoding="utf-8")
+
+
+Solved = dict[tuple[str, str], np.ndarray]
+"""Task and team -> which test tasks it solved, of shape (seeds, tasks)."""
+
+
+def published(results: Mapping[str, Any]) -> Solved:
+    """All teams of the seeds that count; the untrained one has one row."""
+    rows: dict[tuple[str, str], dict[int, list[float]]] = {}
+    for task, arms in TASK_ARMS.items():
+        for arm in arms:
+            for name, record in results["cells"].items():
+                _, _, _, seed = name.split("/")
+                if name.startswith(f"{task}/{arm}/") and int(seed) != TUNING:
+                    for team, digits in record["teams"].items():
+                        title = team if arm == AT_GRPO else f"{team}, {arm}"
+                        own = rows.setdefault((task, title), {})
+                        own[int(seed)] = [float(digit) for digit in digits]
+    first = {
+        key: own if key[1] != "base" else {min(own): own[min(own)]} for key, own in rows.items()
+    }
+    return {key: np.array([own[seed] for seed in sorted(own)]) for key, own in first.items()}
+
+
+def of_seeds(results: Mapping[str, Any], task: str) -> dict[str, np.ndarray]:
+    """Success in training by arm, of shape (seeds, steps), of the seeds that count."""
+    curves: dict[str, list[list[float]]] = {}
+    for name, record in results["cells"].items():
+        of_task, arm, _, seed = name.split("/")
+        if of_task == task and int(seed) != TUNING:
+            curves.setdefault(arm, []).append([step["success"] for step in record["curve"]])
+    return {arm: np.array(own) for arm, own in curves.items()}
+
+
+def table(results: Mapping[str, Any]) -> Table:
+    """A row for each team: the share of test tasks by seed, and over seeds and tasks."""
     rows = []
-    for seed, run in results["runs"].items():
-        cells = [interval(Estimate(*run["teams"][team]["mean"])) for team in TEAMS]
-        rows.append([seed, *cells, f"{run['timing'][CPU]:.0f}"])
-    return ["seed", *TEAMS, "CPU-seconds"], rows
+    for (task, team), solved in published(results).items():
+        each = ", ".join(f"{own.mean():.2f}" for own in solved)
+        rows.append([f"`{task}`", team, each, shown(over_seeds(solved))])
+    return ["task", "team", "each seed", "mean"], rows
+
+
+def claims(results: Mapping[str, Any]) -> Table:
+    """How much more `both` solve than other teams.
+
+    p-values are of tests over tasks, corrected for their number. Arms that were trained otherwise have none: of those
+    the intervals, which are over seeds as well, decide.
+    """
+    solved, gains = published(results), dict[tuple[str, str], np.ndarray]()
+    for (task, team), other in solved.items():
+        if team != "both" and (task, "both") in solved:
+            both = solved[task, "both"]
+            seeds = len(both) if team == "base" else min(len(both), len(other))
+            gains[task, team] = both[:seeds] - other[:seeds]
+    of_parts = {key: gain for key, gain in gains.items() if ", " not in key[1]}
+    p = holm({key: p_value(gain.mean(axis=0)) for key, gain in of_parts.items()})
+    rows = [
+        [f"`{task}`", team, signed(gain_over_seeds(gain)), small(p.get((task, team)))]
+        for (task, team), gain in gains.items()
+    ]
+    return ["task", "both minus", "difference", "p (Holm)"], rows
+
+
+def sweep(results: Mapping[str, Any]) -> Table:
+    """Validation success of each arm at each rate, with the seed of the sweep."""
+    found = {}
+    for name, record in results["cells"].items():
+        task, arm, rate, seed = name.split("/")
+        if task == "read" and int(seed) == TUNING:
+            found[arm, float(rate)] = f"{share(record['teams']['both']):.2f}"
+    rates = sorted({rate for _, rate in found})
+    arms = dict.fromkeys(arm for arm, _ in found)
+    rows = [[arm, *(found.get((arm, rate), "") for rate in rates)] for arm in arms]
+    return ["arm", *(f"{rate:g}" for rate in rates)], rows
+
+
+def small(p: float | None) -> str:
+    """A p-value, as far as 2000 random sign flips tell it; nothing for None."""
+    return "" if p is None else "< 0.001" if p < 0.001 else f"{p:.3f}"
+
+
+def signed(gain: Estimate) -> str:
+    """`+0.45 [+0.31, +0.58]`."""
+    return f"{gain.mean:+.2f} [{gain.low:+.2f}, {gain.high:+.2f}]"
 
 
 def main() -> None:
-    """Trains and reports what is not there yet."""
+    """Measures what is missing and shows the tables."""
     parser = Options(__doc__)
-    parser.add_argument("--seeds", type=int, nargs="+", default=SEEDS)
+    parser.add_argument("--minutes", type=float, default=1e9, help="begin no cell after so long")
+    parser.add_argument("--only", nargs="+", choices=TASK_ARMS, default=list(TASK_ARMS))
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--dry-run", action="store_true", help="list the cells; run nothing")
     options = parser.parse_args()
-    file: Path = options.out
-    runs = HERE / "out" / file.stem
-    for folder in (runs, file.parent):
-        folder.mkdir(parents=True, exist_ok=True)
-    results = json.loads(file.read_text()) if file.exists() else {"runs": {}}
-    results |= {"versions": versions()}
-    for seed in map(str, options.seeds):
-        if seed not in results["runs"]:
-            run = runs / f"read-{seed}"
-            train(run, "--env", "read", "--model", "smollm2", "--seed", seed)
-            results["runs"][seed] = collected(run)
-            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    header, rows = table(results)
-    print(f"\n{as_text([header, *rows])}")
+    lab = Lab(options.out, options.only)
+    if options.dry_run:
+        cells = lab.cells
+        for cell in lab.wanted():
+            print("done " if cell.name in cells else "to do", cell.name)
+        return
+    lab.run(options.minutes)
+    results = json.loads(options.out.read_text())
+    for rows in (table(results), claims(results), sweep(results)):
+        print(f"\n{as_text([rows[0], *rows[1]])}")
 
 
 if __name__ == "__main__":

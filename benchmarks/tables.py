@@ -296,6 +296,10 @@ def tables() -> dict[str, Callable[[], str]]:
             f"parts_{name}": partial(_of_script, "parts", name) for name in ("roles", "passes")
         }
         found["parts_sweep"] = lambda: markdown(*parts.sweep(load("parts_pilots")))
+    if published("reading"):
+        found |= {
+            f"reading_{name}": partial(_of_script, "reading", name) for name in ("claims", "sweep")
+        }
     if published("protocol"):
         found["protocol_controls"] = partial(_of_script, "protocol", "controls")
     if published("search_team"):
