@@ -39,6 +39,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks.options import Options
 from benchmarks.speed_tables import KEPT, PLACED, TOGETHER, text
 from pettingllms.errors import SandboxUnavailable
@@ -143,7 +145,7 @@ def compare(taking_part: dict[str, Contestant], rounds: int) -> list[dict[str, A
                 "runs": runs,
                 "wall p50 ms": wall * 1000,
                 "wall min ms": min(seconds[name]) * 1000,
-                "wall p95 ms": statistics.quantiles(seconds[name], n=20)[-1] * 1000,
+                "wall p95 ms": float(np.quantile(seconds[name], 0.95, method="weibull")) * 1000,
                 "CPU ms": mean(cpu[name], 0.001),
                 "wall / python3": wall / statistics.median(seconds[first]),
                 "CPU / python3": mean(cpu[name], statistics.mean(cpu[first])),
@@ -302,7 +304,7 @@ def scaling(turns: int, core: int) -> list[dict[str, Any]]:
 
 def quarters(values: list[float]) -> str:
     """The first and the third quarter."""
-    low, _, high = statistics.quantiles(values, n=4)
+    low, high = np.quantile(values, (0.25, 0.75), method="weibull")
     return f"{low:.2f} to {high:.2f}"
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 
 import pytest
 
-from benchmarks import habits, learning, tables
+from benchmarks import boards, habits, learning, sandbox, tables
 from benchmarks.evidence import PASS_TASKS, PASSES
 from benchmarks.priming import prime
 from pettingllms.cli import train
@@ -217,3 +218,11 @@ def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedde
     assert config.mapping("env_args") == dict(make(env).embedded) | {
         name: list(value) for name, value in make(env).embedded.items() if type(value) is tuple
     }
+
+
+def test_the_speed_benchmarks_run_with_their_smallest_settings():
+    [row] = sandbox.compare({"first": (lambda: None, itertools.count().__next__, 1)}, rounds=1)
+    assert row["wall p95 ms"] >= 0
+    assert sandbox.quarters([1.5]) == "1.50 to 1.50"
+    quick = [f for f in boards.figures(None, calls=1) if "characters" not in f.what]
+    assert all(figure.run() > 0 for figure in quick)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import random
+import re
+from pathlib import Path
 
 import pytest
 import sympy
@@ -27,19 +29,78 @@ def expression(rng, depth):
     ])  # fmt: skip
 
 
+def changed(rng, made):
+    """Expressions that differ from `made` by a sign or a letter, in value as well."""
+    names = sorted(made.free_symbols, key=str)
+    point = {name: 2.1 + n / 7 for n, name in enumerate(names)} | {sympy.Symbol("w"): 3.3}
+    letter = rng.choice(names or LETTERS)
+    for other in (-made, made.subs(letter, sympy.Symbol("w"))):
+        if abs((other - made).subs(point).evalf()) > 1e-6:
+            yield other
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_an_expression_is_what_sympy_prints_and_no_other(seed):
     rng = random.Random(seed)
-    for _ in range(25):
-        made = expression(rng, 2)
-        code, latex = str(made), sympy.latex(made)
-        assert same(latex, code), (latex, code)
-        assert same(code, latex), (latex, code)
-        for other in (-made, made + 1, made.subs(rng.choice(LETTERS), sympy.Symbol("w"))):
-            point = {name: 2.1 + n / 7 for n, name in enumerate(sorted(made.free_symbols, key=str))}
-            point[sympy.Symbol("w")] = 3.3
-            if abs((other - made).subs(point).evalf()) > 1e-6:
-                assert not same(latex, str(other)), (latex, other)
+    for turn in range(65):
+        made = expression(rng, rng.choice([1, 2]))
+        forms = (sympy.latex(made), str(made))
+        gold, answer = forms if turn % 2 else forms[::-1]
+        assert same(gold, gold)
+        assert same(gold, answer), (gold, answer)
+        for other in changed(rng, made):
+            assert not same(gold, str(other)), (gold, other)
+
+
+def constant(rng):
+    """A real number in closed form."""
+    root = rng.randint(1, 9) * sympy.sqrt(rng.choice([2, 3, 5, 7]))
+    whole, part = sympy.Integer(rng.randint(-30, 30)), sympy.Rational(rng.randint(-20, 20), 7)
+    return rng.choice([whole, part, root, whole + root, rng.randint(1, 9) * sympy.pi])
+
+
+COMPOUNDS = [
+    sympy.Tuple, sympy.FiniteSet, sympy.Interval, sympy.Interval.open, sympy.Interval.Lopen,
+    lambda one, two: sympy.Matrix([[one, two], [two + 1, 7]]), lambda one, two: sympy.Matrix([one, two, 3]),
+    lambda one, two: sympy.Union(sympy.Interval.open(-sympy.oo, one), sympy.Interval(two, sympy.oo)),
+    lambda one, two: sympy.Tuple(one * LETTERS[0], two + LETTERS[0], 1),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("make", COMPOUNDS)
+def test_several_values_in_one_are_what_sympy_prints_and_no_others(make):
+    rng = random.Random(5)
+    for turn in range(10):
+        low = constant(rng)
+        high = low + rng.randint(1, 40) + sympy.sqrt(rng.choice([2, 3]))
+        made, other = make(low, high), make(low, high + 1)
+        forms = (sympy.latex(made), str(made))
+        gold, answer = forms if turn % 2 else forms[::-1]
+        assert same(gold, answer), (gold, answer)
+        assert not same(gold, str(other)), (gold, other)
+
+
+PUBLISHED = Path(__file__).with_name("published_answers.txt")
+
+
+def published():
+    """Answers of few-shot examples of math-verify and lm-eval, and answers in MATH's notation."""
+    return [line for line in PUBLISHED.read_text().splitlines() if line and line[0] != "#"]
+
+
+@pytest.mark.parametrize("gold", published())
+def test_an_answer_of_a_published_set_is_itself_in_every_dress_and_nothing_else(gold):
+    for answer in (f"${gold}$", rf"\boxed{{{gold}}}", f" {gold} ", f"{gold}.", rf"\({gold}\)"):
+        assert same(gold, answer), answer
+    digits = list(re.finditer(r"(?<![a-z_{])[2-8]|(?<=_)[2-8]|(?<=_\{)[2-8]", gold))
+    letters = list(re.finditer(r"(?<![a-zA-Z\\])[b-hk-z](?![a-zA-Z])", gold))
+    for found in (*digits[:2], *letters[:1]):
+        other = chr(ord(found[0]) + 1)
+        wrong = gold[: found.start()] + other + gold[found.end() :]
+        if other not in gold:
+            assert not same(gold, wrong), wrong
+    if gold[0].isdigit() and "," not in gold:
+        assert not same(gold, f"-{gold}")
 
 
 UNITS = ["cm", "km", "kg", "minutes", "hours", "dollars", "apples", "square feet", "m/s", "degrees"]

@@ -157,7 +157,7 @@ def test_a_reader_that_goes_away_ends_the_command_silently(words: list[str]):
 def test_without_an_engine_build_says_how_to_get_one(
     no_engine: None, capfd: pytest.CaptureFixture[str]
 ):
-    assert main(["build", "--base", "host"]) == 2
+    assert main(["build", "--base", "python:3.12"]) == 2
     assert "no Docker engine answers" in capfd.readouterr().err
 
 

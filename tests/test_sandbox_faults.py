@@ -19,7 +19,6 @@ from pettingllms.errors import SandboxUnavailable
 from pettingllms.sandbox import Case, Limits, open_sandbox
 from pettingllms.sandbox import client as client_module
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
-from pettingllms.sandbox.embedded import EmbeddedSandbox
 from pettingllms.sandbox.workers import ProcessChannel, WorkerLost
 from tests.kernel import needs_namespaces
 from tests.processes import alive, descendants, eventually, running
@@ -278,14 +277,3 @@ print(link.channel.pid, flush=True)
         below = descendants(pid)
         user.kill()
     assert eventually(lambda: not any(alive(pid) for pid in below))
-
-
-def test_a_scratch_folder_without_namespaces_goes_with_its_worker():
-    sandbox = EmbeddedSandbox(1, without=("namespaces",))
-    program = "import os; os.mkdir('a'); open('a/b', 'w').close(); print(os.getcwd())"
-    [row] = sandbox.run([program], [Case()] * 2)
-    assert [result.status for result in row] == ["ok", "ok"]
-    folder = Path(row[0].stdout.strip())
-    assert folder.is_dir()
-    sandbox.close()
-    assert not folder.exists()

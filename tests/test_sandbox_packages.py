@@ -91,12 +91,10 @@ def test_nothing_else_of_the_folder_of_a_package_is_shown(environment: Path):
     ]
 
 
-def test_what_lies_beside_a_package_is_not_there_where_it_could_be_seen(
-    environment: Path, tmp_path: Path
-):
+def test_what_lies_beside_a_package_is_not_there_where_it_could_be_seen(environment: Path):
     """Without namespaces the files are there, and Landlock alone says that they cannot be read."""
     programs = [f"import {name}" for name in ("installed", "finder", "secret")]
-    options = {"without": ["namespaces"], "scratch": str(tmp_path)}
+    options = {"without": ["namespaces"]}
     said = says(environment, ["editable"], programs, options)
     assert [text.rpartition("\n")[2].split(":")[0] for text in said] == ["ModuleNotFoundError"] * 3
 

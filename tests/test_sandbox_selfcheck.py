@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -67,15 +68,39 @@ def test_landlock_and_seccomp_alone_withstand_every_attack():
     assert {name: text for name, text in complaints.items() if text} == {}
 
 
-def test_a_scratch_folder_is_emptied_however_deep_it_is():
-    program = (
-        "import os\nfor n in range(3000): os.mkdir('d'); open('f', 'w').close(); os.chdir('d')\n"
-        "os.mkdir('locked', 0)"
-    )
+WRITE = """
+import os, tempfile
+for folder in (".", "/tmp", "/var/tmp", "/dev/shm", os.path.dirname(os.__file__)):
+    for make in (lambda: open(f"{folder}/x", "w"), lambda: os.mkdir(f"{folder}/y"), lambda: os.symlink("/", f"{folder}/z")):
+        try: make(); print("written", folder)
+        except OSError: pass
+try: tempfile.TemporaryFile(); print("written")
+except OSError: print(os.getcwd())
+"""
+
+
+def test_without_namespaces_programs_write_no_file_at_all():
     with EmbeddedSandbox(1, without=("namespaces",)) as sandbox:
-        [[deep], [next_one]] = sandbox.run([program, "import os; print(os.listdir())"], [Case()])
-        assert len(sandbox._pool._all) == 1
-    assert (deep.status, next_one.stdout) == ("output_limit", "[]\n")
+        [[result]] = sandbox.run([WRITE], [Case()])
+    assert result.stdout == "/\n"
+
+
+def test_programs_of_root_run_as_nobody_without_namespaces_or_the_reason_is_said(
+    caplog: pytest.LogCaptureFixture,
+):
+    """A default container, where Python is readable: tests/test_sandbox_in_containers.py."""
+    with EmbeddedSandbox(1, without=("namespaces",)) as sandbox:
+        [[result]] = sandbox.run(["import os; print(os.getuid(), os.getgroups())"], [Case()])
+        [link] = sandbox._pool._all
+    problems = [problem for problem in link.problems if problem.startswith("user: ")]
+    if os.geteuid() != 0:
+        assert result.stdout == f"{os.getuid()} {os.getgroups()}\n"
+    elif problems:
+        assert "Permission denied" in problems[0]
+        assert result.stdout.startswith("0 ")
+        assert problems[0] in caplog.text
+    else:
+        assert result.stdout == "65534 []\n"
 
 
 def test_namespaces_and_seccomp_alone_withstand_every_attack():

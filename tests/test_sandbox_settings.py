@@ -29,8 +29,8 @@ from pettingllms.sandbox import (
     open_sandbox,
     shared_sandbox,
 )
+from pettingllms.sandbox.custom import CustomSandbox
 from pettingllms.sandbox.isolation import held_by
-from pettingllms.sandbox.own import OwnSandbox
 from pettingllms.sandbox.settings import LIMITS
 from pettingllms.sandbox.together import SHARED_CPU_S
 from tests.kernel import needs_namespaces
@@ -331,13 +331,11 @@ def test_an_object_that_says_how_it_isolates_is_believed_and_can_refuse(own):
         ("own:made", "is a list; it must be a function"),
         ("own:nothing", "made a NoneType without a method run"),
         ("own:half", "without a method close"),
-        ("own:narrow", "whose run cannot be called with programs, cases and limits"),
     ],
 )
 def test_a_wrong_object_is_refused_with_its_reason(own, path, words):
     own.nothing = lambda: None
     own.half = lambda: type("Half", (), {"run": print})()
-    own.narrow = lambda: type("Narrow", (), {"run": lambda self, p: [], "close": id})()
     with pytest.raises(PettingLLMsError) as caught:
         open_sandbox(path)
     assert words in str(caught.value)
@@ -347,7 +345,7 @@ def test_an_import_error_inside_the_users_module_keeps_its_own_name(tmp_path, mo
     (tmp_path / "lacking.py").write_text("import no_such_library\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="no_such_library"):
-        OwnSandbox("lacking:make")
+        CustomSandbox("lacking:make")
 
 
 def test_settings_that_differ_in_limits_alone_share_a_sandbox(own):

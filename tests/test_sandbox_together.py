@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,10 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.data import coding
+from pettingllms.envs import coding_v0
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
 from pettingllms.sandbox.together import METHODS, SHARED_CPU_S, SharedRuns, is_simple
 from pettingllms.sandbox.types import OpenSandbox, Sandbox
 from tests import sandbox_idioms, test_sandbox_like_python
+from tests.test_coding_v0 import a_row, checks, code
 
 LIMITS = Limits(cpu_s=0.5, wall_s=10.0, memory_mib=128, output_kib=64)
 STDINS = ("3 1 2\n", "", "7", "a b\r\nc", "é 🎈\n", "1\n2\n3\n")
@@ -348,3 +352,63 @@ def test_the_tree_of_a_simple_program_has_no_way_out(program) -> None:
 @given(st.text(max_size=200))
 def test_any_text_is_simple_or_not(program) -> None:
     assert is_simple(program) in (True, False)
+
+
+REPLIES = {
+    "coder": [
+        code(program)
+        for program in (
+            "print(abs(int(input())))",
+            "print(int(input()))",
+            "n = int(input())\nprint(n if n > 0 else -n)",
+            "while True:\n    pass",
+            "print(abs(int(input()))",
+            "print(1 // int(input()))",
+            "import math\nprint(int(math.fabs(int(input()))))",
+            "n = input()\nm = input()",
+        )
+    ],
+    "tester": [
+        checks(("-5", "5"), ("7", "7")),
+        checks(("-5", "-5"), ("12", "12")),
+        checks(("x", "5"), ("-1", "1")),
+        "no test",
+    ],
+}
+
+
+def scored(env: Any) -> list[object]:
+    """What a training step takes from every reply of both roles: rewards, metrics, and what is shown next."""
+    record: list[object] = []
+    for seed in range(2):
+        env.reset(seed=seed)
+        while not any(env.terminations.values()) and not any(env.truncations.values()):
+            agent = env.agent_selection
+            replies = REPLIES["coder" if agent.startswith("coder") else "tester"]
+            for reply in replies:
+                branch = env.clone()
+                branch.step(reply)
+                infos = {name: dict(info) for name, info in branch.infos.items()}
+                record.append((agent, reply, dict(branch.rewards), infos))
+                record.append([branch.observe(name) for name in branch.possible_agents])
+            env.step(replies[(seed + len(record)) % len(replies)])
+    return record
+
+
+def test_a_step_is_scored_alike_with_shared_processes_and_with_one_a_run(
+    sandbox: Sandbox, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "train.jsonl"
+    limits = {"cpu_s": 0.2}  # of the endless loop
+    rows = (a_row(limits=limits), a_row(question="Print |n|, as in 7 for 7.", limits=limits))
+    file.write_text("\n".join(map(json.dumps, rows)))
+    env: Any = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
+    counted = env.unwrapped.sandbox = Counted(sandbox)
+    together = scored(env)
+    shared_runs, counted.runs = counted.runs, 0
+    monkeypatch.setattr("pettingllms.sandbox.together.is_simple", lambda _: False)
+    env = coding_v0.env(dataset=file, sandbox=sandbox, max_turns=1)
+    env.unwrapped.sandbox = counted
+    assert scored(env) == together
+    # Otherwise nothing was shared, and the test says nothing.
+    assert shared_runs < counted.runs

@@ -58,14 +58,12 @@ def _parser() -> CommandParser:
         examples=(
             "pettingllms-sandbox build",
             "pettingllms-sandbox build --packages numpy,sympy",
-            "pettingllms-sandbox build --base host",
         ),
     )
     build.add_argument(
         "--base",
         metavar="IMAGE",
-        help="base image; `host` makes one from this machine's Python, for engines without a "
-        "registry. Default: the official slim image, by digest",
+        help="base image with Python 3.11 or later. Default: the official slim image, by digest",
     )
     _add_packages(build)
     build.set_defaults(action=_build)
@@ -182,10 +180,7 @@ def _build(options: argparse.Namespace) -> int:
 
     packages = _names(options.packages)
     with contextlib.closing(docker.connect()) as client:
-        base = options.base
-        if base == "host":
-            base = docker_image.host_base(client, packages=packages)
-        print(docker_image.build_image(client, packages=packages, base=base))
+        print(docker_image.build_image(client, packages=packages, base=options.base))
     return 0
 
 

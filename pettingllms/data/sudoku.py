@@ -227,12 +227,14 @@ def generate(
         while by_solution and split_of(solution, solution) != split:
             solution = _filled(rng, size)
         target = rng.randint(lo, hi)
-        deep = size < 16 and spent >= TRIES[size] / 4
         # In 6x6 the techniques of a grade take longer than looking for it among all grades.
+        rare = size == 6 and difficulty in ("more", "search")
+        deep = size < 16 and (rare or spent >= TRIES[size] / 4)
         wanted = None if deep and size == 6 else difficulty
         dug = _dug(rng, solution, FEWEST[size] if deep else target, wanted)
-        suits = True
-        for _ in range(10 if deep else 1):
+        # Filling up leaves the grade as it is.
+        suits = not deep or difficulty in (None, grade(dug))
+        for _ in range((10 if deep else 1) if suits else 0):
             found = _filled_up(rng, dug, solution, target) if deep else dug
             given = len(found) - found.count(0)
             suits = lo <= given <= hi and difficulty in (None, grade(found))

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(\{.*\}|[0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(?:\{((?:\\.|[^{}\\]|\{(?:\\.|[^{}\\]|\{(?:\\.|[^{}\\]|\{[^{}]*\})*\})*\})*)\}|([0-9]))|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
@@ -47,7 +47,7 @@ _SIMPLER = [(re.compile(pattern), replacement) for pattern, replacement in (
         (r"^(?:Eq|(Ne))\(((?:[^(),]|\([^()]*\))*), (.*)\)$", lambda found: f"{found[2]} {'!' if found[1] else ''}= {found[3]}"), (r"\bnp\.\w+\(([^()]*)\)", r"\1"), (r"(?<=[{ ])([a-zA-Z]\w*) ?: (?=.*\}\]?$)", r"\1="),
         # A mixed number is a sum, the base is a part of the number, and of a time am and pm are.
         (r"(?<![\w.^)\]}])([0-9]+) *\\frac *\{ *([0-9]+) *\} *\{ *([0-9]+) *\}", r"(\1+\2/\3)"), (r"(?<![\w.^)\]}/])(?<![\w.)\]}/] )([0-9]+) ([0-9]+) ?/ ?([0-9]+)(?![0-9.])", r"(\1+\2/\3)"),
-        (r"(?i)^0x([0-9a-f]+)$", r"\1_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
+        (r"(?i)^0x([0-9a-f]+)$", lambda found: f"{found[1].upper()}_16"), (r"(?i)^0o([0-7]+)$", r"\1_8"), (r"(?i)^0b([01]+)$", r"\1_2"),
         (r"^\(?([0-9][0-9A-Fa-f]*|[A-F]{2,})\)?(?: ?_ ?\{? ?| \(?(?:in )?base )([0-9]{1,2}|[a-z]+)\b[ })]*$", lambda found: f"{found[1].upper()}_{NUMBER_WORDS.get(found[2], found[2])}"),
         (r"_10$", ""), (r"(?i)\b([0-9]{1,2})(:[0-9]{2})? ?([ap])\.? ?m\b\.?", lambda found: f"{found[1]}{found[2] or ':00'}{found[3].lower()}m"),
 )]  # fmt: skip
@@ -157,7 +157,8 @@ _MONEY = re.compile(r"([-+]?) ?\\?([$€£¥]) ?(?=[-0-9.\\])(.*)")
 def split_unit(text: str) -> tuple[str, str, str]:
     """Splits a number from the unit after it: its dimensions and its factor; no unit for any other text."""
     found = _VALUE.match(_MONEY.sub(r"\1\3 \2", text) if _MONEY.match(text) else text)
-    if found is None or not found[0].strip():
+    # What an operator stands before is a variable: 5 - s.
+    if found is None or found[0].strip()[-1:] in ("", *"+-*/^"):
         return text, "", ""
     value, rest = found[0], found.string[found.end() :].strip().replace("mph", "mi/h")
     spaced = value[-1] in " }" or rest[:1] == "\\"

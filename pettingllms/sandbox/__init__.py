@@ -116,9 +116,9 @@ def _open(settings: SandboxSettings, allow_unsafe: bool) -> OpenSandbox:
             memory_mib=memory_for(settings.limits_over(Limits())),
             runtime=settings.runtime,
         )
-    from pettingllms.sandbox.own import OwnSandbox
+    from pettingllms.sandbox.custom import CustomSandbox
 
-    return OwnSandbox(SANDBOXES.path_of(backend))
+    return CustomSandbox(SANDBOXES.path_of(backend))
 
 
 def shared_sandbox(sandbox: SandboxSettings | str = "embedded") -> Sandbox:

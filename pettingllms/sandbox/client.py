@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import math
 import os
 import select
 import threading
@@ -175,24 +174,17 @@ class WorkerConnection:
 
 
 class WorkerPool:
-    """A pool of at most `size` workers, each made by `launch`, and replaced after `requests` requests.
+    """A pool of at most `size` workers, each made by `launch`.
 
     After a fork, the new process forgets its parent's workers and starts its own.
     """
 
-    def __init__(
-        self,
-        launch: Callable[[], WorkerConnection],
-        size: int,
-        *,
-        requests: float = math.inf,
-    ) -> None:
+    def __init__(self, launch: Callable[[], WorkerConnection], size: int) -> None:
         self.size = size
         self.required: tuple[str, ...] = ()
         """Layers of isolation that every worker has to report."""
         self.held_by: tuple[str, ...] = ()
         """What is around the programs of the first worker; no later one has less."""
-        self._requests = requests
         self._launch = launch
         self._reset()
         _POOLS.add(self)
@@ -313,12 +305,7 @@ class WorkerPool:
 
     def _give_back(self, connection: WorkerConnection, good: bool) -> None:
         with self._lock:
-            keep = (
-                good
-                and connection.requests < self._requests
-                and connection in self._all
-                and not self._closed
-            )
+            keep = good and connection in self._all and not self._closed
             if keep:
                 self._idle.append(connection)
                 self._changed.notify()
@@ -343,18 +330,12 @@ os.register_at_fork(after_in_child=_abandon_all)
 
 
 class PooledSandbox:
-    """A `Sandbox` whose workers are started by `launch`, and replaced after `requests` requests."""
+    """A `Sandbox` whose workers are started by `launch`."""
 
-    def __init__(
-        self,
-        launch: Callable[[], WorkerConnection],
-        workers: int,
-        *,
-        requests: float = math.inf,
-    ) -> None:
+    def __init__(self, launch: Callable[[], WorkerConnection], workers: int) -> None:
         if workers < 1:
             raise ConfigError(f"workers must be at least 1, got {workers}")
-        self._pool = WorkerPool(launch, workers, requests=requests)
+        self._pool = WorkerPool(launch, workers)
         self._workers = workers
         self._threads: tuple[int, ThreadPoolExecutor] | None = None
         # For callers that never close.

@@ -1,8 +1,8 @@
 """The Docker back end: the same worker, each in a warm container of its own.
 
 The `docker` package talks to the engine (images, containers, leftovers); podman's compatible
-socket works where it offers the same. A container is started once and serves thousands of
-requests; it has no network, a read-only root, no capabilities, and cannot gain any. Its seccomp
+socket works where it offers the same. A container is started once and serves
+requests as long as the sandbox is open; it has no network, a read-only root, no capabilities, and cannot gain any. Its seccomp
 profile is made from the worker's tables. Inside, the worker makes namespaces for every program as
 it does on the host.
 """
@@ -15,7 +15,7 @@ import logging
 import os
 import platform
 import socket
-import ssl
+import struct
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,17 +23,14 @@ from typing import Any
 from pettingllms.errors import ConfigError, SandboxUnavailable, did_you_mean
 from pettingllms.sandbox.client import PooledSandbox, WorkerConnection
 from pettingllms.sandbox.docker_image import image_name
-from pettingllms.sandbox.docker_streams import AttachedStream, plain_end
 from pettingllms.sandbox.embedded import usable_cores
 from pettingllms.sandbox.types import Limits, RunPlan, RunProgress
-from pettingllms.sandbox.worker import seccomp
-from pettingllms.sandbox.worker.frames import Stream
+from pettingllms.sandbox.worker import frames, seccomp
 from pettingllms.sandbox.workers import WorkerLost
 
 logger = logging.getLogger(__name__)
 
 OWNER_LABEL = "pettingllms.sandbox.owner"
-REQUESTS = 10_000
 
 MEMORY_MIB = 2048
 """Memory of a container, unless the limits of the runs need more."""
@@ -41,7 +38,6 @@ MEMORY_MIB = 2048
 _MIB = 1 << 20
 _RESERVED_MIB = 192
 """Part of a container's memory for the worker, its files in memory, and the program's own."""
-_TMP_MIB = 64
 _PROCESSES = 1024
 _OPEN_FILES = 4096
 _TIMEOUT_S = 60
@@ -64,7 +60,8 @@ def connect(url: str | None = None) -> Any:
         ) from None
     try:
         environment = {"DOCKER_HOST": url} if url else None
-        _probe(docker.utils.kwargs_from_env(environment=environment).get("base_url"))
+        found = docker.utils.kwargs_from_env(environment=environment)
+        _probe(found.get("base_url"), secure=bool(found.get("tls")))
         client = docker.from_env(timeout=_TIMEOUT_S, environment=environment)
     except (docker.errors.DockerException, OSError) as error:
         raise SandboxUnavailable(
@@ -73,19 +70,65 @@ def connect(url: str | None = None) -> Any:
     return client
 
 
-def _probe(url: str | None) -> None:
+def _probe(url: str | None, *, secure: bool) -> None:
     """Fail at once where nothing listens; the client would leave a socket open then."""
     url = url or "unix:///var/run/docker.sock"
-    if url.startswith("ssh://"):
+    if secure or url.startswith("ssh://"):
+        host = url.partition("://")[2].partition(":")[0]
         raise SandboxUnavailable(
-            f"DOCKER_HOST={url} cannot be used; forward the engine's socket instead: ssh -nNT -L "
-            f"/tmp/engine.sock:/var/run/docker.sock {url.removeprefix('ssh://')} & export "
-            "DOCKER_HOST=unix:///tmp/engine.sock"
+            f"DOCKER_HOST={url} cannot be used, since the frames of a worker need a plain socket; "
+            "forward the engine's instead: ssh -nNT -L "
+            f"/tmp/engine.sock:/var/run/docker.sock {host} & export "
+            "DOCKER_HOST=unix:///tmp/engine.sock, and unset DOCKER_TLS_VERIFY"
         )
     if "unix://" in url:
         with socket.socket(socket.AF_UNIX) as attempt:
             attempt.settimeout(_TIMEOUT_S)
             attempt.connect(url.partition("unix://")[2])
+
+
+_BLOCK = struct.Struct(">BxxxI")
+_STDERR = 2
+_NOTES_BYTES = 2000
+
+
+class AttachedStream(frames.Stream):
+    """Frames from a container's standard output; what it says on standard error is kept aside.
+
+    The engine sends output in blocks, `u8 stream, 3 zeros, u32 length`; input goes to the container
+    unchanged. docker-py reads such blocks as well, without a deadline.
+    """
+
+    def __init__(self, fd: int) -> None:
+        super().__init__(fd, fd)
+        self.notes = b""
+        self._left = 0
+        """Bytes of the present block that are still to be read."""
+
+    def read_into(self, view: memoryview, deadline: float | None = None) -> None:
+        """Fill `view` from the container's standard output."""
+        filled = 0
+        while filled < len(view):
+            while not self._left:
+                self._next_block(deadline)
+            count = min(self._left, len(view) - filled)
+            super().read_into(view[filled : filled + count], deadline)
+            self._left -= count
+            filled += count
+
+    def _next_block(self, deadline: float | None) -> None:
+        stream, size = _BLOCK.unpack(self._read_raw(_BLOCK.size, deadline))
+        if stream > _STDERR:
+            raise frames.FrameError(f"the engine sent a block of stream {stream}, expected 0 to 2")
+        if stream == _STDERR:
+            self.notes = (self.notes + self._read_raw(size, deadline))[-_NOTES_BYTES:]
+        else:
+            self._left = size
+
+    def _read_raw(self, size: int, deadline: float | None) -> bytes:
+        data = bytearray(size)
+        super().read_into(memoryview(data), deadline)
+        return bytes(data)
 
 
 class ContainerChannel:
@@ -112,7 +155,7 @@ class ContainerChannel:
                 raise WorkerLost(f"the engine started no container: {error}") from error
             raise
         self._attached = AttachedStream(self._socket.fileno())
-        self.stream: Stream = self._attached
+        self.stream: frames.Stream = self._attached
 
     def _start(self, api: Any, image: str, command: Sequence[str], host: Any) -> socket.socket:
         created = api.create_container(
@@ -127,7 +170,7 @@ class ContainerChannel:
             host_config=api.create_host_config(**host),
         )
         self._id = created["Id"]
-        # Attached before the start, so that nothing is missed; see `docker_streams`.
+        # Attached before the start, so that nothing is missed.
         parts = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
         attached = api.attach_socket(self._id, params=parts)
         mine = _own_socket(attached)
@@ -173,9 +216,6 @@ class ContainerChannel:
 
 def _own_socket(attached: Any) -> socket.socket:
     """A plain socket of our own for the one that the client made, and closes when it likes."""
-    if isinstance(attached, ssl.SSLSocket):
-        # The client's response to the request holds the connection as well.
-        return plain_end(attached, attached._response.close)  # type: ignore[attr-defined]
     raw: socket.socket = getattr(attached, "_sock", attached)
     mine = raw.dup()
     attached.close()
@@ -204,7 +244,6 @@ class DockerSandbox(PooledSandbox):
         cpus: CPU of each container.
         runtime: OCI runtime of the containers, as `docker run --runtime` names it; None for the
             engine's default.
-        requests: after so many, a container is replaced.
         connect: makes a client for the engine.
 
     Raises:
@@ -219,7 +258,6 @@ class DockerSandbox(PooledSandbox):
         memory_mib: int = MEMORY_MIB,
         cpus: float = 1.0,
         runtime: str | None = None,
-        requests: float = REQUESTS,
         connect: Connect = connect,
     ) -> None:
         self._memory_mib = memory_mib
@@ -228,15 +266,13 @@ class DockerSandbox(PooledSandbox):
             _require_image(client, image, packages)
             _require_runtime(client, runtime)
             remove_orphans(client)
-        # The container's own /tmp, for where programs cannot have one each.
-        options = json.dumps({"packages": list(packages), "scratch": "/tmp"})
+        options = json.dumps({"packages": list(packages)})
         host = host_config(memory_mib, cpus)
         if runtime is not None:
             host["runtime"] = runtime
         super().__init__(
             lambda: WorkerConnection(ContainerChannel(connect, image, (options,), host), "docker"),
             workers or usable_cores(),
-            requests=requests,
         )
 
     def _do_all(self, plan: RunPlan, progress: RunProgress) -> None:
@@ -264,7 +300,6 @@ def host_config(memory_mib: int, cpus: float) -> dict[str, Any]:
         "auto_remove": True,
         "network_mode": "none",
         "read_only": True,
-        "tmpfs": {"/tmp": f"size={_TMP_MIB}m,mode=1777,nosuid,nodev,noexec"},
         "mem_limit": memory_mib * _MIB,
         # As much as the memory alone: no swap.
         "memswap_limit": memory_mib * _MIB,
@@ -289,7 +324,7 @@ def _require_image(client: Any, image: str, packages: Sequence[str]) -> None:
         extra = f" --packages {','.join(packages)}" if packages else ""
         raise SandboxUnavailable(
             f"the engine has no image {image}; make it with `pettingllms-sandbox build{extra}`, "
-            "and `--base host` where there is no registry"
+            "or by sandbox/build-offline.sh where there is no registry"
         ) from None
 
 

@@ -197,5 +197,5 @@ def _docker() -> Iterator[Finding]:
             "image",
             "missing",
             f"no {name}",
-            "pettingllms-sandbox build (without a registry: build --base host)",
+            "pettingllms-sandbox build (without a registry: sandbox/build-offline.sh)",
         )

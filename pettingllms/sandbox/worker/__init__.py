@@ -16,6 +16,5 @@ output.
     isolation   what a worker and a program give up, in which order; Landlock
     seccomp     the filter of system calls
     rootfs      the part of the host's files that programs see
-    folders     empties and measures folders that a program filled
     kernel      system calls that Python does not offer
 """

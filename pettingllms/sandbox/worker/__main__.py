@@ -32,6 +32,4 @@ if __name__ == "__main__":
     _adopt_folder()
     from pettingllms.sandbox.worker import start
 
-    work = start.main(sys.argv[1:])
-    if work is not None:
-        work.perform()
+    start.main(sys.argv[1:]).perform()

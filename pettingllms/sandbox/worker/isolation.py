@@ -1,24 +1,22 @@
 """Rights that a worker gives up once, and those that every program gives up again.
 
 The worker moves into user, mount, network, IPC, UTS and PID namespaces of its own. A program's
-process gets PID and mount namespaces of its own inside these, a fresh scratch folder, resource
+process gets PID and mount namespaces of its own inside these, a fresh /tmp, resource
 limits, no capabilities and no way to gain any, a Landlock fence, and the system call filter.
 Landlock repeats independently what the namespaces already enforce; where these are missing, it is
-the first line of defense. Source: the kernel's userspace-api/landlock and linux/landlock.h.
+the first line of defense, and programs cannot write any file. Source: the kernel's userspace-api/landlock and linux/landlock.h.
 """
 
 from __future__ import annotations
 
 import ctypes
-import math
 import os
 import resource
 import signal
-import time
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pettingllms.sandbox.worker import folders, kernel, rootfs, seccomp
+from pettingllms.sandbox.worker import kernel, rootfs, seccomp
 
 # The numbers of these calls are the same on all architectures.
 _CREATE, _ADD_RULE = 444, 445
@@ -81,11 +79,11 @@ class Fence(NamedTuple):
         kernel.check(kernel.libc.syscall(*call), "landlock_restrict_self")
 
 
-def fence(readable: Sequence[str], devices: Iterable[str], scratch: str) -> Fence | None:
+def fence(readable: Sequence[str], devices: Iterable[str], writable: Sequence[str]) -> Fence | None:
     """The fence for these paths as they are mounted now; None without Landlock.
 
     A rule belongs to a directory of one mount, and also holds in what is mounted *below* it later:
-    the mounts of programs, which are made below `scratch`.
+    the mounts of programs, which are made below `writable`.
     """
     abi = version()
     if abi == 0:
@@ -98,7 +96,7 @@ def fence(readable: Sequence[str], devices: Iterable[str], scratch: str) -> Fenc
     # No executables, devices or sockets, also where files may be made.
     everything = files & ~(_EXECUTE | _MAKE_CHAR | _MAKE_BLOCK | _MAKE_SOCK | _IOCTL_DEV)
     wanted = [*((path, READ) for path in readable), *((path, DEVICE) for path in devices)]
-    for path, rights in (*wanted, (scratch, everything)):
+    for path, rights in (*wanted, *((path, everything) for path in writable)):
         # Not every machine has all of them: time zones may be missing.
         if os.path.exists(path):
             _allow(ruleset, path, rights & files)
@@ -119,10 +117,6 @@ _STACK_BYTES = 64 << 20
 """Stack of the main thread, for deep recursion through C; its used part counts as memory."""
 _SCRATCH_INODES = 1024
 _SCRATCH_FLAGS = kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
-OVERFULL = 3
-"""Exit code of a watcher that has ended its program for the deleted files that it kept open."""
-_SCRATCH_WATCH_S = 0.02
-"""Seconds between two measurements of a scratch folder without a mount of its own."""
 _OOM_SCORE = "800"
 _MIB = 1 << 20
 _SETUP_BYTES = 8 << 20
@@ -169,7 +163,7 @@ class Bounds(NamedTuple):
 
     @property
     def file_bytes(self) -> int:
-        """The largest offset a program can write to, more than its scratch folder holds.
+        """The largest offset a program can write to, more than its /tmp holds.
 
         An output file starts `output_bytes` before it, so that the kernel itself stops output
         at its limit.
@@ -186,7 +180,6 @@ class Isolation(NamedTuple):
     """Isolation of this worker's programs: by `layers`, of which an unsafe worker has too few."""
 
     layers: tuple[str, ...]
-    scratch: str
     fence: Fence | None
     filter: seccomp.ProgramFilter | None
     pid_namespace: int
@@ -205,20 +198,20 @@ class Isolation(NamedTuple):
         return pid
 
     def scratch_options(self, bounds: Bounds) -> bytes:
-        """Options of the mount of a program's scratch folder."""
+        """Options of the mount of a program's /tmp."""
         return f"size={bounds.tmp_bytes},nr_inodes={_SCRATCH_INODES},mode=1777".encode()
 
     def prepare(self, scratch_options: bytes) -> None:
-        """Give the new process its own scratch folder. The first thing it does."""
+        """Give the new process a /tmp of its own, where it can have one. The first thing it does."""
         if NAMESPACES in self.layers:
             kernel.unshare(kernel.CLONE_NEWNS)
-            kernel.mount("tmpfs", self.scratch, "tmpfs", _SCRATCH_FLAGS, scratch_options)
+            kernel.mount("tmpfs", rootfs.SCRATCH, "tmpfs", _SCRATCH_FLAGS, scratch_options)
+            os.chdir(rootfs.SCRATCH)
         else:
             kernel.die_with_parent()
             # Not in a PID namespace, which is as good: with autogroup scheduling, every session
             # costs 0.1 ms, and on a busy machine its first process waits four times as long.
             os.setsid()
-        os.chdir(self.scratch)
 
     def limits(self, bounds: Bounds) -> tuple[ResourceLimit, ...]:
         """Return the limits that a process is given before its job."""
@@ -248,54 +241,12 @@ class Isolation(NamedTuple):
             self.fence.close_in()
             os.close(self.fence.ruleset)
 
-    def seal(self, limits: tuple[ResourceLimit, ...], bounds: Bounds) -> None:
+    def seal(self, limits: tuple[ResourceLimit, ...]) -> None:
         """Give up the rest: what is left is what a program may do."""
-        # Before the filter, under which no process can be made.
-        if NAMESPACES not in self.layers:
-            _watch_deleted_files(limits[0][1][0], bounds.tmp_bytes)
         for limit in limits:
             resource.setrlimit(*limit)
         if self.filter is not None:
             self.filter_for_this_process().install()
-
-    def end_watcher(self, pid: int) -> bool:
-        """End the watcher of the process `pid`, which is over; whether it had ended that process."""
-        if NAMESPACES in self.layers:
-            return False
-        try:
-            os.killpg(pid, signal.SIGKILL)
-            _, status = os.waitpid(-pid, 0)
-        except (ProcessLookupError, ChildProcessError):
-            return False  # the process had ended before it started one
-        return os.waitstatus_to_exitcode(status) == OVERFULL
-
-    @property
-    def longest_wait_s(self) -> float:
-        """Seconds that a program may run unwatched: infinite where the kernel bounds its /tmp."""
-        return math.inf if NAMESPACES in self.layers else _SCRATCH_WATCH_S
-
-    def overfills(self, bounds: Bounds) -> bool:
-        """Tell whether a scratch folder without a mount of its own holds more than it may.
-
-        A mount has a size and a number of inodes; a folder is measured, every `longest_wait_s`
-        and once more at the end of the run.
-        """
-        if NAMESPACES in self.layers:
-            return False
-        top = folders.open_folder(self.scratch)
-        try:
-            return folders.exceeds(top, bounds.tmp_bytes, _SCRATCH_INODES)
-        finally:
-            os.close(top)
-
-    def clean(self) -> None:
-        """Empty the scratch folder where it is not a mount that went with its process."""
-        if NAMESPACES not in self.layers:
-            top = folders.open_folder(self.scratch)
-            try:
-                folders.empty(top)
-            finally:
-                os.close(top)
 
     def filter_for_this_process(self) -> seccomp.ProgramFilter:
         """The prepared filter where every program is pid 1, else one that names its pid."""
@@ -303,25 +254,6 @@ class Isolation(NamedTuple):
         if NAMESPACES in self.layers:
             return self.filter
         return seccomp.program_filter(os.getpid(), narrow=True)
-
-
-def _watch_deleted_files(descriptors: int, most_bytes: int) -> None:
-    """Start a sibling that ends this process if deleted files that it keeps open grow too large.
-
-    A file without a name is in no folder that the worker could measure, and another process's
-    descriptors can be seen by a debugger only, so the sibling shares them. It belongs to this
-    process's group, which the fork server ends together with it.
-    """
-    program, server = os.getpid(), os.getppid()
-    if kernel.fork_sibling():
-        return
-    kernel.die_with_parent()
-    while os.getppid() == server:
-        time.sleep(_SCRATCH_WATCH_S)
-        if folders.hidden_bytes(descriptors) > most_bytes:
-            os.kill(program, signal.SIGKILL)
-            os._exit(OVERFULL)
-    os._exit(0)
 
 
 def _stack() -> tuple[int, int]:

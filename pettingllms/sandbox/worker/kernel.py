@@ -14,7 +14,6 @@ from collections.abc import Callable
 from typing import TypeVar
 
 # From linux/sched.h, linux/mount.h, linux/prctl.h and glibc's malloc.h.
-_CLONE_FILES, _CLONE_PARENT = 0x00000400, 0x00008000
 CLONE_NEWNS = 0x00020000
 CLONE_NEWUTS = 0x04000000
 CLONE_NEWIPC = 0x08000000
@@ -37,9 +36,8 @@ _PR_SET_DUMPABLE = 4
 _PR_SET_NO_NEW_PRIVS = 38
 _M_ARENA_MAX = -8
 _NOWHERE = 16
-# By number: glibc has no `pivot_root`, and its `clone` wants a stack and a function.
+# By number: glibc has no `pivot_root`.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
-_CLONE = {"x86_64": 56, "aarch64": 220}
 _CAPABILITY_VERSION_3 = 0x20080522
 
 CAP_SYS_ADMIN = 21
@@ -127,14 +125,6 @@ def in_another_process(work: Callable[[], _Answer]) -> _Answer:
     if found[1]:
         raise OSError(found[1])
     return found[0]
-
-
-def fork_sibling() -> int:
-    """Fork a process that has this one's parent and shares its table of descriptors."""
-    flags = _CLONE_FILES | _CLONE_PARENT | signal.SIGCHLD
-    number = _CLONE[MACHINE]
-    # Their order differs between machines, and all of them are 0.
-    return check(_python_libc.syscall(_long(number), _ulong(flags), *_ZEROS, _ulong(0)), "clone")
 
 
 def unshare(flags: int) -> None:

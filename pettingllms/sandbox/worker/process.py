@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import program
 from pettingllms.sandbox.worker.isolation import Bounds, Isolation
-from pettingllms.sandbox.worker.rootfs import STDIN_COPY
+from pettingllms.sandbox.worker.rootfs import SCRATCH, STDIN_COPY
 
 
 class Span(NamedTuple):
@@ -226,7 +226,7 @@ class ProgramProcess:
             self.isolation.prepare(self._scratch_options)
             self.isolation.confine(self._limits)
             job = self.socket.receive(self.bounds)
-            self.isolation.seal(self._last_limits[job.run.value_fd >= 0], self.bounds)
+            self.isolation.seal(self._last_limits[job.run.value_fd >= 0])
             self.socket.mark(SET_UP)
         except BaseException as error:  # noqa: BLE001 - the worker must learn of any failure
             self._give_up(error)
@@ -292,12 +292,12 @@ class ProgramProcess:
     def _copy_stdin(self) -> None:
         """Serve programs that open standard input by its path, which needs /proc elsewhere."""
         try:
-            with open(os.path.join(self.isolation.scratch, STDIN_COPY), "wb") as copy:
+            with open(os.path.join(SCRATCH, STDIN_COPY), "wb") as copy:
                 offset = 0
                 while count := os.sendfile(copy.fileno(), 0, offset, 1 << 24):
                     offset += count
         except OSError:
-            # The scratch folder is smaller than the input: the program sees its beginning.
+            # There is no /tmp, or it is smaller than the input: the program sees its beginning.
             return
 
 

@@ -69,11 +69,11 @@ def _outermost(paths: Sequence[str]) -> list[str]:
 def _scout(packages: Sequence[str]) -> dict[str, list[str]]:
     before = _mapped_files()
     # What this process has mapped needs no file any more.
-    files = libraries(packages) - before
-    return {"libraries": sorted({os.path.dirname(file) for file in files}), "packages": wheels()}
+    files = _libraries(packages) - before
+    return {"libraries": sorted({os.path.dirname(file) for file in files}), "packages": _wheels()}
 
 
-def libraries(packages: Sequence[str]) -> set[str]:
+def _libraries(packages: Sequence[str]) -> set[str]:
     """Shared libraries outside Python's own folders that this Python can ever need.
 
     Loads all of them: for a process that ends soon.
@@ -84,17 +84,8 @@ def libraries(packages: Sequence[str]) -> set[str]:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".so") and not name.startswith(_NEVER_IMPORTED):
                 _load(os.path.join(folder, name))
-    own = tuple(os.path.join(path, "") for path in (*_STANDARD, *wheels()))
+    own = tuple(os.path.join(path, "") for path in (*_STANDARD, *_wheels()))
     return {path for path in _mapped_files() if ".so" in path and not path.startswith(own)}
-
-
-def describe(packages: Sequence[str]) -> dict[str, list[str]]:
-    """Everything that another machine needs to run this Python, as absolute paths."""
-    return {
-        "libraries": sorted(libraries(packages)),
-        "standard": _outermost(_STANDARD),
-        "packages": wheels(),
-    }
 
 
 def _load(file: str) -> None:
@@ -112,7 +103,7 @@ def _mapped_files() -> set[str]:
         return {fields[5] for fields in lines if len(fields) == 6}
 
 
-def wheels() -> list[str]:
+def _wheels() -> list[str]:
     """Top-level files and folders, outside the standard library, that are imported by now."""
     found: set[str] = set()
     for name, module in list(sys.modules.items()):

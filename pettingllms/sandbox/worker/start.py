@@ -1,8 +1,8 @@
 """Turns a fresh interpreter into a serving worker: preload, look around, isolate, serve.
 
-The one argument is a JSON object: `packages` to preload, `scratch` and `parent` (see `Options`),
+The one argument is a JSON object: `packages` to preload, `parent` and `core` (see `Options`),
 `allow_unsafe`, and `without` (layers to leave out, for tests of what happens where the kernel lacks
-them). With `describe`, the worker says which files its Python consists of and ends.
+them).
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from pettingllms.sandbox.worker import (
-    folders,
     frames,
     isolation,
     kernel,
@@ -62,23 +61,18 @@ class Options(NamedTuple):
     packages: Sequence[str] = ()
     allow_unsafe: bool = False
     without: Sequence[str] = ()
-    describe: bool = False
-    scratch: str = ""
-    """Folder for programs where they cannot have a mount of their own."""
     parent: int = 0
     """The process that the worker ends with, 0 in a container."""
     core: int | None = None
     """The core that this worker and its programs keep to; None: the kernel places them."""
 
 
-def main(arguments: Sequence[str]) -> process.ProgramProcess | None:
+def main(arguments: Sequence[str]) -> process.ProgramProcess:
     """Become a worker. Returns in a program's process, with what that has to do.
 
     What this function holds is written to in every program's process, where it returns.
     """
     _READY.extend(_prepare(arguments))
-    if not _READY:
-        return None
     gc.collect()
     kernel.trim_heap()
     # A collection in a forked process then leaves these objects, and so shared memory, alone.
@@ -112,9 +106,6 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_PENDING_SIGNALS, _PENDING_SIGNALS))
     try:
         _preload(options)
-        if options.describe:
-            stream.write(frames.encode({"protocol": PROTOCOL, **rootfs.describe(options.packages)}))
-            return ()
         own, hello = _isolate(options)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
@@ -268,7 +259,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     isolation.volunteer_for_oom()
     base_bytes = isolation.virtual_bytes()
     layers: list[str] = []
-    scratch, above = rootfs.SCRATCH, rootfs.SCRATCH_PARENT
+    writable = [rootfs.SCRATCH_PARENT]
     if _usable(isolation.NAMESPACES, options, problems, lambda: _try_namespaces(seen)):
         layers.append(isolation.NAMESPACES)
         isolation.enter_namespaces(seen)
@@ -276,17 +267,15 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         _continue_in_child()
         kernel.make_deadly(isolation.DEADLY)
     else:
-        problems += _give_up_root(seen, options.scratch)
-        # By its inode from now on: a program that nothing confines could replace the path.
-        os.chdir(options.scratch)
-        scratch = above = "."
-        folders.memory_device()  # now, and not in a process that shares a program's descriptors
+        problems += _give_up_root(seen)
+        os.chdir("/")
+        writable = []  # no limit of the kernel's would bound what programs write there
         _end_with(options.parent)
     fence = None
     if _usable(isolation.LANDLOCK, options, problems, _try_landlock):
         layers.append(isolation.LANDLOCK)
         readable = (*seen.shown, *seen.packages)
-        fence = isolation.fence(readable, rootfs.DEVICES, above)
+        fence = isolation.fence(readable, rootfs.DEVICES, writable)
     program_filter = None
     if _usable(isolation.SECCOMP, options, problems, _try_seccomp):
         layers.append(isolation.SECCOMP)
@@ -298,7 +287,6 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         raise RuntimeError("; ".join(problems) or "no isolation was asked for")
     own = isolation.Isolation(
         layers=tuple(layers),
-        scratch=scratch,
         fence=fence,
         filter=program_filter,
         # A descriptor of a process stands for its namespaces, also where there is no /proc.
@@ -327,17 +315,14 @@ def _usable(layer: str, options: Options, problems: list[str], attempt: Callable
     return True
 
 
-def _give_up_root(seen: rootfs.RootFs, scratch: str) -> list[str]:
-    """Take the scratch folder over and become nobody, if this is root; the problem otherwise."""
-    if not scratch:
-        raise RuntimeError("without namespaces the launcher has to pass a scratch folder in")
+def _give_up_root(seen: rootfs.RootFs) -> list[str]:
+    """Become nobody, if this is root; the problem otherwise."""
     if not isolation.is_root_among_users():
         return []
     try:
         kernel.in_another_process(lambda: _try_as_nobody(seen))
     except OSError as problem:
         return [f"user: programs run as root, without its capabilities: {problem}"]
-    os.chown(scratch, isolation.NOBODY, isolation.NOBODY, follow_symlinks=False)
     isolation.become_nobody()
     return []
 

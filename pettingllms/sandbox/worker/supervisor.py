@@ -145,9 +145,6 @@ class ProcessPool:
         lasted = time.monotonic() - begun
         if ended.exit_code != -signal.SIGKILL:
             killed_for = None  # it ended by itself in the same moment
-        if killed_for is None and (ended.overfull or self.isolation.overfills(job.bounds)):
-            killed_for = "output_limit"
-        self.isolation.clean()
         marks = end.marks()
         end.close()
         # One that was killed before it was set up gets another try: see `stray`.
@@ -172,15 +169,13 @@ class ProcessPool:
         wait_s = min(job.bounds.cpu_s / _CORES, job.bounds.wall_s)
         try:
             while True:
-                wait_s = min(max(wait_s, _MIN_WAIT_S), _MAX_WAIT_S, self.isolation.longest_wait_s)
+                wait_s = min(max(wait_s, _MIN_WAIT_S), _MAX_WAIT_S)
                 events = dict(poll.poll(wait_s * 1000))
                 if pidfd in events:
                     return None
                 if self.client_fd in events:
                     raise ClientGone
                 broken, wait_s = _check(pid, job.bounds, begun)
-                if self.isolation.overfills(job.bounds):
-                    broken = "output_limit"
                 if broken is None:
                     continue
                 # On a busy machine, a short limit can be over before the program begins.
@@ -238,8 +233,6 @@ class ProcessEnd(NamedTuple):
     """User and system time of the whole process."""
     memory_kib: int
     """The most that was resident."""
-    overfull: bool
-    """It was ended for the deleted files that it kept open."""
 
 
 class ForkServerGone(Exception):
@@ -327,7 +320,7 @@ def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
         if not message:
             os._exit(0)
         if not rights:
-            end.send(_reap(work.isolation, marshal.loads(message)))
+            end.send(_reap(marshal.loads(message)))
             continue
         if message != bounds:
             work.bind(Bounds(*marshal.loads(message)))
@@ -340,8 +333,7 @@ def _serve(end: _socket.socket, work: ProgramProcess) -> ProgramProcess:
         end.send(marshal.dumps(pid))
 
 
-def _reap(isolation: Isolation, pid: int) -> bytes:
+def _reap(pid: int) -> bytes:
     _, status, usage = os.wait4(pid, 0)
-    overfull = isolation.end_watcher(pid)
     code, cpu_s = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
-    return marshal.dumps((code, cpu_s, usage.ru_maxrss, overfull))
+    return marshal.dumps((code, cpu_s, usage.ru_maxrss))

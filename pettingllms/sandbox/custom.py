@@ -1,8 +1,7 @@
-"""The back end `module:factory`: an object of the user's own that runs programs."""
+"""The back end `module:factory`: an object of the user's that runs programs."""
 
 from __future__ import annotations
 
-import inspect
 import math
 import weakref
 from collections.abc import Sequence
@@ -10,18 +9,16 @@ from typing import Any, Self
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.registry import resolve
-from pettingllms.sandbox.types import STATUSES, Case, RunResult, Sandbox
-
-_OPTIONAL = ("isolation", "require_isolation")
+from pettingllms.sandbox.types import STATUSES, Case, RunResult
 
 
-class OwnSandbox:
+class CustomSandbox:
     """Passes runs to the object that the factory at `path` makes, and closes it at the end.
 
     The factory is called without arguments. The object needs the methods of `Sandbox`: `run` with
     its keyword arguments, and `close`; `isolation` and `require_isolation` are passed on if it has
-    them. What it raises reaches the caller unchanged;
-    `SandboxUnavailable` is for failures that say nothing about a program.
+    them. What it raises reaches the caller unchanged; `SandboxUnavailable` is for failures that say
+    nothing about a program.
 
     Raises:
         ConfigError: the path leads to something that makes no such object.
@@ -35,7 +32,13 @@ class OwnSandbox:
                 f"the sandbox {path!r} is a {type(factory).__name__}; it must be a function that "
                 "returns an object with run and close"
             )
-        self._inner = _checked(path, factory())
+        self._inner: Any = factory()
+        for method in ("run", "close"):
+            if not callable(getattr(self._inner, method, None)):
+                raise ConfigError(
+                    f"the sandbox {path!r} made a {type(self._inner).__name__} without a method "
+                    f"{method}; it needs run and close, see pettingllms.sandbox.Sandbox"
+                )
         # Also for callers that never close: at the latest when the interpreter ends.
         self._finalizer = weakref.finalize(self, self._inner.close)
 
@@ -47,7 +50,7 @@ class OwnSandbox:
         Raises:
             SandboxUnavailable: also where the object gave something else than a result for each run.
         """
-        rows = self._inner.run(programs, cases, **options)
+        rows: list[list[RunResult]] = self._inner.run(programs, cases, **options)
         shape = [len(cases)] * len(programs)
         try:
             good = [sum(map(_is_result, row)) for row in rows] == shape == list(map(len, rows))
@@ -63,7 +66,7 @@ class OwnSandbox:
 
     def __getattr__(self, name: str) -> Any:
         # Optional parts of the object, which `isolation.held_by` looks for.
-        if name in _OPTIONAL:
+        if name in ("isolation", "require_isolation"):
             return getattr(self._inner, name)
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
@@ -78,30 +81,9 @@ class OwnSandbox:
         self.close()
 
 
-def _is_result(made: object) -> bool:
+def _is_result(row: object) -> bool:
     return (
-        isinstance(made, RunResult)
-        and made.status in STATUSES
-        and all(0 <= seconds < math.inf for seconds in (made.cpu_s, made.wall_s))
+        isinstance(row, RunResult)
+        and row.status in STATUSES
+        and all(0 <= seconds < math.inf for seconds in (row.cpu_s, row.wall_s))
     )
-
-
-def _checked(path: str, made: Any) -> Sandbox:
-    for method in ("run", "close"):
-        if not callable(getattr(made, method, None)):
-            raise ConfigError(
-                f"the sandbox {path!r} made a {type(made).__name__} without a method {method}; it "
-                "needs run and close, see pettingllms.sandbox.Sandbox"
-            )
-    # Tried with the protocol's own keywords now, and not when the first program is scored.
-    wanted = inspect.signature(Sandbox.run).parameters.values()
-    options = {each.name: None for each in wanted if each.kind is each.KEYWORD_ONLY}
-    try:
-        inspect.signature(made.run).bind([], [], **options)
-    except TypeError as error:
-        raise ConfigError(
-            f"the sandbox {path!r} made a {type(made).__name__} whose run cannot be called with "
-            f"programs, cases and {', '.join(options)}: {error}"
-        ) from None
-    sandbox: Sandbox = made
-    return sandbox
