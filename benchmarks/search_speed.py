@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.options import Options
 from benchmarks.sandbox import report
-from pettingllms.data.corpora import open_corpus, open_index
+from pettingllms.data.corpora import open_corpus
 from pettingllms.data.retrieval import Index
 
 WORDS = 500_000
@@ -89,7 +89,7 @@ def texts(size: int, length: int) -> Iterator[str]:
 def searched(folder: Path, queries: int) -> dict[str, Any]:
     """Opens an index and asks it."""
     began = time.perf_counter()
-    index = open_index(folder)
+    index = Index.open(folder)
     opened = time.perf_counter() - began
     before = memory()
     rng = random.Random(1)
@@ -110,7 +110,7 @@ def searched(folder: Path, queries: int) -> dict[str, Any]:
 
 def words(index: Index, rng: random.Random) -> list[str]:
     """The words of a passage."""
-    return index.passages[rng.randrange(len(index.passages))].text.split()
+    return index[rng.randrange(len(index))].text.split()
 
 
 def rank(word: str) -> int:

@@ -11,6 +11,8 @@ from pathlib import Path
 import pyarrow  # type: ignore[import-untyped]
 import pyarrow.parquet  # type: ignore[import-untyped]
 
+from pettingllms.data.sudoku import DIGITS
+
 FOLDER = Path(__file__).parent / "fixtures" / "datasets"
 
 
@@ -68,3 +70,8 @@ LCB_CALL = {
     "private_test_cases": json.dumps([{**CALLS[0], "input": "[]\n4", "output": "4"}]),
     "metadata": json.dumps({"func_name": "total"}),
 }
+
+
+def sudoku_text(grid):
+    """A grid in one line, `.` for an empty cell."""
+    return "".join(DIGITS[value] if value else "." for value in grid)

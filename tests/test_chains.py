@@ -10,7 +10,7 @@ from benchmarks.priming import coding_parts, plan_path_parts
 from pettingllms.data import chains, coding, grammar
 from pettingllms.data.chains import CHANGE, COMBINE, KEEP, REPORT
 from pettingllms.data.splits import SPLITS
-from pettingllms.envs import coding_v0
+from pettingllms.envs import coding_runs, coding_v0
 from pettingllms.envs.coding_text import parse_program, parse_tests
 from pettingllms.envs.parsing import ParseError
 from pettingllms.errors import ConfigError
@@ -38,9 +38,9 @@ def test_a_chain_computes_what_its_program_computes(family, steps, sandbox):
             for short in (True, False)
             for long in (True, False)
         }
-        for results in coding.run_tests(task, sorted(forms), sandbox.run):
+        for results in coding_runs.run_tests(task, sorted(forms), sandbox.run):
             for test, result in zip(task.tests, results, strict=True):
-                assert coding.passes(test, result, task.function), (chain.name, test, result)
+                assert coding_runs.passes(test, result, task.function), (chain.name, test, result)
 
 
 @pytest.mark.parametrize("steps", [2, 4, 6])
@@ -117,7 +117,7 @@ def test_workings_of_parts_end_in_what_the_chain_computes(sandbox):
     for _ in range(40):
         chain = coding_parts.draw(rng)
         values = grammar.random_values(rng, chain.family, 4)
-        text = grammar.input_text(chain, values, function=False)
+        text = grammar.input_text(chain.family, values, function=False)
         ((result,),) = sandbox.run([chain.program(function=False)], [Case(stdin=text)])
         output = grammar.output_text(chain.run(values), function=False)
         assert result.stdout.split() == output.split()

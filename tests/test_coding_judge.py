@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from pettingllms.data import coding, grammar
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.data.coding import is_example
 from pettingllms.envs import coding_v0
 from pettingllms.envs.coding_judge import WRONG_COST, judged, score
+from pettingllms.envs.coding_runs import is_example
 from pettingllms.envs.coding_text import MAX_TESTS, NOT_RUN
 from pettingllms.envs.coding_v0 import (
     LIMITS,
@@ -195,7 +195,7 @@ def composed(number):
         values = grammar.random_values(rng, composition.family, 6)
         worked.append(
             (
-                grammar.input_text(composition, values, function=function),
+                grammar.input_text(composition.family, values, function=function),
                 grammar.output_text(composition.run(values), function=function),
             )
         )

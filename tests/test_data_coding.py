@@ -10,6 +10,7 @@ import pytest
 from pettingllms.data import coding, grammar, splits
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.coding_schemas import load_tasks
+from pettingllms.envs import coding_runs
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
@@ -32,7 +33,10 @@ def verdicts(sandbox, task, programs):
     ]
     results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))
     return [
-        [coding.passes(test, r, task.function) for test, r in zip(task.tests, row, strict=True)]
+        [
+            coding_runs.passes(test, r, task.function)
+            for test, r in zip(task.tests, row, strict=True)
+        ]
         for row in results
     ]
 
@@ -246,9 +250,9 @@ def test_only_a_run_that_ended_well_can_pass(sandbox):
         [Case(stdin="")],
     )
     expected = Pair("", "4")
-    assert coding.passes(expected, good, None)
-    assert not coding.passes(expected, late, None)
-    assert not coding.passes(expected, none, None)
-    assert not coding.passes(expected, good, "f")  # printed, not returned
+    assert coding_runs.passes(expected, good, None)
+    assert not coding_runs.passes(expected, late, None)
+    assert not coding_runs.passes(expected, none, None)
+    assert not coding_runs.passes(expected, good, "f")  # printed, not returned
     for status in ("cpu_limit", "wall_limit", "memory_limit", "killed", "forbidden"):
-        assert not coding.passes(expected, replace(good, status=status), None)
+        assert not coding_runs.passes(expected, replace(good, status=status), None)

@@ -220,9 +220,9 @@ def test_a_level_is_read_as_it_was_written(seed, size_and_boxes):
     ("text", "message"),
     [
         ("", "expected one level, found 0"),
-        ("#####\n# $.#\n#####", "line 1: expected one player, found 0"),
-        ("######\n#@$.@#\n######", r"found 2 .*line 2 column 2, line 2 column 5"),
-        ("######\n#@$ ##\n######", r"line 1: found 1 boxes .*line 2 column 3.* but 0 goals"),
+        ("#####\n# $.#\n#####", r"line 1: expected one player \(@ or \+\), found 0"),
+        ("######\n#@$.@#\n######", r"line 2 column 5: expected one player .* found 2"),
+        ("######\n#@$ ##\n######", r"line 1: found 1 boxes .* but 0 goals"),
         ("######\n#@$ .#\n#  x #\n######", "line 3 column 4: 'x' is no symbol"),
         ("######\n#@$ .\n######", "line 2 column 6: the player can leave"),
         ("######\n#@$ .#\n# ####", "line 3 column 2: the player can leave"),

@@ -23,6 +23,7 @@ from pettingllms.data.sudoku_solver import (
     solvable,
 )
 from pettingllms.errors import ConfigError, DatasetError
+from tests.datasets_fixtures import sudoku_text
 
 EASY = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 SOLVED = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
@@ -330,7 +331,7 @@ def test_a_search_leaves_the_grid_as_it_was(seed, size):
 @pytest.mark.parametrize("size", [4, 6, 9])
 def test_a_puzzle_can_be_written_and_read(size):
     puzzle = sudoku.generate(random.Random(size), "val", size=size)
-    text = sudoku.text_of(puzzle.clues)
+    text = sudoku_text(puzzle.clues)
     assert sudoku.is_puzzle(text)
     assert sudoku.parse(text) == sudoku.parse(text.replace(".", "0")) == puzzle
     assert puzzle.size == size
@@ -338,7 +339,7 @@ def test_a_puzzle_can_be_written_and_read(size):
 
 def test_letters_stand_for_the_large_numbers_of_16x16():
     puzzle = sudoku.generate(random.Random(1), "val", size=16)
-    text = sudoku.text_of(puzzle.clues)
+    text = sudoku_text(puzzle.clues)
     assert set("abcdefg") < set(text)
     assert sudoku.parse(text.upper()) == puzzle
 
@@ -376,7 +377,7 @@ def puzzles(number, size=4):
 @pytest.mark.parametrize("header", ["quizzes,solutions", "puzzle,solution", "question,answer"])
 def test_known_csv_files_are_read(tmp_path, header):
     made = puzzles(40)
-    rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in made]
+    rows = [f"{sudoku_text(p.clues)},{sudoku_text(p.solution)}" for p in made]
     path = write(tmp_path / "p.csv", [header, *rows])
     for split in SPLITS:
         loaded = [sudoku.solve(row) for row in sudoku.load(f"{path}?divide", split)]
@@ -386,7 +387,7 @@ def test_known_csv_files_are_read(tmp_path, header):
 
 def test_other_columns_are_passed_over(tmp_path):
     puzzle = puzzles(1)[0]
-    line = f"kaggle,{sudoku.text_of(puzzle.clues)},{sudoku.text_of(puzzle.solution)},12"
+    line = f"kaggle,{sudoku_text(puzzle.clues)},{sudoku_text(puzzle.solution)},12"
     path = write(tmp_path / "e.csv", ["source,question,answer,rating", line])
     (row,) = sudoku.load(path, "test")
     assert row.place == row.id == "2"
@@ -396,7 +397,7 @@ def test_other_columns_are_passed_over(tmp_path):
 def test_published_splits_are_kept_and_lend_a_validation_split(tmp_path):
     made = puzzles(60)
     for name, own in (("train", made[:50]), ("test", made[50:])):
-        rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in own]
+        rows = [f"{sudoku_text(p.clues)},{sudoku_text(p.solution)}" for p in own]
         write(tmp_path / f"{name}.csv", ["puzzle,solution", *rows])
     loaded = {split: sudoku.load(tmp_path, split) for split in SPLITS}
     assert [sudoku.solve(row) for row in loaded["test"]] == made[50:]
@@ -406,7 +407,7 @@ def test_published_splits_are_kept_and_lend_a_validation_split(tmp_path):
 
 def test_a_file_with_a_puzzle_on_each_line_is_read(tmp_path):
     made = puzzles(30, size=6)
-    path = write(tmp_path / "p.txt", [sudoku.text_of(p.clues) for p in made])
+    path = write(tmp_path / "p.txt", [sudoku_text(p.clues) for p in made])
     count = {
         split: sum(sudoku.split_of(p.clues, p.solution) == split for p in made) for split in SPLITS
     }
@@ -435,8 +436,6 @@ def test_a_bad_row_is_named(tmp_path, lines, why):
 
 def test_a_false_solution_is_found_when_the_puzzle_is_dealt(tmp_path):
     puzzle, other = puzzles(2)
-    row = sudoku.PuzzleRow(
-        "p.csv:7", "7", sudoku.text_of(puzzle.clues), sudoku.text_of(other.solution)
-    )
+    row = sudoku.PuzzleRow("p.csv:7", "7", sudoku_text(puzzle.clues), sudoku_text(other.solution))
     with pytest.raises(DatasetError, match=r"p\.csv:7: the solution in the file is not"):
         sudoku.solve(row)

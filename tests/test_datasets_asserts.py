@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pettingllms.data import asserts, coding
-from pettingllms.data.coding import passes, prepared, run_inputs, run_tests, verified
+from pettingllms.data import asserts
 from pettingllms.data.coding_schemas import as_row, load_tasks
 from pettingllms.data.rows import RowError
-from pettingllms.envs import coding_v0
+from pettingllms.envs import coding_runs, coding_v0
+from pettingllms.envs.coding_runs import passes, prepared, run_inputs, run_tests, verified
+from pettingllms.envs.coding_text import shown_to
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
 from tests.datasets_fixtures import rows, write
@@ -209,12 +210,12 @@ def test_rows_of_mbpp_plus_are_judged_by_their_own_tests(judge):
 def test_the_coder_of_mbpp_is_shown_an_assertion_and_the_tester_is_not(tmp_path):
     row = mbpp("assert f('abcabc') == 'a'", "assert f('abc') == 'None'")
     (task,) = load_tasks(write(tmp_path / "a.jsonl", row)).records
-    assert "assert f('abcabc') == 'a'" in task.shown_to("coder").question
-    assert "'None'" not in task.shown_to("coder").question
-    assert task.shown_to("tester") == task
+    assert "assert f('abcabc') == 'a'" in shown_to("coder", task).question
+    assert "'None'" not in shown_to("coder", task).question
+    assert shown_to("tester", task) == task
     assert "abcabc" not in task.question
     (again,) = load_tasks(write(tmp_path / "b.jsonl", as_row(task, None))).records
-    assert again.shown_to("coder").question == task.shown_to("coder").question
+    assert shown_to("coder", again).question == shown_to("coder", task).question
 
 
 def test_helpers_of_a_prompt_need_not_be_repeated(judge):
@@ -282,8 +283,8 @@ def test_a_published_task_is_played_by_coder_and_tester(tmp_path):
 
 def test_the_statements_examples_are_known_in_asserts():
     test = asserts.Test("f((1, 2))", "assert f((1, 2)) == [3]", asserts=True)
-    assert coding.is_example("For example f((1, 2)) is [3].", test, "f")
-    assert not coding.is_example("For example f((1, 2)) is [4].", test, "f")
+    assert coding_runs.is_example("For example f((1, 2)) is [3].", test, "f")
+    assert not coding_runs.is_example("For example f((1, 2)) is [4].", test, "f")
     assert asserts.as_json(asserts.Test("", "assert abs(f(1)) < 3", asserts=True), "f") is None
 
 

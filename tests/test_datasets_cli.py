@@ -165,18 +165,18 @@ def test_fetch_says_how_to_use_what_it_fetched(run, tmp_path):
     code, out, _ = run("fetch", "aime25", "--out", tmp_path / "out")
     assert code == 0
     assert f"pettingllms-data check {tmp_path / 'out'}" in out
-    fetched = (tmp_path / "out" / "test" / "test.jsonl").read_text().splitlines()
+    fetched = (tmp_path / "out" / "test" / "test-test.jsonl").read_text().splitlines()
     assert [json.loads(line) for line in fetched] == rows("aime25")
     assert run("check", tmp_path / "out", "--split", "test")[0] == 0
     code, out, _ = run("fetch", "aime25")
     assert (code, "--dataset aime25" in out) == (0, True)
 
 
-def test_boxoban_has_to_be_fetched_into_a_folder(run):
-    code, _, err = run("fetch", "boxoban")
-    assert (code, "give --out DIR" in err) == (2, True)
-    code, _, err = run("check", "boxoban")
-    assert (code, "has to be fetched first" in err) == (2, True)
+@pytest.mark.parametrize("command", ["fetch", "check"])
+def test_boxoban_has_to_be_cloned(run, command):
+    code, _, err = run(command, "boxoban")
+    clone = "git clone https://github.com/google-deepmind/boxoban-levels, then give boxoban-levels/"
+    assert (code, clone in err) == (2, True)
 
 
 def test_help_explains(capsys):

@@ -144,7 +144,7 @@ def test_fetch_writes_the_files_by_split_so_that_the_folder_reads_like_the_name(
     ]})  # fmt: skip
     out = tmp_path / "out"
     (file,) = hub.fetch("aime24", out)
-    assert file == out / "test" / "aime_2024_problems.parquet"
+    assert file == out / "test" / "test-aime_2024_problems.parquet"
     assert load_problems(out, "test").records == load_problems("aime24", "test").records
     assert [path.name for path in hub.fetch("aime24", None)] == ["aime_2024_problems.parquet"]
 
@@ -161,7 +161,7 @@ def test_fetched_files_of_one_name_in_several_folders_all_stay(cache, tmp_path):
     out = tmp_path / "out"
     files = hub.fetch("hendrycks_math", out)
     assert len({*files}) == 4
-    assert files[0] == out / "train" / "algebra" / "train-00000-of-00001.parquet"
+    assert files[0] == out / "train" / "train-algebra-train-00000-of-00001.parquet"
     for split in ("train", "test"):
         assert asked(load_problems(out, split)) == {
             f"A {split} problem of {subject}?" for subject in ("algebra", "geometry")
@@ -182,8 +182,8 @@ def test_a_fetched_file_is_of_the_split_that_it_was_fetched_for_whatever_its_own
     out = tmp_path / "out"
     files = hub.fetch("musique", out)
     assert [str(file.relative_to(out)) for file in files] == [
-        "train/train.jsonl",
-        "test/test-dev.jsonl",
+        "train/train-musique-train.jsonl",
+        "test/test-musique-dev.jsonl",
     ]
     here = hub.local(out, (".jsonl",))
     assert [file.split for file in here.files] == ["test", "train"]

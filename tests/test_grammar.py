@@ -11,6 +11,7 @@ from pettingllms.data import coding, grammar
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.data.grammar import COMPOSITIONS, FAMILIES, Composition
 from pettingllms.data.splits import SPLITS
+from pettingllms.envs import coding_runs
 from pettingllms.sandbox import Case, Limits, open_sandbox
 
 ALL = [composition for split in SPLITS for composition in COMPOSITIONS[split]]
@@ -42,7 +43,9 @@ def covering(family):
 def test_every_part_computes_what_its_code_computes(family, function, sandbox):
     compositions, inputs = covering(family), fresh_values(family, 12)
     assert {part for c in compositions for part in c.parts} == {p for s in family.stages for p in s}
-    texts = [grammar.input_text(compositions[0], values, function=function) for values in inputs]
+    texts = [
+        grammar.input_text(compositions[0].family, values, function=function) for values in inputs
+    ]
     cases = [Case(function="solve", args=t) if function else Case(stdin=t) for t in texts]
     programs = [composition.program(function=function) for composition in compositions]
     results = sandbox.run(programs, cases, limits=Limits(cpu_s=5))
@@ -50,7 +53,7 @@ def test_every_part_computes_what_its_code_computes(family, function, sandbox):
         for values, text, result in zip(inputs, texts, row, strict=True):
             value = composition.run(values)
             expected = Pair(text, grammar.output_text(value, function=function))
-            assert coding.passes(expected, result, "solve" if function else None), (
+            assert coding_runs.passes(expected, result, "solve" if function else None), (
                 composition.name,
                 values,
                 result,

@@ -121,7 +121,7 @@ def test_no_problem_of_the_other_splits_is_demonstrated(drawn, kind):
                 for s in re.split(r"(?<=[.?]) ", words)[1:-1]
             ]
             steps = tuple(arithmetic.Step(s, n) for s, n in zip(signs, numbers[1:], strict=True))
-            assert arithmetic.story_split(numbers[0], steps) == "train"
+            assert arithmetic.Story(numbers[0], steps, "").split == "train"
 
 
 def test_prompts_are_those_of_the_environment():

@@ -8,7 +8,9 @@ import pytest
 
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.data.coding import CANDIDATES, known_wrong, mutants
+from pettingllms.envs import coding_runs
+from pettingllms.envs.coding_runs import CANDIDATES, known_wrong
+from pettingllms.envs.mutants import mutants
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
 
@@ -91,11 +93,12 @@ def test_a_program_without_such_places_has_no_mutants(program):
 
 @pytest.mark.parametrize("task", [SUMS, CALLS], ids=["stdin", "function"])
 def test_every_known_wrong_program_fails_a_hidden_test(task, outputs):
-    wrong = known_wrong(task, outputs, 4)
-    assert len(wrong) == len(set(wrong)) == 4
-    for row in coding.run_tests(task, wrong, outputs):
+    wrong = known_wrong(task, outputs)
+    assert len(wrong) == len(set(wrong)) >= 4
+    for row in coding_runs.run_tests(task, wrong, outputs):
         passed = [
-            coding.passes(test, r, task.function) for test, r in zip(task.tests, row, strict=True)
+            coding_runs.passes(test, r, task.function)
+            for test, r in zip(task.tests, row, strict=True)
         ]
         assert not all(passed)
 
@@ -105,14 +108,14 @@ def test_equivalent_mutants_are_left_out(outputs):
     program = "x = int(input())\nprint('yes' if x > 0 else 'no')"
     same = "x = int(input())\nprint('yes' if x >= 0 else 'no')"
     assert same in [text.replace('"', "'") for text in mutants(program)]
-    assert same not in known_wrong(a_task(program, ("5", "yes")), outputs, 9)
-    assert same in known_wrong(a_task(program, ("5", "yes"), ("0", "no")), outputs, 9)
+    assert same not in known_wrong(a_task(program, ("5", "yes")), outputs)
+    assert same in known_wrong(a_task(program, ("5", "yes"), ("0", "no")), outputs)
 
 
 def test_a_mutant_that_runs_for_ever_is_left_out(outputs):
     # It is wrong, but would cost its limit on every test that a tester writes.
     assert any("n = n + 1" in program for program in mutants(COUNT_DOWN))
-    wrong = known_wrong(a_task(COUNT_DOWN, ("3", "0")), outputs, 9)
+    wrong = known_wrong(a_task(COUNT_DOWN, ("3", "0")), outputs)
     assert wrong
     assert not any("n = n + 1" in program for program in wrong)
 
@@ -128,25 +131,25 @@ def test_a_mutant_that_runs_for_ever_is_left_out(outputs):
 def test_a_wrong_reference_is_an_error_that_names_the_test(tests, text, own, outputs):
     task = a_task("print(2 * int(input()))", *tests, own=own)
     with pytest.raises(DatasetError, match=text):
-        known_wrong(task, outputs, 3)
+        known_wrong(task, outputs)
 
 
 def test_a_wrong_return_value_is_shown(outputs):
     task = a_task("def f(x):\n    return x + 1", ("[1]", "3"), function="f")
     with pytest.raises(DatasetError, match="gave '2', expected '3'"):
-        known_wrong(task, outputs, 3)
+        known_wrong(task, outputs)
 
 
 @pytest.mark.parametrize("reference", ["def f(:", "print(\0)", "(" * 5000])
 def test_a_reference_that_is_no_python_is_an_error(reference, outputs):
     with pytest.raises(DatasetError, match="task 7: field 'reference' is not Python"):
-        known_wrong(a_task(reference, ("", "")), outputs, 3)
+        known_wrong(a_task(reference, ("", "")), outputs)
 
 
 def test_programs_that_the_task_brings_are_kept(outputs):
     own = ("print(0)", "print(int(input()) ** 2)")  # the second one is right on this test
     task = a_task("print(2 * int(input()))", ("2", "4"), own=own)
-    assert known_wrong(task, outputs, 1) == own
+    assert known_wrong(task, outputs) == own
 
 
 def test_a_long_program_is_mutated_in_bounded_time():
@@ -162,4 +165,4 @@ def test_generated_references_have_mutants_as_well(outputs):
         bare = a_task(
             task.reference, *((t.input, t.output) for t in task.tests), function=task.function
         )
-        assert known_wrong(bare, outputs, 3)
+        assert known_wrong(bare, outputs)

@@ -22,6 +22,7 @@ from pettingllms.envs.sudoku_v0 import Fill, Whole, parse_answer
 from pettingllms.envs.team_env import FORMAT_PENALTY
 from pettingllms.errors import ConfigError, DatasetError, UnknownNameError
 from pettingllms.sandbox import open_sandbox
+from tests.datasets_fixtures import sudoku_text
 
 # One 4x4 puzzle to play by hand, and its only solution.
 PUZZLE = "12..34...1...3.4"
@@ -40,7 +41,7 @@ def single(**kwargs):
 
 
 def text(env):
-    return sudoku.text_of(env._state.position)
+    return sudoku_text(env._state.position)
 
 
 def solution(env):
@@ -219,7 +220,7 @@ def test_no_constant_grid_solves_or_earns_anything():
     for seed in range(30):
         for grid in grids:
             env = make(seed, agents="single")
-            if sudoku.text_of(env._state.level.solution) == grid:
+            if sudoku_text(env._state.level.solution) == grid:
                 continue
             assert not play(env, f"[{grid}]")["success"]
             assert env.rewards["planner_0"] <= 0
@@ -461,7 +462,7 @@ def test_a_file_is_played_in_its_order_and_carries_its_ids(tmp_path):
     path = tmp_path / "puzzles.csv"
     rng = random.Random(0)
     made = [sudoku.generate(rng, split, size=6) for split in ("test", "train", "test")]
-    rows = [f"{sudoku.text_of(p.clues)},{sudoku.text_of(p.solution)}" for p in made]
+    rows = [f"{sudoku_text(p.clues)},{sudoku_text(p.solution)}" for p in made]
     path.write_text("\n".join(["quizzes,solutions,id", *(f"{r},p{n}" for n, r in enumerate(rows))]))
     env = sudoku_v0.env(dataset=f"{path}?divide", split="test")
     assert env.num_tasks == 2

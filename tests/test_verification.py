@@ -7,7 +7,8 @@ import re
 import pytest
 
 from pettingllms.data.asserts import Test as Pair
-from pettingllms.data.coding import CodingTask, verified
+from pettingllms.data.coding import CodingTask
+from pettingllms.envs.coding_runs import verified
 from pettingllms.sandbox import Limits, open_sandbox
 
 # Generous by the clock, so that a busy machine does not decide which limit is broken first.

@@ -61,13 +61,12 @@ from benchmarks.environments.coding_calls import (
     quotes,
     shown,
 )
-from pettingllms.data import coding
 from pettingllms.data.asserts import Test
-from pettingllms.data.coding import passes
 from pettingllms.data.objects import Source
-from pettingllms.envs import coding_v0
+from pettingllms.envs import coding_runs, coding_v0
 from pettingllms.envs.base import Outcome
-from pettingllms.envs.coding_text import shown_result
+from pettingllms.envs.coding_runs import passes
+from pettingllms.envs.coding_text import shown_result, shown_to
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, TeamArguments
 from pettingllms.sandbox.together import SharedRuns
@@ -126,7 +125,7 @@ class raw_env(coding_v0.raw_env):
         role = agent.removesuffix("_0")
         return shown(
             role,
-            state.task.shown_to(role).question,
+            shown_to(role, state.task).question,
             state.calls,
             function=state.task.function,
             compact=self.prompt == "compact",
@@ -186,7 +185,7 @@ class raw_env(coding_v0.raw_env):
         task, program = state.task, state.calls.made[-1].program
         run = SharedRuns(self.sandbox, self._limits_of(task, coding_v0.PROGRAM_SHARE))
         programs = [program, *filter(None, [task.reference])]
-        (mine, *_), *others = coding.run_inputs(task, programs, [text], run)
+        (mine, *_), *others = coding_runs.run_inputs(task, programs, [text], run)
         wrong = None
         # Where the reference fails as well, nobody knows what is right.
         if others and others[0][0].status == "ok":

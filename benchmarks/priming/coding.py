@@ -92,7 +92,7 @@ def test_blocks(composition: Composition, values: list[Any], result: Any, *, fun
     """A test case as the tester writes it."""
     return "\n".join(
         (
-            fenced("input", input_text(composition, values, function=function)),
+            fenced("input", input_text(composition.family, values, function=function)),
             fenced("output", output_text(result, function=function)),
         )
     )
@@ -144,7 +144,7 @@ def past(composition: Composition, rng: random.Random, *, function: bool) -> tup
         seen = output_text(_other(composition, values, got), function=function)
         if rng.random() < 0.5:
             want, seen = seen, want
-        entry = Disagreement(input_text(composition, values, function=function), want, seen)
+        entry = Disagreement(input_text(composition.family, values, function=function), want, seen)
         attempts.append(Attempt(program, (entry,) if want != seen else ()))
     return tuple(attempts)
 

@@ -48,7 +48,7 @@ def demo(rng: random.Random, habit: float = 0.0) -> Demo:  # noqa: ARG001 - it h
     values = grammar.random_values(rng, chain.family, rng.choice((3, 4)))
     result = output_text(chain.run(values), function=function)
     blocks = (
-        fenced("input", input_text(chain, values, function=function)),
+        fenced("input", input_text(chain.family, values, function=function)),
         fenced("output", result),
     )
     return Demo(prompt, "\n".join([working(chain, values, short=rng.random() < SHORT), *blocks]))
@@ -95,6 +95,6 @@ def past(chain: Chain, rng: random.Random, *, function: bool) -> tuple[Attempt, 
             output_text(each.run(values), function=function)
             for each in rng.sample((chain, wrong), 2)
         )
-        entry = Disagreement(input_text(chain, values, function=function), want, seen)
+        entry = Disagreement(input_text(chain.family, values, function=function), want, seen)
         attempts.append(Attempt(program, (entry,) if want != seen else ()))
     return tuple(attempts)

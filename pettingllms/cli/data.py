@@ -29,7 +29,7 @@ from pettingllms.cli.options import CommandParser
 from pettingllms.data import hub
 from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
 from pettingllms.data.catalog import CATALOG, KindName
-from pettingllms.data.coding import CodingTask, verified
+from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import TASKS, as_row
 from pettingllms.data.dataset import Kind, Loaded, is_known, load
 from pettingllms.data.math import PROBLEMS
@@ -38,6 +38,7 @@ from pettingllms.data.question_schemas import QUESTIONS
 from pettingllms.data.rows import ending_of
 from pettingllms.data.splits import SPLITS
 from pettingllms.data.sudoku import PUZZLE_FILES
+from pettingllms.envs.coding_runs import verified
 from pettingllms.envs.coding_v0 import LIMITS
 from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 from pettingllms.sandbox import SandboxSettings, open_sandbox
@@ -68,7 +69,7 @@ def _parser() -> CommandParser:
     fetch.add_argument(
         "--out",
         type=Path,
-        help="folder for DIR/SPLIT/FILE, to be used in place of the name. Default: the cache of "
+        help="folder for DIR/SPLIT/SPLIT-FILE, to be used in place of the name. Default: the cache of "
         "the Hugging Face hub, where the name then finds it without a network",
     )
     fetch.set_defaults(action=_fetch)
@@ -158,7 +159,6 @@ def _show(options: argparse.Namespace) -> int:
         "page": entry.page,
         "license": entry.license or "see its page",
         "rows": entry.rows,
-        "download": entry.download or "see its page",
         "splits": ", ".join(hub.splits_of(entry)),
         "files": "; ".join(f"{s}: {' '.join(files)}" for s, files in entry.files.items()),
         "revision": entry.revision,

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import random
 import zlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from pettingllms.data.math import MathProblem
@@ -94,12 +94,14 @@ class Story:
     @property
     def computation(self) -> str:
         """The numbers and signs without words, as in `7 + 5 - 3`; steps go from left to right."""
-        return computation(self.start, self.steps)
+        return " ".join([str(self.start), *(f"{sign} {number}" for sign, number in self.steps)])
 
     @property
     def split(self) -> Split:
         """The only split that may contain this story in any order and any words."""
-        return story_split(self.start, self.steps)
+        # By the multiset of its steps; having `start` counts as gaining it.
+        steps = sorted([f"+ {self.start}", *(f"{sign} {number}" for sign, number in self.steps)])
+        return split_of(" ".join(steps), domain="arithmetic")
 
 
 def generate(
@@ -155,14 +157,18 @@ def draw(
         steps = _steps(rng, start, rng.randint(*depth), largest)
         # The split follows from all the numbers, so that a story is drawn whole and then kept or
         # not.
-        if steps is None or story_split(start, steps) != split:
+        if steps is None:
+            continue
+        story = Story(start, steps, "")
+        if story.split != split:
             continue
         # Small answers are by far the most frequent ones. Thinned out in proportion, no constant
         # answer is right more often than about one time in forty.
-        if rng.random() * FLAT_BELOW * largest > _answer(start, steps):
+        if rng.random() * FLAT_BELOW * largest > story.values[-1]:
             continue
-        if split == "train" or not _may_have_primed(start, steps):
-            return Story(start, steps, _question(rng, start, steps))
+        # The base model was primed on the training split of an earlier rule, CRC-32 of the text.
+        if split == "train" or zlib.crc32(story.computation.encode()) % 10 < 3:
+            return replace(story, question=_question(rng, start, steps))
 
 
 def _steps(rng: random.Random, value: int, depth: int, largest: int) -> tuple[Step, ...] | None:
@@ -181,30 +187,6 @@ def _steps(rng: random.Random, value: int, depth: int, largest: int) -> tuple[St
         values.append(value)
         steps.append(step)
     return None if value in values[:-1] else tuple(steps)
-
-
-def _answer(start: int, steps: tuple[Step, ...]) -> int:
-    for step in steps:
-        start = step.apply(start)
-    return start
-
-
-def computation(start: int, steps: tuple[Step, ...]) -> str:
-    """The numbers and signs of a story; see `Story.computation`."""
-    return " ".join([str(start), *(f"{sign} {number}" for sign, number in steps)])
-
-
-def story_split(start: int, steps: tuple[Step, ...]) -> Split:
-    """The split of a story, by the multiset of its steps; having `start` counts as gaining it."""
-    numbers = sorted([f"+ {start}", *(f"{sign} {number}" for sign, number in steps)])
-    return split_of(" ".join(numbers), domain="arithmetic")
-
-
-def _may_have_primed(start: int, steps: tuple[Step, ...]) -> bool:
-    """Returns whether a computation was of the training split that the base model was primed on."""
-    # The rule of that earlier split, CRC-32 of the text: the shipped weights do not change with
-    # ours.
-    return zlib.crc32(computation(start, steps).encode()) % 10 >= 3
 
 
 def _question(rng: random.Random, start: int, steps: tuple[Step, ...]) -> str:

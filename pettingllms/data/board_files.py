@@ -62,15 +62,15 @@ def boards(kind: Kind[TextBoard], source: str | Path, split: Split) -> tuple[Tex
     if not (isinstance(source, str) and "\n" in source):
         # The schema is given: a bad first board is then reported as such, not as an unknown format.
         return load_source(kind, source, split, schema=name).records
-    found = [_of_text(schema.read, row, number) for number, row in rows.boards(source)]
+    read_boards = [_of_text(schema.read, row, number) for number, row in rows.boards(source)]
     assert kind.split_of is not None
-    own = tuple(board for board in found if kind.split_of(board) == split)
-    if not own:
+    of_split = tuple(board for board in read_boards if kind.split_of(board) == split)
+    if not of_split:
         raise DatasetError(
             f"{source[:80]!r} has no board of the split {split!r}, which a hash of each board "
             f"decides; give more boards, or a file of them, which is whole in every split"
         )
-    return own
+    return of_split
 
 
 def _of_text(read: Callable[[Row, str], TextBoard], row: Row, number: int) -> TextBoard:
@@ -120,8 +120,8 @@ def _level_split(board: TextBoard) -> Split:
 
 
 def _grid_split(board: TextBoard) -> Split:
-    found = grid(board)
-    return plan_path.split_of(found.height, found.width, found.walls, found.goal)
+    level = grid(board)
+    return plan_path.split_of(level.height, level.width, level.walls, level.goal)
 
 
 def _has_goal(row: Row) -> bool:

@@ -26,31 +26,27 @@ class DataSet:
     schema: str
     """How its rows are read."""
     repository: str
-    """On the Hugging Face hub, or on GitHub where it starts with `github:`."""
+    """On the Hugging Face hub, or on GitHub where there is a `folder`."""
     files: Mapping[Split, tuple[str, ...]]
     """Patterns of the files of each split that it has."""
     about: str
     rows: str
-    """How many, as its publisher says."""
-    download: str | None = None
-    """How much there is to download."""
+    """Number of rows, as published."""
     license: str | None = None
     revision: str = "main"
     limits: tuple[tuple[str, float], ...] = ()
     """Fields of `pettingllms.sandbox.Limits` that its own evaluation or solutions need for a test."""
     also: tuple[str, ...] = ()
     """Other names that files of it have."""
+    folder: str = ""
+    """A folder to give after cloning it from GitHub."""
 
     @property
     def page(self) -> str:
         """The address where its publisher describes it."""
-        if self.repository.startswith("github:"):
-            return f"https://github.com/{self.repository.removeprefix('github:')}"
-        return f"https://huggingface.co/datasets/{self.repository}"
+        site = "github.com" if self.folder else "huggingface.co/datasets"
+        return f"https://{site}/{self.repository}"
 
-
-_BOXOBAN = "github:google-deepmind/boxoban-levels"
-_BOXOBAN_REVISION = "78011d8c86ad423bfb2e1005012393b4c3c24409"
 
 # `timeout` of codegen_metrics in lcb_runner/evaluation.
 _LIVECODEBENCH_LIMITS = (("cpu_s", 6.0),)
@@ -75,7 +71,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"train": ("train.jsonl",), "test": ("test.jsonl",)},
         "programming problems in three levels, standard input and function calls (arXiv 2105.09938)",
         "5,000 train, 5,000 test",
-        "107 MB train, 1.3 GB test",
         "mit",
         limits=(("cpu_s", 4.0),),  # `timeout` in eval/testing_util.py
     ),
@@ -90,7 +85,6 @@ CATALOG: Mapping[str, DataSet] = {
         },
         "contest problems with right and wrong solutions (arXiv 2203.07814)",
         "about 13,000",
-        "39 training files of about 0.2 GB each",
         "cc-by-4.0",
     ),
     "livecodebench": DataSet(
@@ -100,7 +94,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("test*.jsonl",)},
         "contest problems by date, without solutions (arXiv 2403.07974), six releases",
         "1,055 test",
-        "4.5 GB",
         "cc",
         limits=_LIVECODEBENCH_LIMITS,
     ),
@@ -111,7 +104,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("test6.jsonl",)},
         "the problems that the sixth release of livecodebench added, its latest",
         "a part of livecodebench's",
-        "134 MB",
         "cc",
         limits=_LIVECODEBENCH_LIMITS,
     ),
@@ -126,7 +118,6 @@ CATALOG: Mapping[str, DataSet] = {
         },
         "short functions with asserts (arXiv 2108.07732)",
         "974",
-        "below 1 MB",
         "cc-by-4.0",
         limits=_MBPP_LIMITS,
     ),
@@ -141,7 +132,6 @@ CATALOG: Mapping[str, DataSet] = {
         },
         "the part of mbpp that was checked by hand",
         "127 train, 43 val, 257 test",
-        "0.1 MB",
         "cc-by-4.0",
         limits=_MBPP_LIMITS,
     ),
@@ -152,7 +142,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("openai_humaneval/test-*.parquet",)},
         "functions from their signature and docstring (arXiv 2107.03374)",
         "164 test",
-        "0.1 MB",
         "mit",
         limits=(("cpu_s", 3.0),),  # `timeout` of evaluate_functional_correctness
     ),
@@ -163,7 +152,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("aime_2024_problems.parquet",)},
         "American Invitational Mathematics Examination 2024; answers are integers up to 999",
         "30 test",
-        "37 kB",
         "mit",
         also=("aime2024",),
     ),
@@ -174,7 +162,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("test.jsonl",)},
         "American Invitational Mathematics Examination 2025; answers are integers up to 999",
         "30 test",
-        "16 kB",
         also=("aime2025",),
     ),
     "math500": DataSet(
@@ -184,7 +171,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("test.jsonl",)},
         "500 problems of MATH in five levels (arXiv 2305.20050)",
         "500 test",
-        "447 kB",
     ),
     "hendrycks_math": DataSet(
         "math",
@@ -194,7 +180,6 @@ CATALOG: Mapping[str, DataSet] = {
         "competition problems of seven subjects in five levels (arXiv 2103.03874); math500 is a "
         "part of its test split",
         "7,500 train, 5,000 test",
-        None,
         "mit",
     ),
     "minerva_math": DataSet(
@@ -204,7 +189,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("test.jsonl",)},
         "undergraduate problems of MIT's open courses (OCWCourses, arXiv 2206.14858)",
         "272 test",
-        "130 kB",
         also=("minerva",),
     ),
     "olympiadbench": DataSet(
@@ -214,7 +198,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"test": ("OE_TO_maths_en_COMP/train/*.parquet",)},
         "open-ended competition problems, English, text only (arXiv 2402.14008)",
         "675 test",
-        None,
         "apache-2.0",
         # The branch with the hub's own conversion to parquet.
         revision="refs/convert/parquet",
@@ -226,7 +209,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"train": ("main/train-*.parquet",), "test": ("main/test-*.parquet",)},
         "word problems of grade-school arithmetic (arXiv 2110.14168)",
         "7,473 train, 1,319 test",
-        "2.7 MB",
         "mit",
     ),
     "polaris": DataSet(
@@ -236,7 +218,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"train": ("polaris-data-53K.jsonl",)},
         "training problems with a pass rate of a 7B model as difficulty",
         "about 53,000 train",
-        "28 MB",
         "apache-2.0",
     ),
     "dapo_math": DataSet(
@@ -246,7 +227,6 @@ CATALOG: Mapping[str, DataSet] = {
         {"train": ("**.parquet",)},
         "training problems with integer answers (arXiv 2503.14476); each row about 100 times",
         "about 17,000 train, in over a million rows",
-        None,
         "apache-2.0",
     ),
     "sudoku_extreme": DataSet(
@@ -260,39 +240,16 @@ CATALOG: Mapping[str, DataSet] = {
     "boxoban": DataSet(
         "sokoban",
         "boxoban",
-        _BOXOBAN,
+        "google-deepmind/boxoban-levels",
         {
             "train": ("unfiltered/train/*.txt",),
             "val": ("unfiltered/valid/*.txt",),
             "test": ("unfiltered/test/*.txt",),
         },
-        "10x10 Sokoban levels with four boxes (arXiv 1901.03559), the unfiltered set",
-        "900,000 train, 100,000 val, 1,000 test",
-        "one archive for all three sets, 176 MB unpacked",
-        "apache-2.0",
-        revision=_BOXOBAN_REVISION,
-    ),
-    "boxoban_medium": DataSet(
-        "sokoban",
-        "boxoban",
-        _BOXOBAN,
-        {"train": ("medium/train/*.txt",), "val": ("medium/valid/*.txt",)},
-        "the medium set of boxoban",
-        "450,000 train, 50,000 val",
-        "see boxoban",
-        "apache-2.0",
-        revision=_BOXOBAN_REVISION,
-    ),
-    "boxoban_hard": DataSet(
-        "sokoban",
-        "boxoban",
-        _BOXOBAN,
-        {"test": ("hard/*.txt",)},
-        "the hard set of boxoban",
-        "3,332 test",
-        "see boxoban",
-        "apache-2.0",
-        revision=_BOXOBAN_REVISION,
+        "10x10 Sokoban levels with four boxes (arXiv 1901.03559)",
+        "900,000 train, 100,000 val, 1,000 test; also medium and hard ones",
+        license="apache-2.0",
+        folder="boxoban-levels/unfiltered",
     ),
     "nq": _flashrag(
         "Natural Questions with short answers (Kwiatkowski et al. 2019)",
@@ -349,16 +306,16 @@ def benchmark_of(located: Located, schemas: Collection[str]) -> str | None:
         located: the files.
         schemas: in which their rows were read.
     """
-    own = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
+    benchmarks = {name: entry for name, entry in CATALOG.items() if "train" not in entry.files}
     names = [_plain(located.name.rpartition("/")[2])]
     names += [_plain(file.path.name.partition(".")[0]) for file in located.files]
-    for name, entry in own.items():
+    for name, entry in benchmarks.items():
         # As a part of the name: `aime24_shuffled.jsonl` is the benchmark all the same.
-        if any(_plain(known) in given for known in (name, *entry.also) for given in names):
+        if any(_plain(alias) in file_name for alias in (name, *entry.also) for file_name in names):
             return name
-    others = {entry.schema for name, entry in CATALOG.items() if name not in own}
+    others = {entry.schema for name, entry in CATALOG.items() if name not in benchmarks}
     telling = {*schemas} - others - {"tasks", "problems"}  # those anybody may write
-    return next((name for name, entry in own.items() if entry.schema in telling), None)
+    return next((name for name, entry in benchmarks.items() if entry.schema in telling), None)
 
 
 def _plain(name: str) -> str:

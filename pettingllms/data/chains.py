@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from pettingllms.data import grammar
-from pettingllms.data.grammar import Family, Part, Pipeline
+from pettingllms.data.grammar import Family, Part
 from pettingllms.data.splits import Split
 from pettingllms.errors import ConfigError
 
@@ -76,10 +76,10 @@ class Chain:
 
     def values(self, a: int, b: int) -> list[int]:
         """The results of the steps of an arithmetic chain, in order."""
-        found: list[int] = []
+        results: list[int] = []
         for stage, part in self.links:
-            found.append(part.apply(a, b) if stage == COMBINE else part.apply([a, *found][-1]))
-        return found
+            results.append(part.apply(a, b) if stage == COMBINE else part.apply([a, *results][-1]))
+        return results
 
     def program(self, *, function: bool, short: bool = False, long: bool = False) -> str:
         """The reference solution, as a function `solve` or as a program on standard input.
@@ -121,28 +121,28 @@ class Chain:
         """The problem in English, in one of several phrasings."""
         out = "return" if function else "print"
         it = "it" if self.arithmetic else "each"
-        said = [rng.choice(link.part.phrases).format(it=it) for link in self.links]
+        phrases = [rng.choice(link.part.phrases).format(it=it) for link in self.links]
         if self.arithmetic:
             # A chain that begins with a change begins with the first number as it is.
             sentence = _arithmetic(
-                rng, [*(() if self.links[0].stage == COMBINE else "a"), *said], out
+                rng, [*(() if self.links[0].stage == COMBINE else "a"), *phrases], out
             )
         else:
-            sentence = self._of_list(rng, said, out)
+            sentence = self._of_list(rng, phrases, out)
         return f"{self.family.reads[function]} {sentence}"
 
-    def _of_list(self, rng: random.Random, said: list[str], out: str) -> str:
-        kept = said.pop(0) if self.links[0].stage == KEEP else None
-        result = said.pop() if self.links[-1].stage == REPORT else "them"
+    def _of_list(self, rng: random.Random, phrases: list[str], out: str) -> str:
+        filtered = phrases.pop(0) if self.links[0].stage == KEEP else None
+        result = phrases.pop() if self.links[-1].stage == REPORT else "them"
         style = rng.randrange(3)
         if style == 0:
-            start = "Keep all" if kept is None else f"Keep the {kept}"
-            return f"{', '.join([start, *said])}, and {out} {result}."
+            start = "Keep all" if filtered is None else f"Keep the {filtered}"
+            return f"{', '.join([start, *phrases])}, and {out} {result}."
         if style == 1:
-            start = "Take all" if kept is None else f"Take only the {kept}"
-            return f"{'; '.join([start, *said])}; {out} {result}."
-        start = "Ignore none" if kept is None else f"Ignore all but the {kept}"
-        between = f"{', '.join(said)} and " if said else ""
+            start = "Take all" if filtered is None else f"Take only the {filtered}"
+            return f"{'; '.join([start, *phrases])}; {out} {result}."
+        start = "Ignore none" if filtered is None else f"Ignore all but the {filtered}"
+        between = f"{', '.join(phrases)} and " if phrases else ""
         return f"{start}. Then {between}{out} {result}."
 
     def neighbours(self) -> list[Chain]:
@@ -156,13 +156,9 @@ class Chain:
             if part is not link.part
         ]
 
-    def may_show(self, other: Pipeline) -> bool:
-        """Returns whether a task of this chain may contain `other`'s program, as a known-wrong one."""
-        return other.split in ("train", self.split)
 
-
-def _arithmetic(rng: random.Random, said: list[str], out: str) -> str:
-    first, *changes = said
+def _arithmetic(rng: random.Random, phrases: list[str], out: str) -> str:
+    first, *changes = phrases
     if rng.random() < 0.5:
         if len(changes) > 1:
             changes[-1] = f"then {changes[-1]}"
@@ -177,7 +173,7 @@ def draw(rng: random.Random, name: str, steps: int, split: Split) -> Chain:
     Raises:
         ConfigError: no chain of `split` in `TRIES` tries.
     """
-    family = next(each for each in grammar.FAMILIES if each.name == name)
+    family = next(member for member in grammar.FAMILIES if member.name == name)
     for _ in range(TRIES):
         links = tuple(Link(s, rng.choice(family.stages[s])) for s in stages(rng, family, steps))
         chain = Chain(family, links)

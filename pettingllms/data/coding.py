@@ -1,53 +1,23 @@
-"""Programming tasks: generated from the grammar, judged by their tests, with known-wrong programs.
+"""Programming tasks with hidden tests: the record, and tasks generated from the grammar.
 
-`pettingllms.data.coding_schemas` reads tasks from files and published data sets.
-
-Programs run in the sandbox and outputs are compared outside of it; programs never see the expected
-ones. Printed text: equal line by line after trailing blanks and trailing empty lines are dropped, else
-token by token, where a token may differ by rounding only if the *expected* one is written as a
-float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
-nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
-Tests of LiveCodeBench are judged by its own rules (`pettingllms.data.contest`).
-
-A tester is worth what its tests catch, so each task needs programs that are wrong in small ways.
-`mutants` makes them with classic mutation operators (DeMillo, Lipton, Sayward 1978,
-https://doi.org/10.1109/C-M.1978.218136): another operator, another comparison, a constant off by
-one, a condition negated or dropped. `verified` and `known_wrong` run the reference in the sandbox
-first: it decides which generated tests are right, so it has to pass the task's own tests, in this
-Python and within these limits, which not all published solutions do.
+`pettingllms.data.coding_schemas` reads tasks from files and published data sets;
+`pettingllms.envs.coding_runs` runs and judges programs.
 """
 
 from __future__ import annotations
 
-import ast
-import copy
-import json
-import math
 import random
-import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
 
-from pettingllms.data import asserts, chains, contest, grammar
-from pettingllms.data.asserts import Run, Test
+from pettingllms.data import chains, grammar
+from pettingllms.data.asserts import Test
 from pettingllms.data.chains import Chain
 from pettingllms.data.grammar import Composition
-from pettingllms.data.rows import whole_number
 from pettingllms.data.splits import Split
-from pettingllms.errors import DatasetError
-from pettingllms.sandbox import Case, Limits, RunResult, Sandbox
-from pettingllms.sandbox.together import SharedRuns
 
 HIDDEN_TESTS = 6
 MUTANTS = 6
-_TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
-_AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
-TOLERANCE = 1e-6
-_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?", re.ASCII)
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_GAP = 12  # tokens that a statement may have between an input and its output
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,22 +40,6 @@ class CodingTask:
     example: str = ""
     """What only the coder is shown beside the question, so that a tester can earn by finding it."""
 
-    @property
-    def asserts(self) -> bool:
-        """True if any of the task's tests is an assertion in Python."""
-        return any(test.asserts for test in self.tests)
-
-    @property
-    def contest(self) -> bool:
-        """True if LiveCodeBench's rules decide."""
-        return any(test.contest for test in self.tests)
-
-    def shown_to(self, role: str) -> CodingTask:
-        """Returns the task with the question that a role is shown."""
-        if role != "coder" or not self.example:
-            return self
-        return replace(self, question=f"{self.question}\n\n{self.example}", example="")
-
 
 def generate(
     seed: int,
@@ -107,11 +61,12 @@ def from_composition(
         grammar.random_values(rng, composition.family, 3 + n % 4) for n in range(HIDDEN_TESTS)
     ]
     expected = [composition.run(values) for values in inputs]
-    # A mutant changes one part and is known to be wrong: it fails at least one hidden test.
+    # A mutant changes one part and fails at least one hidden test. Those of other held-out splits are
+    # left out: they are the solutions of tasks there.
     wrong = [
         other
         for other in composition.neighbours()
-        if composition.may_show(other)
+        if other.split in ("train", composition.split)
         and any(other.run(v) != e for v, e in zip(inputs, expected, strict=True))
     ]
     mutants = rng.sample(wrong, min(MUTANTS, len(wrong)))
@@ -120,7 +75,7 @@ def from_composition(
         question=composition.question(rng, function=function),
         tests=tuple(
             Test(
-                grammar.input_text(composition, values, function=function),
+                grammar.input_text(composition.family, values, function=function),
                 grammar.output_text(e, function=function),
             )
             for values, e in zip(inputs, expected, strict=True)
@@ -129,357 +84,3 @@ def from_composition(
         mutants=tuple(mutant.program(function=function) for mutant in mutants),
         function="solve" if function else None,
     )
-
-
-def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[RunResult]]:
-    """Runs every program on every hidden test of a `prepared` task; `passes` judges the results."""
-    if task.asserts:
-        return asserts.run_tests(
-            programs,
-            task.tests,
-            function=task.function or "",
-            setup=task.setup,
-            reference=task.reference,
-            run=run,
-        )
-    return run_inputs(task, programs, [test.input for test in task.tests], run)
-
-
-def run_inputs(
-    task: CodingTask, programs: Sequence[str], inputs: Sequence[str], run: Run
-) -> list[list[RunResult]]:
-    """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
-    if not task.asserts or task.function is None:
-        beside = contest.beside if task.contest else str
-        return run(list(map(beside, programs)), cases(task, inputs))
-    # Agents write JSON; a published call shows which of its lists have to be tuples or sets.
-    like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]
-    calls = asserts.calls_of(inputs, task.function, task.setup, like)
-    return run([asserts.beside(program) for program in programs], calls)
-
-
-def cases(task: CodingTask, inputs: Sequence[str]) -> list[Case]:
-    """Returns the sandbox's cases of inputs: standard input, or JSON arguments of the function."""
-    if task.function is None:
-        return [Case(stdin=text) for text in inputs]
-    return [Case(function=task.function, args=text) for text in inputs]
-
-
-def prepared(task: CodingTask, run: Run) -> CodingTask:
-    """Returns the task with the calls of all its assertions, run with the reference if need be.
-
-    Raises:
-        DatasetError: a test does not run with the reference.
-    """
-    if all(test.input or not test.asserts for test in task.tests):
-        return task
-    found = asserts.recorded(task.tests, task.function or "", task.setup, task.reference, run)
-    if isinstance(found, str):
-        missing = re.search(r"No module named '(\w+)", found)
-        hint = f"; give --sandbox.packages {missing[1]}" if missing else ""
-        raise DatasetError(f"task {task.id}: {found}{hint}")
-    return replace(task, tests=tuple(found))
-
-
-def passes(test: Test, result: RunResult, function: str | None) -> bool:
-    """Returns whether a run succeeded and gave the expected output or return value.
-
-    Of an assertion the status alone says it, see `pettingllms.data.asserts.run_tests`.
-    """
-    if result.status != "ok":
-        return False
-    if test.asserts:
-        return True
-    if test.contest and function is None:
-        return contest.same_output(test.output, result.stdout)
-    if test.contest:
-        return contest.same_value(test.output, result.value)
-    if function is None:
-        return same_output(test.output, result.stdout)
-    return same_value(test.output, result.value)
-
-
-def same_output(expected: str, actual: str) -> bool:
-    """Tell whether printed text `actual` counts as `expected`."""
-    expected_lines, actual_lines = _lines(expected), _lines(actual)
-    if expected_lines == actual_lines:
-        return True
-    if len(expected_lines) != len(actual_lines):
-        return False
-    return all(
-        _same_tokens(left.split(), right.split())
-        for left, right in zip(expected_lines, actual_lines, strict=True)
-    )
-
-
-def same_value(expected: str, actual: str | None) -> bool:
-    """Tell whether the JSON value `actual` equals the JSON value `expected`; never raises."""
-    if actual is None:
-        return False
-    try:
-        # Python refuses to read integers of more than 4300 digits; of those the digits are
-        # compared.
-        return _same_json(
-            *(json.loads(text, parse_int=whole_number) for text in (expected, actual))
-        )
-    except (ValueError, RecursionError, OverflowError):  # an integer may be too large for a float
-        return False
-
-
-def _lines(text: str) -> list[str]:
-    lines = [line.rstrip() for line in text.split("\n")]
-    while lines and not lines[-1]:
-        lines.pop()
-    return lines
-
-
-def _same_tokens(expected: list[str], actual: list[str]) -> bool:
-    return len(expected) == len(actual) and all(
-        left == right or _close_text(left, right)
-        for left, right in zip(expected, actual, strict=True)
-    )
-
-
-def _close_text(expected: str, actual: str) -> bool:
-    # A program may print a megabyte of digits; no float of a test is as long as this.
-    if len(expected) > 64 or len(actual) > 64:
-        return False
-    if not (_FLOAT.fullmatch(expected) and _NUMBER.fullmatch(actual)):
-        return False
-    return _close(float(expected), float(actual))
-
-
-def _close(expected: float, actual: float) -> bool:
-    # `1e999` reads as infinity, which would be close to itself.
-    return math.isfinite(actual) and math.isclose(
-        expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE
-    )
-
-
-def _same_json(expected: Any, actual: Any) -> bool:
-    # Before the numbers, because `True` is 1 in Python.
-    if isinstance(expected, bool) or isinstance(actual, bool):
-        return expected is actual
-    if isinstance(expected, float) and isinstance(actual, int | float):
-        return _close(expected, float(actual))
-    if isinstance(expected, list) and isinstance(actual, list):
-        return len(expected) == len(actual) and all(map(_same_json, expected, actual))
-    if isinstance(expected, dict) and isinstance(actual, dict):
-        return expected.keys() == actual.keys() and all(
-            _same_json(value, actual[key]) for key, value in expected.items()
-        )
-    # Types differ, too: 2 is not 2.0, and digits that are too long to read are no text.
-    return bool(type(expected) is type(actual) and expected == actual)
-
-
-def is_example(question: str, test: Test, function: str | None) -> bool:
-    """Returns whether the problem statement shows this test: its input, closely followed by its output.
-
-    Texts are compared as tokens, without blanks and quotes. Of a function, the arguments have to
-    follow each other, with at most a name between them; Python's literals are read as JSON's.
-    """
-    if test.asserts:
-        pair = asserts.as_json(test, function or "")
-        if pair is None:
-            return False
-        test = Test(*pair)
-    parts = [test.input]
-    if function is not None:
-        try:
-            arguments = json.loads(test.input)
-            parts = [json.dumps(argument) for argument in arguments]
-        except (ValueError, TypeError, RecursionError):  # not JSON, or not a list
-            return False
-    first, *others = (_joined(part, function) for part in (*parts, test.output))
-    if not parts or not first.strip():
-        return False
-    text = _joined(question, function)
-    start = text.find(first)
-    while start >= 0:
-        # Tokens share the blank between them, so that the next part may begin with this one's
-        # last.
-        if _followed(text, start + len(first) - 1, others):
-            return True
-        start = text.find(first, start + 1)
-    return False
-
-
-def _followed(text: str, end: int, others: list[str]) -> bool:
-    for other in others:
-        start = text.find(other, end)
-        if start < 0 or text.count(" ", end, start) > _GAP:
-            return False
-        end = start + len(other) - 1
-    return True
-
-
-def _joined(text: str, function: str | None) -> str:
-    """Tokens with a blank before, between and after them."""
-    words = {} if function is None else _AS_JSON
-    # A statement may show 2 where the test has 2.0.
-    tokens = (token.removesuffix(".0") for token in _TOKEN.findall(text))
-    return " ".join(["", *(words.get(token, token) for token in tokens), ""])
-
-
-_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Add: ast.Sub,
-    ast.Sub: ast.Add,
-    ast.Mult: ast.Add,
-    ast.FloorDiv: ast.Mult,
-    ast.Div: ast.Mult,
-    ast.Mod: ast.FloorDiv,
-    ast.Lt: ast.LtE,
-    ast.LtE: ast.Lt,
-    ast.Gt: ast.GtE,
-    ast.GtE: ast.Gt,
-    ast.Eq: ast.NotEq,
-    ast.NotEq: ast.Eq,
-    ast.In: ast.NotIn,
-    ast.NotIn: ast.In,
-    ast.And: ast.Or,
-    ast.Or: ast.And,
-}
-_NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
-CANDIDATES = 40  # the most mutants that are tried
-
-
-def known_wrong(task: CodingTask, run: Run, count: int) -> tuple[str, ...]:
-    """Returns the task's own known-wrong programs or, where it has none, mutants of its reference.
-
-    Mutants are at most `count`, and each fails at least one hidden test, without hanging. The reference is run on
-    the hidden tests in any case: all rewards depend on it. A task that was published without a
-    solution has none of either.
-
-    Raises:
-        DatasetError: the reference is not Python, or fails one of the hidden tests itself.
-        SandboxUnavailable: the sandbox failed.
-    """
-    if not task.reference:
-        return task.mutants
-    try:
-        changed = iter(()) if task.mutants else mutants(task.reference)
-        candidates = list(islice(changed, CANDIDATES))
-    except (SyntaxError, ValueError, RecursionError) as error:
-        raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
-    # The reference in the same request, so that its verdict costs no round of its own.
-    reference, *results = run_tests(task, [task.reference, *candidates], run)
-    if failure := _failure(task, reference):
-        raise DatasetError(
-            f"task {task.id}: the reference {failure}; "
-            "pettingllms-data check --write makes a file without such tasks"
-        )
-    if task.mutants:
-        return task.mutants
-    wrong = [
-        program
-        for program, result in zip(candidates, results, strict=True)
-        if _failure(task, result)
-        # One that hangs would cost its limit on every test that a tester writes.
-        and not any(r.status in ("cpu_limit", "wall_limit") for r in result)
-    ]
-    # Spread over the program: neighbors in the list change neighboring places.
-    stride = max(1, len(wrong) // count)
-    return tuple(wrong[::stride][:count])
-
-
-def _failure(task: CodingTask, results: Sequence[RunResult]) -> str | None:
-    """Describes the first hidden test that a program fails; None where it passes all."""
-    for number, (test, got) in enumerate(zip(task.tests, results, strict=True)):
-        if not passes(test, got, task.function):
-            # The end of a traceback names the error.
-            gave = (got.value or got.stdout)[:200] or got.stderr[-200:]
-            return (
-                f"fails tests[{number}]: {got.status}, gave {gave!r}, "
-                f"expected {test.output[:200]!r}"
-            )
-    return None
-
-
-def mutants(program: str) -> Iterator[str]:
-    """Yields all programs with one changed place, in source order, without repetition.
-
-    Raises:
-        SyntaxError: `program` is not Python.
-    """
-    # As `unparse` writes it: a change that only changes the spelling is no mutant.
-    tree, seen = ast.parse(program), {ast.unparse(ast.parse(program))}
-    for place, node in enumerate(ast.walk(tree)):
-        for change in _changes(node):
-            twin = copy.deepcopy(tree)
-            # A copy is walked in the same order, so that the same place is the same node.
-            change(next(n for i, n in enumerate(ast.walk(twin)) if i == place))
-            text = ast.unparse(ast.fix_missing_locations(twin))
-            if text not in seen:
-                seen.add(text)
-                yield text
-
-
-def _changes(node: ast.AST) -> list[Callable[[ast.AST], None]]:
-    """Returns the edits that apply to a node like `node`; each is made on a copy of it."""
-    if isinstance(node, ast.BinOp | ast.BoolOp) and type(node.op) in _OPERATORS:
-        return [_swap_operator]
-    if isinstance(node, ast.Compare) and type(node.ops[0]) in _OPERATORS:
-        return [_swap_comparison]
-    # `True` is an `int`, too, and has no neighbors.
-    if isinstance(node, ast.Constant) and type(node.value) is int:
-        return [_add(1), _add(-1)]
-    if isinstance(node, ast.Name) and node.id in _NAMES:
-        return [_swap_name]
-    if isinstance(node, ast.comprehension) and node.ifs:
-        return [_drop_condition]
-    if isinstance(node, ast.If | ast.IfExp):
-        return [_negate]
-    return []
-
-
-def _swap_operator(node: ast.AST) -> None:
-    assert isinstance(node, ast.BinOp | ast.BoolOp)
-    node.op = _OPERATORS[type(node.op)]()  # type: ignore[assignment]
-
-
-def _swap_comparison(node: ast.AST) -> None:
-    assert isinstance(node, ast.Compare)
-    node.ops[0] = _OPERATORS[type(node.ops[0])]()  # type: ignore[call-overload]
-
-
-def _swap_name(node: ast.AST) -> None:
-    assert isinstance(node, ast.Name)
-    node.id = _NAMES[node.id]
-
-
-def _drop_condition(node: ast.AST) -> None:
-    assert isinstance(node, ast.comprehension)
-    node.ifs = node.ifs[1:]
-
-
-def _negate(node: ast.AST) -> None:
-    assert isinstance(node, ast.If | ast.IfExp)
-    node.test = ast.UnaryOp(ast.Not(), node.test)
-
-
-def _add(amount: int) -> Callable[[ast.AST], None]:
-    def change(node: ast.AST) -> None:
-        assert isinstance(node, ast.Constant)
-        node.value += amount  # type: ignore[operator]
-
-    return change
-
-
-def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask | str:
-    """Returns the task with those mutants that fail a test, or why its reference cannot be used.
-
-    Raises:
-        SandboxUnavailable: the sandbox failed, which says nothing about the task.
-    """
-    if not task.reference:
-        return "has no reference solution"
-    run = SharedRuns(sandbox, limits)
-    try:
-        task = prepared(task, run)
-    except DatasetError as error:
-        return str(error).removeprefix(f"task {task.id}: ")
-    reference, *mutants = run_tests(task, [task.reference, *task.mutants], run)
-    if failure := _failure(task, reference):
-        return f"its reference {failure}"
-    wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
-    return replace(task, mutants=tuple(wrong))

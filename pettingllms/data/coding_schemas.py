@@ -41,7 +41,6 @@ from pettingllms.data.rows import (
     RowError,
     UnsupportedRow,
     checked_text,
-    dumped,
     json_object,
     label,
     optional_text,
@@ -51,9 +50,7 @@ from pettingllms.data.rows import (
     text,
 )
 from pettingllms.data.splits import Split
-from pettingllms.errors import ConfigError
-from pettingllms.sandbox import SandboxSettings
-from pettingllms.sandbox.types import MAX_INPUT_BYTES
+from pettingllms.errors import did_you_mean
 
 FIELDS = {
     "question": "the problem",
@@ -69,6 +66,10 @@ FIELDS = {
     "id": "its name in logs; the number of the row where there is none",
     "difficulty": "evaluations report success by difficulty",
 }
+LIMITS = ("cpu_s", "wall_s", "memory_mib", "output_kib", "processes", "tmp_mib", "open_files")
+"""The fields of `pettingllms.sandbox.Limits`."""
+MAX_INPUT_BYTES = 16 << 20
+"""As in `pettingllms.sandbox.types`: the sandbox refuses a longer input."""
 PYTHON_3 = 3
 """In CodeContests' column of languages; 1 is Python 2, which does not run here."""
 
@@ -117,25 +118,28 @@ def _own_tests(row: Row, function: str | None) -> tuple[Test, ...]:
         if function is None:
             raise RowError("function", "must name the function that the assertions call")
         return tuple(asserts.of_list(tests, function, "tests"))
-    found = []
+    pairs = []
     for index, test in enumerate(tests):
         if not isinstance(test, dict):
             raise RowError(f"tests[{index}]", f"must be an object, got {shown(test)}")
-        given = checked_text(test.get("input"), f"tests[{index}].input")
-        found.append(Test(given, checked_text(test.get("output"), f"tests[{index}].output")))
-    return tuple(found)
+        written = checked_text(test.get("input"), f"tests[{index}].input")
+        pairs.append(Test(written, checked_text(test.get("output"), f"tests[{index}].output")))
+    return tuple(pairs)
 
 
 def _limits(row: Row) -> tuple[tuple[str, float], ...]:
-    given = parsed(row, "limits")
-    if not given:
+    values = parsed(row, "limits")
+    if not values:
         return ()
-    if not isinstance(given, dict):
-        raise RowError("limits", f"must be an object, got {shown(given)}")
-    try:
-        return SandboxSettings.limits_of({k: v for k, v in given.items() if v is not None})
-    except ConfigError as error:
-        raise RowError("limits", str(error)) from error
+    if not isinstance(values, dict):
+        raise RowError("limits", f"must be an object, got {shown(values)}")
+    limits = {name: value for name, value in values.items() if value is not None}
+    for name, value in limits.items():
+        if name not in LIMITS:
+            raise RowError("limits", f"has an unknown limit {name!r}; {did_you_mean(name, LIMITS)}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e6:
+            raise RowError("limits", f"must be positive numbers, got {name}={shown(value)}")
+    return tuple(sorted(limits.items()))
 
 
 def check_calls(task: CodingTask) -> None:
@@ -148,19 +152,15 @@ def check_calls(task: CodingTask) -> None:
         return
     if not task.function.isidentifier():
         raise RowError("function", f"must be the name of a function, got {shown(task.function)}")
-    if task.asserts:
+    if any(test.asserts for test in task.tests):
         return
     for index, test in enumerate(task.tests):
-        for field, written in (("input", test.input), ("output", test.output)):
-            try:
-                value = json.loads(written)
-            except (ValueError, RecursionError) as error:
-                raise RowError(f"tests[{index}].{field}", f"is not JSON: {error}") from error
-            if field == "input" and not isinstance(value, list):
-                raise RowError(
-                    f"tests[{index}].input",
-                    f"must be a JSON list of arguments, got {shown(written)}",
-                )
+        if not isinstance(_json(test.input, f"tests[{index}].input"), list):
+            raise RowError(
+                f"tests[{index}].input",
+                f"must be a JSON list of arguments, got {shown(test.input)}",
+            )
+        _json(test.output, f"tests[{index}].output")
 
 
 def apps(row: Row, name: str) -> CodingTask:
@@ -294,10 +294,9 @@ def mbpp(row: Row, name: str) -> CodingTask:
     )
 
 
-def _mbpp_split(row: Row) -> Split:
+def _mbpp_split(task: CodingTask) -> Split:
     """Returns the split that MBPP's authors gave to a task: 11 to 510 test, 511 to 600 val."""
-    written = str(row.get("task_id"))
-    number = int(written) if written.isdecimal() else 0
+    number = int(task.id) if task.id.isdecimal() else 0
     # The first ten are the examples in the authors' prompts, on which nobody is tested.
     return "test" if 10 < number <= 510 else "val" if 510 < number <= 600 else "train"
 
@@ -345,7 +344,7 @@ def _test(pair: Pair, function: str | None, field: str, *, json_texts: bool = Fa
             raise RowError(
                 f"{field}.input", f"must be a list of arguments, got {shown(pair.given)}"
             )
-        test = Test(dumped(pair.given, f"{field}.input"), dumped(pair.expected, f"{field}.output"))
+        test = Test(json.dumps(pair.given), json.dumps(pair.expected))
     # The sandbox would refuse such an input each time that the test runs.
     if len(test.input.encode(errors="surrogatepass")) > MAX_INPUT_BYTES:
         raise UnsupportedRow("tests", f"have an input of more than {MAX_INPUT_BYTES >> 20} MiB")
@@ -373,11 +372,15 @@ def _arguments(given: object) -> object:
 
 def _json_text(value: object, field: str) -> str:
     written = checked_text(value, field)
+    _json(written, field)
+    return written
+
+
+def _json(written: str, field: str) -> Any:
     try:
-        json.loads(written)
+        return json.loads(written)
     except (ValueError, RecursionError) as error:
         raise RowError(field, f"is not JSON: {str(error)[:80]}") from error
-    return written
 
 
 def _pairs(given: object, expected: object, field: str) -> list[Pair]:
@@ -388,34 +391,23 @@ def _pairs(given: object, expected: object, field: str) -> list[Pair]:
     return [Pair(*pair) for pair in zip(given, expected, strict=True)]
 
 
-def _columns(value: object, field: str) -> list[Pair]:
+def _columns(value: object, field: str, names: tuple[str, str] = ("input", "output")) -> list[Pair]:
     """Reads a struct of lists, as parquet has it, a list of structs, or None."""
+    first, second = names
     if value is None:
         return []
     if isinstance(value, list) and all(isinstance(member, Mapping) for member in value):
-        return [Pair(member.get("input"), member.get("output")) for member in value]
+        return [Pair(member.get(first), member.get(second)) for member in value]
     if not isinstance(value, Mapping):
-        raise RowError(field, f"must be lists of inputs and outputs, got {shown(value)}")
-    return _pairs(value.get("input"), value.get("output"), field)
+        raise RowError(field, f"must be lists of {first}s and {second}s, got {shown(value)}")
+    return _pairs(value.get(first), value.get(second), field)
 
 
 def _python_3(value: object, field: str) -> Sequence[str]:
-    if value is None:
-        return []
-    if isinstance(value, list):
-        value = {
-            name: [member.get(name) if isinstance(member, Mapping) else None for member in value]
-            for name in ("language", "solution")
-        }
-    languages, programs = (
-        (value.get("language"), value.get("solution"))
-        if isinstance(value, Mapping)
-        else (None, None)
-    )
     return [
-        text({field: pair.expected}, field)
-        for pair in _pairs(languages, programs, field)
-        if pair.given == PYTHON_3
+        text({field: program}, field)
+        for language, program in _columns(value, field, ("language", "solution"))
+        if language == PYTHON_3
     ]
 
 

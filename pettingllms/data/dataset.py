@@ -129,8 +129,8 @@ class Schema(Generic[Record]):
     """Whether a file's first row looks like this schema."""
     read: Callable[[Row, str], Record]
     """Makes a record of a row; the second argument is the default id. Raises `RowError`."""
-    split_of: Callable[[Row], Split] | None = None
-    """The split that the publisher gave to a row, where a file has all rows."""
+    split_of: Callable[[Record], Split] | None = None
+    """The split that the publisher gave to a record, where a file has all rows."""
     about: Mapping[str, str] = field(default_factory=dict)
     """All fields with their meaning, of files of a user's own: `docs/data.md` lists them."""
 
@@ -236,8 +236,8 @@ def is_known(kind: Kind[Record], located: Located, *, own: bool = True) -> bool:
     for file in located.files:
         for number, row in rows(file, kind.header):
             if not isinstance(row, RowError):
-                known = (s for name, s in kind.schemas.items() if own or name != kind.own)
-                return any(schema.fits(row) for schema in known)
+                schemas = (s for name, s in kind.schemas.items() if own or name != kind.own)
+                return any(schema.fits(row) for schema in schemas)
             unread = unread or row.at(file.shown, number)
     raise DatasetError(str(unread) if unread else f"{located.name} has no rows")
 
@@ -288,63 +288,12 @@ class _Item(Generic[Record]):
     """A record that was read, and where."""
 
     record: Record
+    schema: Schema[Record]
     split: Split | None
     file: DataFile
     row: int
-    fields: Row | None
     named: bool
-    """Whether its id is its own."""
-
-
-@dataclass(slots=True)
-class _Reader(Generic[Record]):
-    """Reads the rows of one file, with the schema that its first row shows."""
-
-    kind: Kind[Record]
-    file: DataFile
-    wanted: str | None
-    located: Located
-    name: str | None = None
-    ignored: set[str] = field(default_factory=set)
-    """Fields that the schema does not know."""
-
-    def read(self, number: int, row: Row | RowError) -> _Item[Record] | None:
-        """Reads a row; None where it is outside the dates."""
-        if isinstance(row, RowError):
-            raise row
-        if self.name is None:
-            self.name = self.wanted or _recognized(self.kind, row, self.file)
-        # ISO dates are in order as texts.
-        dates = self.located.dates
-        if dates and not dates[0] <= _day(row) <= dates[1]:
-            return None
-        stem = self.file.path.name.partition(".")[0]
-        name = str(number) if self.located.alone else f"{stem}:{number}"
-        schema = self.kind.schemas[self.name]
-        record = schema.read(row, name)
-        # A file of the catalog has what fields its publisher gave it.
-        if schema.about and self.located.schema is None:
-            self._check_fields(row, schema.about)
-        said = said_split(row) if self.name == self.kind.own else None
-        # Rows may be large, and are kept only where the publisher's split is read off them.
-        fields = row if schema.split_of else None
-        return _Item(record, said, self.file, number, fields, record.id != name)
-
-    def _check_fields(self, row: Row, known: Mapping[str, str]) -> None:
-        for name in sorted(row.keys() - known.keys() - self.ignored):
-            close = difflib.get_close_matches(name, known.keys() - row.keys(), n=1, cutoff=0.8)
-            if close and len(name) > 3:
-                raise RowError(name, f"is unknown; did you mean {close[0]!r}?")
-            self.ignored.add(name)
-
-    def split_of(self, item: _Item[Record]) -> Split:
-        """Divides a row that has no split."""
-        schema = self.kind.schemas[self.name or ""]
-        if schema.split_of is not None and item.fields is not None:
-            return schema.split_of(item.fields)
-        if self.kind.split_of is not None:
-            return self.kind.split_of(item.record)
-        return checksum_split(self.kind.text(item.record))
+    """Whether its row has an id."""
 
 
 class _Reading(Generic[Record]):
@@ -362,11 +311,11 @@ class _Reading(Generic[Record]):
         self.schema = schema or located.schema
         self.refusals: list[RejectedRow] = []
         self.splits: Counter[str] = Counter()
-        self.repeated = self.outside = 0
+        self.repeated = self.outside = self.unsplit = 0
         self.schemas: set[str] = set()
+        self.ignored: set[str] = set()
+        """Fields that no schema knows."""
         self.has_splits = any(file.split for file in located.files)
-        self.unsplit = 0
-        self.readers: dict[DataFile, _Reader[Record]] = {}
 
     def records(self) -> Iterator[Record]:
         """Yields the records of the split in the order of their rows, each once."""
@@ -387,8 +336,8 @@ class _Reading(Generic[Record]):
 
     def note(self, kept: int) -> str:
         """Returns what a user should know who asked for this split."""
-        ignored = sorted({name for reader in self.readers.values() for name in reader.ignored})
-        notes = [f"unknown fields are ignored: {', '.join(ignored)}"] if ignored else []
+        names = ", ".join(sorted(self.ignored))
+        notes = [f"unknown fields are ignored: {names}"] if names else []
         whole = self.unsplit and not self.has_splits
         if self.split is None and whole and not self.located.divide:
             notes.append("nothing in it has a split: evaluated whole, divided for training")
@@ -414,30 +363,34 @@ class _Reading(Generic[Record]):
 
         Where no file has a split, only the last row tells whether any row has one.
         """
-        known = self.has_splits or self.located.divide
         waiting: list[_Item[Record]] = []
+        wait = not (self.has_splits or self.located.divide)
         for item in self._read():
             self.unsplit += item.split is None
             self.has_splits |= item.split is not None
-            if not known:
+            if wait:
                 waiting.append(item)
-            elif self._wanted(item):
+            elif self._is_wanted(item):
                 yield item
         for item in waiting:
-            if self.has_splits and self._wanted(item):
-                yield item
-            elif not self.has_splits:
+            if not self.has_splits:
                 self.splits["no split"] += 1
-                yield item
+            elif not self._is_wanted(item):
+                continue
+            yield item
 
-    def _wanted(self, item: _Item[Record]) -> bool:
+    def _is_wanted(self, item: _Item[Record]) -> bool:
         try:
-            item.split = item.split or self.readers[item.file].split_of(item)
+            split = item.split or self._divided(item)
         except RowError as bad:
             self._refuse(bad, item.file, item.row)
             return False
-        self.splits[item.split] += 1
-        return self.split in (None, item.split)
+        self.splits[split] += 1
+        return self.split in (None, split)
+
+    def _divided(self, item: _Item[Record]) -> Split:
+        split_of = item.schema.split_of or self.kind.split_of
+        return split_of(item.record) if split_of else checksum_split(self.kind.text(item.record))
 
     def _read(self) -> Iterator[_Item[Record]]:
         located = self.located
@@ -450,25 +403,46 @@ class _Reading(Generic[Record]):
         for file in located.files:
             if self.split is not None and file.split not in wanted:
                 continue
-            lends = located.lends_val and file.split == "train"
-            reader = _Reader(self.kind, file, self.schema, located)
-            self.readers[file] = reader
+            name = self.schema
             for number, row in rows(file, self.kind.header):
                 try:
-                    item = reader.read(number, row)
+                    if isinstance(row, RowError):
+                        raise row
+                    name = name or _recognized(self.kind, row, file)
+                    item = self._item(name, file, number, row)
                 except RowError as bad:
                     self._refuse(bad, file, number)
-                    continue
-                finally:
-                    # Refused rows count, too: the file's first row has determined the schema.
-                    self.schemas.add(reader.name or "")
-                if item is None:
-                    self.outside += 1
-                    continue
-                if item.split is None and file.split is not None:
-                    lent = lends and checksum_split(self.kind.text(item.record)) == "val"
-                    item.split = "val" if lent else file.split
-                yield item
+                else:
+                    if item is not None:
+                        yield item
+            self.schemas.add(name or "")
+
+    def _item(self, name: str, file: DataFile, number: int, row: Row) -> _Item[Record] | None:
+        """Reads a row; None where it is outside the dates."""
+        located, schema = self.located, self.kind.schemas[name]
+        # ISO dates are in order as texts.
+        if located.dates and not located.dates[0] <= _day(row) <= located.dates[1]:
+            self.outside += 1
+            return None
+        stem = file.path.name.partition(".")[0]
+        default_id = str(number) if located.alone else f"{stem}:{number}"
+        record = schema.read(row, default_id)
+        # A file of the catalog has what fields its publisher gave it.
+        if schema.about and located.schema is None:
+            self._check_fields(row, schema.about)
+        split = said_split(row) if name == self.kind.own else None
+        if split is None and file.split is not None:
+            lends = located.lends_val and file.split == "train"
+            lent = lends and checksum_split(self.kind.text(record)) == "val"
+            split = "val" if lent else file.split
+        return _Item(record, schema, split, file, number, record.id != default_id)
+
+    def _check_fields(self, row: Row, known: Mapping[str, str]) -> None:
+        for name in sorted(row.keys() - known.keys() - self.ignored):
+            close = difflib.get_close_matches(name, known.keys() - row.keys(), n=1, cutoff=0.8)
+            if close and len(name) > 3:
+                raise RowError(name, f"is unknown; did you mean {close[0]!r}?")
+            self.ignored.add(name)
 
     def _refuse(self, bad: RowError, file: DataFile, row: int) -> None:
         rejected = bad.at(file.shown, row)
@@ -493,8 +467,8 @@ def _recognized(kind: Kind[Record], row: Row, file: DataFile) -> str:
     for name, schema in kind.schemas.items():
         if schema.fits(row):
             return name
-    known = "; ".join(f"{name} ({schema.fields})" for name, schema in kind.schemas.items())
+    schemas = "; ".join(f"{name} ({schema.fields})" for name, schema in kind.schemas.items())
     raise DatasetError(
         f"{file.shown} is in no known {kind.name} schema: its fields are "
-        f"{', '.join(map(str, row))}. Known: {known}"
+        f"{', '.join(map(str, row))}. Known: {schemas}"
     )

@@ -108,11 +108,11 @@ def question(seed: int, split: Split, *, hops: tuple[int, int] = HOPS) -> Questi
         ConfigError: `hops` out of range.
     """
     check_hops(hops)
-    rng, known = random.Random(f"search {split} {seed}"), world(split)
+    rng, world_of_split = random.Random(f"search {split} {seed}"), world(split)
     while True:
-        start = rng.choice(known.entities)
-        relations = rng.choices(known.relations, k=rng.randint(*hops))
-        met = known.chain(start, relations)
+        start = rng.choice(world_of_split.entities)
+        relations = rng.choices(world_of_split.relations, k=rng.randint(*hops))
+        met = world_of_split.chain(start, relations)
         if len({*met}) == len(met):  # or the answer would be a word of the question, or found early
             facts = tuple(fact(met[n], r, met[n + 1]) for n, r in enumerate(relations))
             text = asked(start, relations)

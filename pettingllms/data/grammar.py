@@ -17,7 +17,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from pettingllms.data.splits import SPLITS, Split, split_of
 
@@ -31,61 +31,52 @@ class Part(NamedTuple):
     apply: Callable[..., Any]
 
 
-def _above(bound: int) -> Part:
-    phrases = (f"numbers above {bound}", f"numbers greater than {bound}")
-    return Part(f"above{bound}", phrases, f"x > {bound}", lambda x: x > bound)
+def _parts(arguments: str, *rows: tuple[str, str, str, str]) -> tuple[Part, ...]:
+    """Makes parts of (name, phrase, other phrase, expression), functions of the same arguments."""
+    parts = []
+    for name, *phrases, code in rows:
+        # With a star, `print` writes the members apart by blanks; the value is a list.
+        value = f"[{code}]" if code.startswith("*") else code
+        function = eval(f"lambda {arguments}: {value}")  # noqa: S307 - an expression of this file
+        parts.append(Part(name, tuple(phrases), code, function))
+    return tuple(parts)
 
 
-def _below(bound: int) -> Part:
-    phrases = (f"numbers below {bound}", f"numbers less than {bound}")
-    return Part(f"below{bound}", phrases, f"x < {bound}", lambda x: x < bound)
-
-
-def _add(amount: int) -> Part:
-    phrases = (f"add {amount} to {{it}}", f"increase {{it}} by {amount}")
-    return Part(f"add{amount}", phrases, f"x + {amount}", lambda x: x + amount)
-
-
-def _subtract(amount: int) -> Part:
-    phrases = (f"subtract {amount} from {{it}}", f"decrease {{it}} by {amount}")
-    return Part(f"sub{amount}", phrases, f"x - {amount}", lambda x: x - amount)
-
-
-NUMBER_FILTERS = (
-    Part("even", ("even numbers", "numbers divisible by 2"), "x % 2 == 0", lambda x: x % 2 == 0),
-    Part("odd", ("odd numbers", "numbers that are not even"), "x % 2 == 1", lambda x: x % 2 == 1),
-    Part("positive", ("positive numbers", "numbers over zero"), "x > 0", lambda x: x > 0),
-    Part("negative", ("negative numbers", "numbers under zero"), "x < 0", lambda x: x < 0),
-    Part(
-        "threes", ("multiples of 3", "numbers divisible by 3"), "x % 3 == 0", lambda x: x % 3 == 0
-    ),
-    _above(2),
-    _above(4),
-    _below(3),
-    _below(5),
+NUMBER_FILTERS = _parts(
+    "x",
+    ("even", "even numbers", "numbers divisible by 2", "x % 2 == 0"),
+    ("odd", "odd numbers", "numbers that are not even", "x % 2 == 1"),
+    ("positive", "positive numbers", "numbers over zero", "x > 0"),
+    ("negative", "negative numbers", "numbers under zero", "x < 0"),
+    ("threes", "multiples of 3", "numbers divisible by 3", "x % 3 == 0"),
+    ("above2", "numbers above 2", "numbers greater than 2", "x > 2"),
+    ("above4", "numbers above 4", "numbers greater than 4", "x > 4"),
+    ("below3", "numbers below 3", "numbers less than 3", "x < 3"),
+    ("below5", "numbers below 5", "numbers less than 5", "x < 5"),
 )
-NUMBER_MAPS = (
-    Part("double", ("double {it}", "multiply {it} by 2"), "x * 2", lambda x: x * 2),
-    Part("triple", ("triple {it}", "multiply {it} by 3"), "x * 3", lambda x: x * 3),
-    Part("square", ("square {it}", "multiply {it} by itself"), "x * x", lambda x: x * x),
-    Part("negate", ("negate {it}", "flip the sign of {it}"), "-x", lambda x: -x),
-    Part("absolute", ("drop the sign of {it}", "take the absolute value of {it}"), "abs(x)", abs),
-    _add(1),
-    _add(3),
-    _add(5),
-    _subtract(2),
-    _subtract(4),
+NUMBER_MAPS = _parts(
+    "x",
+    ("double", "double {it}", "multiply {it} by 2", "x * 2"),
+    ("triple", "triple {it}", "multiply {it} by 3", "x * 3"),
+    ("square", "square {it}", "multiply {it} by itself", "x * x"),
+    ("negate", "negate {it}", "flip the sign of {it}", "-x"),
+    ("absolute", "drop the sign of {it}", "take the absolute value of {it}", "abs(x)"),
+    ("add1", "add 1 to {it}", "increase {it} by 1", "x + 1"),
+    ("add3", "add 3 to {it}", "increase {it} by 3", "x + 3"),
+    ("add5", "add 5 to {it}", "increase {it} by 5", "x + 5"),
+    ("sub2", "subtract 2 from {it}", "decrease {it} by 2", "x - 2"),
+    ("sub4", "subtract 4 from {it}", "decrease {it} by 4", "x - 4"),
 )
-NUMBER_REDUCES = (
-    Part("sum", ("the sum", "the total"), "sum(a)", sum),
-    Part("max", ("the largest", "the maximum"), "max(a, default=0)", lambda a: max(a, default=0)),
-    Part("min", ("the smallest", "the minimum"), "min(a, default=0)", lambda a: min(a, default=0)),
-    Part("count", ("how many there are", "the count"), "len(a)", len),
-    Part("first", ("the first", "the first one"), "a[0] if a else 0", lambda a: a[0] if a else 0),
-    Part("last", ("the last", "the final one"), "a[-1] if a else 0", lambda a: a[-1] if a else 0),
-    # With a star, `print` writes the members apart by blanks; functions drop the star.
-    Part("all", ("all of them", "the list"), "*a", list),
-    Part("sorted", ("them in order", "the sorted list"), "*sorted(a)", sorted),
+NUMBER_REDUCES = _parts(
+    "a",
+    ("sum", "the sum", "the total", "sum(a)"),
+    ("max", "the largest", "the maximum", "max(a, default=0)"),
+    ("min", "the smallest", "the minimum", "min(a, default=0)"),
+    ("count", "how many there are", "the count", "len(a)"),
+    ("first", "the first", "the first one", "a[0] if a else 0"),
+    ("last", "the last", "the final one", "a[-1] if a else 0"),
+    ("all", "all of them", "the list", "*a"),
+    ("sorted", "them in order", "the sorted list", "*sorted(a)"),
 )
 WORDS = tuple(
     """
@@ -93,60 +84,39 @@ WORDS = tuple(
     apple bread eagle horse mouse olive otter sheep snail tiger
     """.split()  # noqa: SIM905 - a list of words reads better as words
 )
-WORD_FILTERS = (
-    Part(
-        "short",
-        ("short words of 3 letters", "words with exactly 3 letters"),
-        "len(x) == 3",
-        lambda x: len(x) == 3,
-    ),
-    Part(
-        "long",
-        ("words longer than 4 letters", "words of 5 letters or more"),
-        "len(x) > 4",
-        lambda x: len(x) > 4,
-    ),
-    Part("with_a", ("words with an a", "words that contain a"), "'a' in x", lambda x: "a" in x),
-    Part("with_e", ("words with an e", "words that contain e"), "'e' in x", lambda x: "e" in x),
-    Part("early", ("words before m", "words that come before m"), "x < 'm'", lambda x: x < "m"),
+WORD_FILTERS = _parts(
+    "x",
+    ("short", "short words of 3 letters", "words with exactly 3 letters", "len(x) == 3"),
+    ("long", "words longer than 4 letters", "words of 5 letters or more", "len(x) > 4"),
+    ("with_a", "words with an a", "words that contain a", "'a' in x"),
+    ("with_e", "words with an e", "words that contain e", "'e' in x"),
+    ("early", "words before m", "words that come before m", "x < 'm'"),
 )
-WORD_MAPS = (
-    Part("upper", ("upper-case {it}", "write {it} in capitals"), "x.upper()", str.upper),
-    Part(
-        "initial",
-        ("take the first letter of {it}", "keep the initial of {it}"),
-        "x[0]",
-        lambda x: x[0],
-    ),
-    Part(
-        "final",
-        ("take the last letter of {it}", "keep the final letter of {it}"),
-        "x[-1]",
-        lambda x: x[-1],
-    ),
-    Part(
-        "length",
-        ("take the length of {it}", "count the letters of {it}"),
-        "str(len(x))",
-        lambda x: str(len(x)),
-    ),
-    Part("mark", ("add a mark ! to {it}", "put ! after {it}"), "x + '!'", lambda x: x + "!"),
+WORD_MAPS = _parts(
+    "x",
+    ("upper", "upper-case {it}", "write {it} in capitals", "x.upper()"),
+    ("initial", "take the first letter of {it}", "keep the initial of {it}", "x[0]"),
+    ("final", "take the last letter of {it}", "keep the final letter of {it}", "x[-1]"),
+    ("length", "take the length of {it}", "count the letters of {it}", "str(len(x))"),
+    ("mark", "add a mark ! to {it}", "put ! after {it}", "x + '!'"),
 )
-WORD_REDUCES = (
-    Part("dashes", ("them joined by dashes", "all with - between"), "'-'.join(a)", "-".join),
-    Part("number", ("how many there are", "the count"), "len(a)", len),
-    Part("first", ("the first", "the first one"), "a[0] if a else 0", lambda a: a[0] if a else 0),
-    Part("last", ("the last", "the final one"), "a[-1] if a else 0", lambda a: a[-1] if a else 0),
-    Part("back", ("them backwards", "all in reverse order"), "*a[::-1]", lambda a: a[::-1]),
+WORD_REDUCES = _parts(
+    "a",
+    ("dashes", "them joined by dashes", "all with - between", "'-'.join(a)"),
+    ("number", "how many there are", "the count", "len(a)"),
+    ("first", "the first", "the first one", "a[0] if a else 0"),
+    ("last", "the last", "the final one", "a[-1] if a else 0"),
+    ("back", "them backwards", "all in reverse order", "*a[::-1]"),
 )
 CHANGES = tuple(part for part in NUMBER_MAPS if part.name not in ("triple", "square"))
 """What is done to one number: without the maps that make large ones."""
-COMBINES = (
-    Part("plus", ("the sum of a and b", "a plus b"), "a + b", lambda a, b: a + b),
-    Part("minus", ("a minus b", "the difference of a and b"), "a - b", lambda a, b: a - b),
-    Part("times", ("the product of a and b", "a times b"), "a * b", lambda a, b: a * b),
-    Part("larger", ("the larger of a and b", "the maximum of a and b"), "max(a, b)", max),
-    Part("smaller", ("the smaller of a and b", "the minimum of a and b"), "min(a, b)", min),
+COMBINES = _parts(
+    "a, b",
+    ("plus", "the sum of a and b", "a plus b", "a + b"),
+    ("minus", "a minus b", "the difference of a and b", "a - b"),
+    ("times", "the product of a and b", "a times b", "a * b"),
+    ("larger", "the larger of a and b", "the maximum of a and b", "max(a, b)"),
+    ("smaller", "the smaller of a and b", "the minimum of a and b", "min(a, b)"),
 )
 
 
@@ -219,20 +189,6 @@ _PROBES = {
 }
 
 
-class Pipeline(Protocol):
-    """The program behind a problem: a composition, or a chain (`pettingllms.data.chains`)."""
-
-    @property
-    def family(self) -> Family:
-        """Its kind."""
-        ...
-
-    @property
-    def split(self) -> Split:
-        """The only split that may contain it."""
-        ...
-
-
 @dataclass(frozen=True, slots=True)
 class Composition:
     """A family and one part for each of its three stages."""
@@ -287,14 +243,6 @@ class Composition:
             if part is not self.parts[stage]
         ]
 
-    def may_show(self, other: Pipeline) -> bool:
-        """Returns whether a task of this composition may contain `other`'s program, as a known-wrong one.
-
-        A task shows compositions of its own split and of train only: known-wrong programs of
-        training tasks would otherwise be the solutions of test tasks.
-        """
-        return other.split in ("train", self.split)
-
 
 # It takes a run on each of forty probes.
 @cache
@@ -308,23 +256,23 @@ def split_of_computation(family: Family, run: Callable[[Sequence[Any]], Any]) ->
 
 
 def _compositions() -> dict[Split, tuple[Composition, ...]]:
-    found: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
+    by_split: dict[Split, list[Composition]] = {split: [] for split in SPLITS}
     for family in FAMILIES:
         for first in family.stages[0]:
             for second in family.stages[1]:
                 for third in family.stages[2]:
                     composition = Composition(family, (first, second, third))
-                    found[composition.split].append(composition)
-    return {split: tuple(members) for split, members in found.items()}
+                    by_split[composition.split].append(composition)
+    return {split: tuple(members) for split, members in by_split.items()}
 
 
 COMPOSITIONS = _compositions()
 
 
-def input_text(composition: Pipeline, values: list[Any], *, function: bool) -> str:
+def input_text(family: Family, values: list[Any], *, function: bool) -> str:
     """Formats `values` as standard input, or as a JSON list of arguments."""
     if function:
-        return json.dumps(values if composition.family.parameters == 2 else [values])
+        return json.dumps(values if family.parameters == 2 else [values])
     return " ".join(map(str, values))
 
 

@@ -1,8 +1,7 @@
 """Data sets by name, hub id or path: found, downloaded, or taken from the cache.
 
 Files come from the Hugging Face hub through `huggingface_hub` (its cache is used, with or without
-a network; the `train` extra installs it), Boxoban's from GitHub at a pinned commit. Nothing that
-is downloaded is ever run: only files of rows are taken.
+a network; the `train` extra installs it). Nothing that is downloaded is ever run: only files of rows are taken.
 
 A source may end in options: `livecodebench?from=2024-08-01&to=2025-01-31` has the problems of these
 days, both included, and `my.jsonl?divide` is divided into three splits where it has none.
@@ -12,14 +11,12 @@ from __future__ import annotations
 
 import datetime
 import logging
-import os
 import re
 import shutil
 from collections.abc import Iterable
 from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import IO
 
 from pettingllms.data import reach
 from pettingllms.data.catalog import CATALOG, DataSet
@@ -31,9 +28,6 @@ from pettingllms.errors import DatasetError, UnknownNameError, did_you_mean
 _HUB_ID = re.compile(
     r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<part>[\w./-]+))?"
 )
-_ARCHIVE = "https://codeload.github.com/{repository}/zip/{revision}"
-# Bytes; the archive of Boxoban, the only one in the catalog, unpacks to 176 MB.
-_MOST_UNPACKED = 1 << 30
 _OFFLINE = (
     "Without a network: fetch it where there is one (pettingllms-data fetch {name} --out DIR), "
     "copy the folder, and give its path instead of the name"
@@ -92,12 +86,12 @@ def locate(
     )
     if dates[0] > dates[1]:
         raise DatasetError(f"{source}: the window ends on {dates[1]}, before {dates[0]}")
-    found = replace(
+    located = replace(
         _located(bare, split, endings, kind), divide=options.get("divide", "no") in ("", "yes")
     )
     if not options.keys() & {"from", "to"}:
-        return found
-    return replace(found, name=f"{found.name}, {dates[0]} to {dates[1]}", dates=dates)
+        return located
+    return replace(located, name=f"{located.name}, {dates[0]} to {dates[1]}", dates=dates)
 
 
 def _date(source: str, text: str) -> str:
@@ -132,13 +126,13 @@ def _located(
         if _exists(Path(text)):
             _log.warning("%s is the published data set; ./%s is the file or folder", text, text)
         return _named(text, split)
-    path, found = Path(source).expanduser(), _HUB_ID.fullmatch(text)
+    path, hub_id = Path(source).expanduser(), _HUB_ID.fullmatch(text)
     # `my.jsonl` is a file even where there is none, so that the error is about the file.
-    is_file = ending_of(path) in endings and not (found and found["part"])
+    is_file = ending_of(path) in endings and not (hub_id and hub_id["part"])
     if _exists(path) or is_file or isinstance(source, Path):
         return local(path, endings)
-    if found:
-        return _by_id(found["repository"], found["revision"] or "main", found["part"], endings)
+    if hub_id:
+        return _by_id(hub_id["repository"], hub_id["revision"] or "main", hub_id["part"], endings)
     raise UnknownNameError(
         f"no data set, hub id (org/name), file or folder is called {text!r}; "
         f"{did_you_mean(text, CATALOG)}"
@@ -158,15 +152,15 @@ def local(path: Path, endings: tuple[str, ...]) -> Located:
     Raises:
         DatasetError: there is no such file.
     """
-    known = ", ".join(endings)
+    supported = ", ".join(endings)
     if path.is_dir():
-        found = data_files(path, endings)
-        if not found:
-            raise DatasetError(f"{path} has no files of rows; known endings: {known}, and .gz")
-        return _of_files(str(path), path, found)
+        files = data_files(path, endings)
+        if not files:
+            raise DatasetError(f"{path} has no files of rows; known endings: {supported}, and .gz")
+        return _of_files(str(path), path, files)
     if ending_of(path) not in endings:
         raise DatasetError(
-            f"{path} has an unsupported ending; supported: {known}, each also with .gz, or a "
+            f"{path} has an unsupported ending; supported: {supported}, each also with .gz, or a "
             "folder of such files"
         )
     if not path.exists():
@@ -187,9 +181,9 @@ def data_files(folder: Path, endings: tuple[str, ...]) -> list[Path]:
     )
 
 
-def _of_files(name: str, root: Path, found: Iterable[Path]) -> Located:
+def _of_files(name: str, root: Path, paths: Iterable[Path]) -> Located:
     """Makes a data set of files below `root`; each name may state a split."""
-    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in found)
+    files = tuple(DataFile(p, str(p), split_of_name(p.relative_to(root))) for p in paths)
     splits = {file.split for file in files}
     return Located(name, files, lends_val="train" in splits and "val" not in splits)
 
@@ -198,8 +192,8 @@ def split_of_name(path: Path) -> Split | None:
     """Returns the split in a file's name (`train.jsonl`, `data/test-00000-of-00001.parquet`), or its folder's."""
     # From the file upwards: its own name goes before its folders'.
     for part in reversed(path.with_suffix("").parts):
-        if found := _WORD.search(part.lower()):
-            return _WORDS[found[1]]
+        if word := _WORD.search(part.lower()):
+            return _WORDS[word[1]]
     return None
 
 
@@ -211,52 +205,37 @@ def splits_of(entry: DataSet) -> tuple[Split, ...]:
 
 
 def fetch(name: str, out: Path | None) -> list[Path]:
-    """Downloads a data set of the catalog; with `out`, as `out/SPLIT/FILE`, else into the cache.
-
-    Where the files of a split are in several folders, so are their copies.
+    """Downloads a data set of the catalog; with `out`, as `out/SPLIT/SPLIT-FILE`, else into the cache.
 
     Returns:
         The files, in the order of splits and names.
 
     Raises:
-        DatasetError: it cannot be downloaded, or `out` is needed and not given.
+        DatasetError: it cannot be downloaded.
         UnknownNameError: no such name.
     """
     if name not in CATALOG:
         raise UnknownNameError(f"no data set is called {name!r}; {did_you_mean(name, CATALOG)}")
-    entry = CATALOG[name]
-    if entry.repository.startswith("github:"):
-        if out is None:
-            raise DatasetError(f"{name} comes from GitHub, which has no cache: give --out DIR")
-        return _unpack(name, entry, out)
     files = _named(name, None).files
     if out is None:
         return [file.path for file in files]
-    # Below the folder that a split's files share: files of several folders may have one name.
-    shared = {
-        split: os.path.commonpath([file.path.parent for file in files if file.split == split])
-        for split in {file.split for file in files}
-    }
     copies = []
     for file in files:
-        inner = file.path.relative_to(shared[file.split])
-        # `test/dev.jsonl` would be read back as validation, since a file's own name goes before its folder's.
-        if split_of_name(inner) not in (None, file.split):
-            inner = inner.with_name(f"{file.split}-{inner.name}")
-        target = out / str(file.split) / inner
-        target.parent.mkdir(parents=True, exist_ok=True)
+        # With the folders in its name, since files of several folders may have one name. The split
+        # comes first: `dev.jsonl` would be read back as validation, whatever its folder is.
+        inner = file.shown.removeprefix(f"{name}/").replace("/", "-")
+        copy = out / str(file.split) / f"{file.split}-{inner}"
+        copy.parent.mkdir(parents=True, exist_ok=True)
         # The contents, because the files of the hub's cache are links into it.
-        shutil.copyfile(file.path, target)
-        copies.append(target)
+        shutil.copyfile(file.path, copy)
+        copies.append(copy)
     return copies
 
 
 def _named(name: str, split: str | None) -> Located:
     entry = CATALOG[name]
-    if entry.repository.startswith("github:"):
-        raise DatasetError(
-            f"{name} has to be fetched first: pettingllms-data fetch {name} --out DIR, then give DIR"
-        )
+    if entry.folder:
+        raise DatasetError(f"{name} is on GitHub: git clone {entry.page}, then give {entry.folder}")
     if split is not None and split not in splits_of(entry):
         raise DatasetError(
             f"{name} has no split {split!r}; it has {' and '.join(splits_of(entry))}"
@@ -267,13 +246,13 @@ def _named(name: str, split: str | None) -> Located:
     root = _snapshot(name, entry.repository, entry.revision, patterns)
     files = []
     for s in wanted:
-        found = [p for p in data_files(root, TABLES) if _matches(p.relative_to(root), entry, s)]
-        if not found:
+        paths = [p for p in data_files(root, TABLES) if _matches(p.relative_to(root), entry, s)]
+        if not paths:
             raise DatasetError(
                 f"{entry.page} has no file like {' or '.join(entry.files[s])} (revision "
                 f"{entry.revision}, here {root}); if it has moved, download it and give the path"
             )
-        files += [DataFile(p, f"{name}/{p.relative_to(root)}", s) for p in found]
+        files += [DataFile(p, f"{name}/{p.relative_to(root)}", s) for p in paths]
     lends = "train" in entry.files and "val" not in entry.files
     return Located(f"{name} ({entry.repository}@{root.name})", tuple(files), entry.schema, lends)
 
@@ -289,17 +268,20 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     else:
         # The hub's `*` matches slashes as well, so that files in subfolders are found.
         names = [
-            f"*{e}{packed}" for own in endings for e in (own, own.upper()) for packed in ("", ".gz")
+            f"*{e}{packed}"
+            for ending in endings
+            for e in (ending, ending.upper())
+            for packed in ("", ".gz")
         ]
         patterns = [f"{inner.as_posix()}/{name}".removeprefix("./") for name in names]
     root = _snapshot(repository, repository, revision, patterns)
-    found = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
-    if not found:
+    paths = [path for path in data_files(root, endings) if path.is_relative_to(root / inner)]
+    if not paths:
         raise DatasetError(
             f"the data set {repository} has no files of rows ({', '.join(endings)}) "
             f"{f'in {part}' if part else ''}; a set that a script makes has none"
         )
-    folders = {path.relative_to(root).parts[0] for path in found if path.parent != root}
+    folders = {path.relative_to(root).parts[0] for path in paths if path.parent != root}
     configurations = sorted(
         name for name in folders - {"data", "default"} if split_of_name(Path(name)) is None
     )
@@ -307,7 +289,7 @@ def _by_id(repository: str, revision: str, part: str | None, endings: tuple[str,
     if len(configurations) > 1:
         choices = " or ".join(f"{repository}:{name}" for name in configurations)
         raise DatasetError(f"{repository} has several configurations; choose {choices}")
-    return _of_files(f"{repository}@{root.name}", root, found)
+    return _of_files(f"{repository}@{root.name}", root, paths)
 
 
 def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) -> Path:
@@ -342,52 +324,3 @@ def _snapshot(name: str, repository: str, revision: str, patterns: list[str]) ->
             f"cannot download {name} from https://huggingface.co/datasets/{repository}: "
             f"{reason}. {_OFFLINE.format(name=name)}"
         ) from error
-
-
-def _unpack(name: str, entry: DataSet, out: Path) -> list[Path]:
-    import urllib.request  # here, since environments that only read files need no network
-    import zipfile
-
-    repository = entry.repository.removeprefix("github:")
-    address = _ARCHIVE.format(repository=repository, revision=entry.revision)
-    out.mkdir(parents=True, exist_ok=True)
-    archive = out / f"{entry.revision}.zip"
-    try:
-        # Seconds in which nothing comes, not those of the whole download.
-        with urllib.request.urlopen(address, timeout=60) as answer, archive.open("wb") as file:
-            shutil.copyfileobj(answer, file)
-        return unpack(archive, entry, out)
-    except (OSError, zipfile.BadZipFile) as error:
-        raise DatasetError(
-            f"cannot download {name} from {address}: {error}. {_OFFLINE.format(name=name)}"
-        ) from error
-    finally:
-        archive.unlink(missing_ok=True)
-
-
-def unpack(archive: Path | IO[bytes], entry: DataSet, out: Path) -> list[Path]:
-    """Writes the members of a repository's archive that belong to a split as `out/SPLIT/FILE`.
-
-    Raises:
-        DatasetError: no member belongs to one, or they are larger than they can rightly be.
-    """
-    import zipfile
-
-    written = []
-    with zipfile.ZipFile(archive) as members:
-        # Before anything is written: a small archive may unpack to any size.
-        if sum(member.file_size for member in members.infolist()) > _MOST_UNPACKED:
-            raise DatasetError(f"the archive of {entry.repository} is larger than it can be")
-        for split in entry.files:
-            for member in sorted(members.namelist()):
-                # The first part is the archive's own folder; only the file's name is used below.
-                inner = Path(*Path(member).parts[1:])
-                if _matches(inner, entry, split):
-                    target = out / split / inner.name
-                    target.parent.mkdir(parents=True, exist_ok=True)
-                    # No more is read than `file_size` says, whatever a member inflates to.
-                    target.write_bytes(members.read(member))
-                    written.append(target)
-    if not written:
-        raise DatasetError(f"the archive of {entry.repository} has none of the expected files")
-    return written

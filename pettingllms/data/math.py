@@ -125,11 +125,11 @@ def _answer(value: object, field: str) -> str:
 
 
 def _own(row: Row, name: str) -> MathProblem:
-    given = parsed(row, "answers")
-    if given is not None or "answer" not in row:
-        if not isinstance(given, list) or not given:
-            raise RowError("answers", f"must be a list of at least one answer, got {shown(given)}")
-        answers = tuple(_answer(value, f"answers[{n}]") for n, value in enumerate(given))
+    listed = parsed(row, "answers")
+    if listed is not None or "answer" not in row:
+        if not isinstance(listed, list) or not listed:
+            raise RowError("answers", f"must be a list of at least one answer, got {shown(listed)}")
+        answers = tuple(_answer(value, f"answers[{n}]") for n, value in enumerate(listed))
     else:
         answers = (_answer(row.get("answer"), "answer"),)
     asked = question(row, "question")
@@ -179,16 +179,16 @@ def _math(row: Row, name: str) -> MathProblem:
 
 def _olympiadbench(row: Row, name: str) -> MathProblem:
     asked = question(row, "question")
-    given = row.get("final_answer")
-    if given is None:
+    final = row.get("final_answer")
+    if final is None:
         raise UnsupportedRow("final_answer", "is null: a proof, which has no answer to compare")
-    if not isinstance(given, list) or not given:
-        raise RowError("final_answer", f"must be a list of answers, got {shown(given)}")
+    if not isinstance(final, list) or not final:
+        raise RowError("final_answer", f"must be a list of answers, got {shown(final)}")
     if row.get("error"):
         raise UnsupportedRow("error", "allows a tolerance, which the grader does not support")
     if "<image_" in asked:
         raise UnsupportedRow("question", "shows a picture")
-    answers = (_answer(value, f"final_answer[{n}]") for n, value in enumerate(given))
+    answers = (_answer(value, f"final_answer[{n}]") for n, value in enumerate(final))
     return MathProblem(asked, tuple(map(_without_dollars, answers)), label(row, "id") or name)
 
 
@@ -208,8 +208,8 @@ def _dapo_math(row: Row, name: str) -> MathProblem:
     if is_blank(asked):
         raise UnsupportedRow("prompt[0].content", "is blank")
     answer = _answer(model.get("ground_truth"), "reward_model.ground_truth")
-    found = label(extra, "index") if isinstance(extra, Mapping) else None
-    return MathProblem(asked, (answer,), found or name)
+    index = label(extra, "index") if isinstance(extra, Mapping) else None
+    return MathProblem(asked, (answer,), index or name)
 
 
 def _has(*fields: str) -> frozenset[str]:
@@ -292,17 +292,17 @@ class ReasoningGym:
         for attempt in range(_TRIES):
             digest = hashlib.blake2b(f"{split}/{seed}/{attempt}".encode(), digest_size=8).digest()
             # Thirty bits: every number is within the size that the generator was made with.
-            found: dict[str, Any] = self.tasks[int.from_bytes(digest, "big") >> 34]
-            if question_split(found["question"]) == split:
-                return found
+            problem: dict[str, Any] = self.tasks[int.from_bytes(digest, "big") >> 34]
+            if question_split(problem["question"]) == split:
+                return problem
         raise ConfigError(f"{PREFIX}{self.name} has hardly any problem for the split {split!r}")
 
     def problem(self, seed: int, split: Split) -> MathProblem:
         """Returns the problem of `seed`; see `entry`."""
-        found = self.entry(seed, split)
+        entry = self.entry(seed, split)
         return MathProblem(
-            question=found["question"],
-            answers=(str(found["answer"]),),
+            question=entry["question"],
+            answers=(str(entry["answer"]),),
             id=f"{self.name}-{split}-{seed}",
         )
 

@@ -49,24 +49,22 @@ class Overlap(Generic[Record]):
     """At most one for each task of the test set."""
 
     def __str__(self) -> str:
-        found = f"{len(self.shared)} of {self.of} tasks of {self.test} are also in {self.train}"
+        text = f"{len(self.shared)} of {self.of} tasks of {self.test} are also in {self.train}"
         if parts := sum(pair.words > 0 for pair in self.shared):
-            found += (
-                f", {parts} of them by a run of {NGRAM} words (all words of a shorter question)"
-            )
-        return found
+            text += f", {parts} of them by a run of {NGRAM} words (all words of a shorter question)"
+        return text
 
 
 def overlap(kind: Kind[Record], train: Loaded[Record], test: Loaded[Record]) -> Overlap[Record]:
     """Finds the tasks of `test` whose question is also in `train`, or shares `NGRAM` words in a row."""
-    known: defaultdict[str, list[Record]] = defaultdict(list)
+    by_question: defaultdict[str, list[Record]] = defaultdict(list)
     for record in train.records:
-        known[kind.key(record)].append(record)
+        by_question[kind.key(record)].append(record)
     by_words = _word_twins(kind, train.records, test.records) if kind.prose else {}
     shared = []
     for number, record in enumerate(test.records):
         answer = kind.answer(record)
-        twins = known.get(kind.key(record), [])
+        twins = by_question.get(kind.key(record), [])
         same = [twin for twin in twins if kind.answer(twin) == answer]
         if twins:
             shared.append(Shared(record, (same or twins)[0], bool(same)))

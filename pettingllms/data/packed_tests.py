@@ -64,14 +64,14 @@ def _inflated(packed: str, field: str) -> bytes:
 
 
 def _pickled_text(data: bytes, field: str) -> str:
-    found: str | None = None
+    string: str | None = None
     try:
         for opcode, argument, _ in pickletools.genops(io.BytesIO(data)):
             # A second string is refused below: a pickle of one string has no other.
-            if opcode.name in _STRINGS and found is None:
-                found = str(argument)
-            elif opcode.name == "STOP" and found is not None:
-                return found
+            if opcode.name in _STRINGS and string is None:
+                string = str(argument)
+            elif opcode.name == "STOP" and string is not None:
+                return string
             elif opcode.name not in _AROUND:
                 raise RowError(field, f"is a pickle of more than a string: {opcode.name}")
     except (ValueError, MemoryError, OverflowError) as error:

@@ -9,7 +9,7 @@ symmetry, so that no layout, turned or mirrored, is in two splits.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -64,18 +64,18 @@ def neighbours(height: int, width: int) -> tuple[dict[str, int], ...]:
 def distances(height: int, width: int, walls: frozenset[int], goal: int) -> tuple[int, ...]:
     """Counts the moves from each cell to `goal`, by breadth-first search; `UNREACHABLE` where none."""
     table = neighbours(height, width)
-    found = [UNREACHABLE] * (height * width)
-    found[goal] = 0
+    moves = [UNREACHABLE] * (height * width)
+    moves[goal] = 0
     edge = [goal]
     while edge:
         following = []
         for cell in edge:
             for near in table[cell].values():
-                if found[near] == UNREACHABLE and near not in walls:
-                    found[near] = found[cell] + 1
+                if moves[near] == UNREACHABLE and near not in walls:
+                    moves[near] = moves[cell] + 1
                     following.append(near)
         edge = following
-    return tuple(found)
+    return tuple(moves)
 
 
 def generate(
@@ -171,23 +171,8 @@ def split_of(height: int, width: int, walls: frozenset[int], goal: int) -> Split
 
 def canonical(height: int, width: int, walls: frozenset[int], goal: int) -> bytes:
     """Returns one name for a layout and all that turning and mirroring makes of it."""
-    return min(_views(height, width, walls, goal))
-
-
-def _views(height: int, width: int, walls: frozenset[int], goal: int) -> Iterator[bytes]:
-    for tall, wide, order in _symmetries(height, width):
+    return min(
         # For each cell of the turned grid, what is there.
-        yield bytes((tall, wide)) + bytes(2 if cell == goal else cell in walls for cell in order)
-
-
-@lru_cache(maxsize=64)
-def _symmetries(height: int, width: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
-    """Lists the eight ways to look at a grid: its height and width then, and its cells row by row."""
-    views = []
-    rows = [list(range(r * width, (r + 1) * width)) for r in range(height)]
-    for _ in range(2):
-        for _ in range(4):
-            rows = [list(row) for row in zip(*rows[::-1], strict=True)]
-            views.append((len(rows), len(rows[0]), tuple(cell for row in rows for cell in row)))
-        rows = [row[::-1] for row in rows]
-    return tuple(views)
+        bytes((tall, wide)) + bytes(2 if cell == goal else cell in walls for cell in order)
+        for tall, wide, order in splits.symmetries(height, width)
+    )

@@ -68,8 +68,8 @@ def _accepted(values: object, field: str) -> tuple[str, ...]:
         values = [values]
     if not isinstance(values, Sequence):
         raise RowError(field, f"must be an answer or a list of answers, got {shown(values)}")
-    given = [value if isinstance(value, str) else _number(value, field) for value in values]
-    answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in given))
+    texts = [value if isinstance(value, str) else _number(value, field) for value in values]
+    answers = tuple(dict.fromkeys(checked_text(value, field).strip() for value in texts))
     usable = tuple(answer for answer in answers if normal(answer))
     if not usable:
         raise UnsupportedRow(field, "has no answer with a word that counts")
@@ -93,9 +93,9 @@ def _own(row: Row, name: str) -> Question:
         raise RowError(
             "answers", "are needed together; name answers of which any is right 'accepted'"
         )
-    given = parsed(row, "accepted")
-    field = "answer" if given is None else "accepted"
-    answers = _accepted(_listed(row.get("answer") if given is None else given), field)
+    accepted = parsed(row, "accepted")
+    field = "answer" if accepted is None else "accepted"
+    answers = _accepted(_listed(row.get("answer") if accepted is None else accepted), field)
     gold = _keys(parsed(row, "gold") or [], "gold")
     named = label(row, "id") or name
     return Question(question(row, "question"), answers, gold, named, label(row, "difficulty"))
@@ -110,13 +110,13 @@ def _golden_answers(row: Row, name: str) -> Question:
     extra = row.get("metadata")
     gold: tuple[str, ...] = ()
     context: tuple[Passage, ...] = ()
-    kind = None
+    difficulty = None
     if isinstance(extra, Mapping):
-        kind = label(extra, "type", "level")
+        difficulty = label(extra, "type", "level")
         if extra.get("supporting_facts") and extra.get("context"):
             gold, context = _supporting(extra), _context(extra)
     asked = question(row, "question")
-    return Question(asked, answers, gold, label(row, "id") or name, kind, context)
+    return Question(asked, answers, gold, label(row, "id") or name, difficulty, context)
 
 
 def _hotpot_qa(row: Row, name: str) -> Question:
@@ -141,16 +141,16 @@ def _supporting(row: Row) -> tuple[str, ...]:
 
 
 def _context(row: Row) -> tuple[Passage, ...]:
-    given = parsed(row, "context")
-    if isinstance(given, Mapping):
-        texts = given.get("sentences", given.get("content"))
-        pairs: Any = zip(given.get("title") or (), texts or (), strict=False)
-    elif isinstance(given, Sequence) and all(
-        isinstance(e, Sequence) and len(e) == 2 for e in given
+    context = parsed(row, "context")
+    if isinstance(context, Mapping):
+        texts = context.get("sentences", context.get("content"))
+        pairs: Any = zip(context.get("title") or (), texts or (), strict=False)
+    elif isinstance(context, Sequence) and all(
+        isinstance(e, Sequence) and len(e) == 2 for e in context
     ):
-        pairs = given
+        pairs = context
     else:
-        raise RowError("context", f"must be titles and their sentences, got {shown(given)}")
+        raise RowError("context", f"must be titles and their sentences, got {shown(context)}")
     passages = (
         Passage(_joined(sentences), checked_text(title, "context")) for title, sentences in pairs
     )

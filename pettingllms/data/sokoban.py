@@ -62,12 +62,12 @@ class Level(NamedTuple):
 
 def cells(mask: int) -> list[int]:
     """Returns the numbers of the cells in a set, ascending."""
-    found = []
+    numbers = []
     while mask:
         low = mask & -mask
-        found.append(low.bit_length() - 1)
+        numbers.append(low.bit_length() - 1)
         mask ^= low
-    return found
+    return numbers
 
 
 @lru_cache
@@ -108,17 +108,17 @@ def pull_distances(room: Room) -> dict[int, int]:
     Cells that are missing are dead: a box there never gets to a goal.
     """
     floor, steps = room.floor, deltas(room.width).values()
-    found = dict.fromkeys(cells(room.goals), 0)
-    queue = list(found)
+    pushes = dict.fromkeys(cells(room.goals), 0)
+    queue = list(pushes)
     # The list grows while it is read: it is the queue of a breadth-first search.
     for cell in queue:
         for delta in steps:
             source = cell - delta
             # The player pushes from beyond the box.
-            if source not in found and floor >> source & 1 and floor >> (source - delta) & 1:
-                found[source] = found[cell] + 1
+            if source not in pushes and floor >> source & 1 and floor >> (source - delta) & 1:
+                pushes[source] = pushes[cell] + 1
                 queue.append(source)
-    return found
+    return pushes
 
 
 @lru_cache(maxsize=4096)
@@ -338,9 +338,6 @@ def _parts(free: int, width: int) -> list[int]:
     return parts
 
 
-# ------------------------------------------------------------------ splits
-
-
 def split_of(room: Room) -> Split:
     """Returns the split that a room belongs to: seven in ten train, one val, two test."""
     return splits.split_of(canonical(room), domain="sokoban")
@@ -349,31 +346,20 @@ def split_of(room: Room) -> Split:
 def canonical(room: Room) -> str:
     """Returns a text that a room shares with its rotations and reflections, and with no other room."""
     floor, goals = cells(room.floor), cells(room.goals)
-    height, width, floor_image, goals_image = min(
-        (*shape, sum([image[cell] for cell in floor]), sum([image[cell] for cell in goals]))
-        for shape, image in _images(room.height, room.width)
+    tall, wide, floor_image, goals_image = min(
+        (*shape, sum([bits[cell] for cell in floor]), sum([bits[cell] for cell in goals]))
+        for *shape, bits in _images(room.height, room.width)
     )
-    return f"{height}x{width} {floor_image:x} {goals_image:x}"
+    return f"{tall}x{wide} {floor_image:x} {goals_image:x}"
 
 
 @lru_cache
-def _images(height: int, width: int) -> list[tuple[tuple[int, int], list[int]]]:
-    """Lists, for each symmetry of a square, the grid's new height and width, and each cell's new bit."""
-    images = []
-    for turned in (False, True):
-        rows, columns = (width, height) if turned else (height, width)
-        for flip_rows in (False, True):
-            for flip_columns in (False, True):
-                bits = []
-                for cell in range(height * width):
-                    row, column = divmod(cell, width)
-                    if turned:
-                        row, column = column, row
-                    row = rows - 1 - row if flip_rows else row
-                    column = columns - 1 - column if flip_columns else column
-                    bits.append(1 << row * columns + column)
-                images.append(((rows, columns), bits))
-    return images
+def _images(height: int, width: int) -> list[tuple[int, int, dict[int, int]]]:
+    """Lists the symmetries of a grid: its height and width then, and each cell's bit."""
+    return [
+        (tall, wide, {cell: 1 << place for place, cell in enumerate(order)})
+        for tall, wide, order in splits.symmetries(height, width)
+    ]
 
 
 MAX_SIDE = 26
@@ -383,8 +369,6 @@ SYMBOLS = "# .$*@+"
 FLOOR = "-_"
 """Other ways to write floor."""
 
-_NAMES = {"$*": "boxes", ".*+": "goals", "@+": "player"}
-
 
 def parse(text: str, source: str = "level") -> Level:
     """Reads the level in `text`; its optimum is None.
@@ -392,10 +376,10 @@ def parse(text: str, source: str = "level") -> Level:
     Raises:
         DatasetError: it is no playable level; names line and column, counted from 1.
     """
-    found = [(number, row["board"]) for number, row in boards(text)]
-    if len(found) != 1:
-        raise DatasetError(f"{source}: expected one level, found {len(found)}")
-    return _RoomReader(source, *found[0]).level()
+    levels = [(number, row["board"]) for number, row in boards(text)]
+    if len(levels) != 1:
+        raise DatasetError(f"{source}: expected one level, found {len(levels)}")
+    return _RoomReader(source, *levels[0]).level()
 
 
 def level_of(lines: Sequence[str], source: str, first: int = 1) -> Level:
@@ -445,50 +429,37 @@ class _RoomReader:
                 raise self.error(f"{symbol!r} is no symbol of a level; use {SYMBOLS!r}", cell)
         player, boxes, goals = self.where("@+"), self.where("$*"), self.where(".*+")
         if player.bit_count() != 1:
-            raise self.error(f"expected one player, found {self.count('@+')}")
+            last = player.bit_length() - 1 if player else None
+            raise self.error(f"expected one player (@ or +), found {player.bit_count()}", last)
         if boxes.bit_count() != goals.bit_count():
-            raise self.error(f"found {self.count('$*')} but {self.count('.*+')}")
+            raise self.error(
+                f"found {boxes.bit_count()} boxes ($ or *) but {goals.bit_count()} goals (. or * or +)"
+            )
         floor = reach(player, ~self.where("#") & (1 << len(self.letters)) - 1, self.width)
-        self.check_closed(floor)
         # A box that stands on its goal behind walls is decoration.
         decoration = self.where("*") & ~floor
         room = Room(self.height, self.width, floor, goals & ~decoration)
         level = Level(room, Position(player.bit_length() - 1, boxes & ~decoration), None)
-        self.check_possible(level)
+        self.check(level)
         return level
 
-    def check_closed(self, floor: int) -> None:
-        for cell in cells(floor):
+    def check(self, level: Level) -> None:
+        room, boxes = level.room, level.start.boxes
+        for cell in cells(room.floor):
             row, column = divmod(cell, self.width)
             if row in (0, self.height - 1) or column in (0, self.width - 1):
                 raise self.error("the player can leave the level here; close it with #", cell)
-
-    def check_possible(self, level: Level) -> None:
-        room, boxes = level.room, level.start.boxes
         for cell in cells((boxes | room.goals) & ~room.floor):
             raise self.error("the player can never get to this cell", cell)
         if boxes == room.goals:
             raise self.error("the level is solved as it is, or has no boxes")
-        alive = pull_distances(room)
-        for cell in cells(boxes):
-            if cell not in alive:
-                raise self.error("this box can never get to a goal", cell)
+        for cell in cells(boxes & dead_cells(room)):
+            raise self.error("this box can never get to a goal", cell)
 
     def where(self, symbols: str) -> int:
         return sum(1 << cell for cell, symbol in enumerate(self.letters) if symbol in symbols)
 
-    def count(self, symbols: str) -> str:
-        """Describes how many of these there are, and where."""
-        places = ", ".join(self.place(cell) for cell in cells(self.where(symbols))[:4])
-        found = self.where(symbols).bit_count()
-        return f"{found} {_NAMES[symbols]} ({' or '.join(symbols)})" + f" at {places}" * bool(
-            places
-        )
-
-    def place(self, cell: int) -> str:
-        row, column = divmod(cell, self.width)
-        return f"line {self.first + row} column {column + 1}"
-
     def error(self, why: str, cell: int | None = None) -> DatasetError:
-        place = f"line {self.first}" if cell is None else self.place(cell)
+        row, column = divmod(cell or 0, self.width)
+        place = f"line {self.first + row}" + (f" column {column + 1}" if cell is not None else "")
         return DatasetError(f"{self.source}: {place}: {why}")

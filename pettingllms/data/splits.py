@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import hashlib
 import zlib
+from functools import lru_cache
 from typing import Literal
 
 Split = Literal["train", "val", "test"]
@@ -49,3 +50,19 @@ def checksum_split(text: str) -> Split:
     """Assigns a text to a split, whatever its case and spacing: 80 % train, 10 % val, 10 % test."""
     bucket = zlib.crc32(" ".join(text.lower().split()).encode(errors="replace")) % 10
     return "test" if bucket == 0 else "val" if bucket == 1 else "train"
+
+
+@lru_cache(maxsize=64)
+def symmetries(height: int, width: int) -> tuple[tuple[int, int, tuple[int, ...]], ...]:
+    """Lists the eight ways to look at a board: its height and width then, and its cells row by row.
+
+    Cells are numbered row by row.
+    """
+    views = []
+    rows = [list(range(r * width, (r + 1) * width)) for r in range(height)]
+    for _ in range(2):
+        for _ in range(4):
+            rows = [list(row) for row in zip(*rows[::-1], strict=True)]
+            views.append((len(rows), len(rows[0]), tuple(cell for row in rows for cell in row)))
+        rows = [row[::-1] for row in rows]
+    return tuple(views)

@@ -110,8 +110,8 @@ def _permutations(lines: list[Grid], thick: int) -> list[list[tuple[int, ...]]]:
     inside: list[list[tuple[int, ...]]] = [[] for _ in range(len(lines) // thick)]
     across: list[tuple[int, ...]] = []
     for (i, one), (j, other) in itertools.combinations(enumerate(lines), 2):
-        found = inside[i // thick] if i // thick == j // thick else across
-        found.append(_cycles(dict(zip(one, other, strict=True))))
+        group = inside[i // thick] if i // thick == j // thick else across
+        group.append(_cycles(dict(zip(one, other, strict=True))))
     return [*sorted(map(sorted, inside)), sorted(across)]
 
 
@@ -137,7 +137,7 @@ def _clues_key(clues: Grid) -> str:
     high, wide = BOXES[size]
     box = shape(size).box
     colors = [int(value > 0) for value in clues]
-    found = []
+    signatures = []
     for _ in range(ROUNDS):
         rows = _with_band([colors[at : at + size] for at in range(0, len(clues), size)], high)
         columns = _with_band([colors[at::size] for at in range(size)], wide)
@@ -157,15 +157,15 @@ def _clues_key(clues: Grid) -> str:
                 cross = cross[1], cross[0]
             cells.append((colors[cell], cross, inside[box[cell]], same[value]))
         colors = _ranks(cells)
-        found.append((sorted(rows + columns), sorted(cells)))
-    return repr(found)
+        signatures.append((sorted(rows + columns), sorted(cells)))
+    return repr(signatures)
 
 
 def _with_band(lines: list[list[int]], thick: int) -> list[tuple[list[int], list[list[int]]]]:
     """Each line, in an order of its own, and its band's lines."""
-    own = [sorted(line) for line in lines]
-    bands = [sorted(own[at : at + thick]) for at in range(0, len(own), thick)]
-    return [(line, bands[at // thick]) for at, line in enumerate(own)]
+    ordered = [sorted(line) for line in lines]
+    bands = [sorted(ordered[at : at + thick]) for at in range(0, len(ordered), thick)]
+    return [(line, bands[at // thick]) for at, line in enumerate(ordered)]
 
 
 def _ranks(values: Iterable[Any]) -> list[int]:
@@ -177,11 +177,6 @@ def _ranks(values: Iterable[Any]) -> list[int]:
             order.append(value)
     # Not by a dict, because values are lists or hold some, which have no hash.
     return [bisect.bisect_left(order, value) for value in several]
-
-
-def text_of(grid: Grid) -> str:
-    """Formats the grid in one line, `.` for an empty cell."""
-    return "".join(DIGITS[value] if value else "." for value in grid)
 
 
 # ------------------------------------------------------------------------------- the generator
@@ -235,13 +230,13 @@ def generate(
         # Filling up leaves the grade as it is.
         suits = not deep or difficulty in (None, grade(dug))
         for _ in range((10 if deep else 1) if suits else 0):
-            found = _filled_up(rng, dug, solution, target) if deep else dug
-            given = len(found) - found.count(0)
-            suits = lo <= given <= hi and difficulty in (None, grade(found))
+            clues_left = _filled_up(rng, dug, solution, target) if deep else dug
+            count = len(clues_left) - clues_left.count(0)
+            suits = lo <= count <= hi and difficulty in (None, grade(clues_left))
             if not suits:
                 break
-            if by_solution or split_of(found, solution) == split:
-                return puzzle(found, solution, grade(found))
+            if by_solution or split_of(clues_left, solution) == split:
+                return puzzle(clues_left, solution, grade(clues_left))
         # A tenth of all puzzles is in the smallest split.
         spent += 0.1 if suits else 1.0
     raise ConfigError(
@@ -308,15 +303,15 @@ def _dug(rng: random.Random, solution: Grid, target: int, difficulty: str | None
 
 def _filled_up(rng: random.Random, dug: Grid, solution: Grid, target: int) -> Grid:
     """The puzzle with numbers put back until `target` are given, or none leaves the grade as it is."""
-    found, kept = list(dug), grade(dug)
+    filled, kept = list(dug), grade(dug)
     for cell in rng.sample(range(len(dug)), len(dug)):
-        if len(found) - found.count(0) >= target:
+        if len(filled) - filled.count(0) >= target:
             break
-        if not found[cell]:
-            found[cell] = solution[cell]
-            if grade(tuple(found)) != kept:
-                found[cell] = 0
-    return tuple(found)
+        if not filled[cell]:
+            filled[cell] = solution[cell]
+            if grade(tuple(filled)) != kept:
+                filled[cell] = 0
+    return tuple(filled)
 
 
 def _can_spare(search: Search, cell: int, difficulty: str | None) -> bool:
@@ -360,20 +355,20 @@ def parse(text: str) -> Puzzle:
                 )
             seen[value] = cell
     try:
-        found = Search(clues).solutions(2)
+        solutions = Search(clues).solutions(2)
     except Undecided:
         raise _refused(text, "its solution is not found within reasonable time") from None
-    if not found:
+    if not solutions:
         raise _refused(text, "it has no solution")
-    if len(found) > 1:
+    if len(solutions) > 1:
         cell = next(
-            cell for cell, pair in enumerate(zip(*found, strict=True)) if len(set(pair)) > 1
+            cell for cell, pair in enumerate(zip(*solutions, strict=True)) if len(set(pair)) > 1
         )
-        numbers = " or ".join(str(grid[cell]) for grid in found)
+        numbers = " or ".join(str(grid[cell]) for grid in solutions)
         raise _refused(text, f"it has several solutions: {_at(cell, size)} can be {numbers}")
     if not clues.count(0):
         raise _refused(text, "it has no empty cell")
-    return puzzle(clues, found[0], grade(clues))
+    return puzzle(clues, solutions[0], grade(clues))
 
 
 def _grid(text: str) -> Grid:
@@ -457,8 +452,8 @@ def _record(row: Row, name: str) -> PuzzleRow:
     """Reads a row of a table whose columns `COLUMNS` names."""
     pair = next((pair for pair in COLUMNS.items() if pair[0] in row), None)
     if pair is None:
-        known = ", ".join(COLUMNS)
-        raise RowError("", f"has no column called {known}, and is no puzzle")
+        columns = ", ".join(COLUMNS)
+        raise RowError("", f"has no column called {columns}, and is no puzzle")
     question, answer = pair
     text = checked_text(row[question], question)
     solution = checked_text(row[answer], answer) if row.get(answer) else None
@@ -479,11 +474,11 @@ def _has_puzzle(row: Row) -> bool:
 def _record_split(row: PuzzleRow) -> Split:
     try:
         # A solution in the file saves the search; `solve` compares it when the puzzle is dealt.
-        found = None if row.answer is not None else solve(row)
+        solved = None if row.answer is not None else solve(row)
     except DatasetError as error:
         raise RowError("", str(error)) from None
-    if found is not None:
-        return split_of(found.clues, found.solution)
+    if solved is not None:
+        return split_of(solved.clues, solved.solution)
     return split_of(_grid(row.text), _grid(row.answer or ""))
 
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 Grid = tuple[int, ...]
@@ -105,10 +105,10 @@ class Search:
         Raises:
             Undecided: after too many guesses.
         """
-        found: list[Grid] = []
-        if self._visit(found, most) and len(found) < most:
+        solutions: list[Grid] = []
+        if self._visit(solutions, most) and len(solutions) < most:
             raise Undecided
-        return found
+        return solutions
 
     def spare(self, cell: int) -> bool:
         """Returns whether the grid, which has one solution, still has one without the number in the cell.
@@ -122,15 +122,15 @@ class Search:
         # The limit is for each question, not for the whole puzzle.
         self.guesses = 0
         self._flip(cell, bit)
-        found = False
+        other_solution = False
         for other in bits(others):
             self._flip(cell, other)
-            found = self._visit([], 1)
+            other_solution = self._visit([], 1)
             self._flip(cell, other)
-            if found:
+            if other_solution:
                 break
         self._flip(cell, bit)
-        return not found
+        return not other_solution
 
     def clear(self, cell: int) -> None:
         """Takes the number in the cell away."""
@@ -138,15 +138,15 @@ class Search:
         self.values[cell] = 0
         self._empty.append(cell)
 
-    def _visit(self, found: list[Grid], most: int) -> bool:
+    def _visit(self, solutions: list[Grid], most: int) -> bool:
         """Collects solutions until there are as many as wanted, or guesses run out: then True.
 
         Leaves the grid as it was.
         """
         empty = self._empty
         if not empty:
-            found.append(tuple(self.values))
-            return len(found) >= most
+            solutions.append(tuple(self.values))
+            return len(solutions) >= most
         at, options = self._narrowest()
         # A cell with one number left is no guess.
         if options & (options - 1):
@@ -162,7 +162,7 @@ class Search:
             self.values[cell] = bit.bit_length()
             self._flip(cell, bit)
             # One call for each empty cell: 256 at most, which Python's stack allows.
-            enough = self._visit(found, most)
+            enough = self._visit(solutions, most)
             self._flip(cell, bit)
             if enough:
                 break
@@ -251,7 +251,7 @@ class _Notes:
                 if not mask & (mask - 1):
                     ready.append(other)
 
-    def _strike(self, cells: Iterator[int], mask: int) -> bool:
+    def _strike(self, cells: Iterable[int], mask: int) -> bool:
         """Removes candidates from cells."""
         done = False
         for cell in cells:
@@ -288,15 +288,11 @@ class _Notes:
 
     def locked(self) -> bool:
         """Numbers of a box that are all in one line leave the rest of the line, and vice versa."""
-        size, units = self.shape.size, self.shape.units
-        for line, box in itertools.product(units[: 2 * size], units[2 * size :]):
-            shared = set(line) & set(box)
-            if not shared:
-                continue
-            common = self._union(iter(shared))
+        for shared, line, box in _crossings(self.shape.size):
+            common = self._union(shared)
             for one, other in ((line, box), (box, line)):
-                own = common & ~self._union(cell for cell in one if cell not in shared)
-                if own and self._strike((cell for cell in other if cell not in shared), own):
+                numbers = common & ~self._union(one)
+                if numbers and self._strike(other, numbers):
                     return True
         return False
 
@@ -306,16 +302,26 @@ class _Notes:
             for one, other in itertools.combinations([c for c in unit if self.marks[c]], 2):
                 both = self.marks[one] | self.marks[other]
                 rest = [cell for cell in unit if cell not in (one, other)]
-                elsewhere = self._union(iter(rest))
-                own = self.marks[one] & self.marks[other] & ~elsewhere
-                if both.bit_count() == 2 and self._strike(iter(rest), both):
+                shared = self.marks[one] & self.marks[other] & ~self._union(rest)
+                if both.bit_count() == 2 and self._strike(rest, both):
                     return True
-                if own.bit_count() == 2 and self._strike(iter((one, other)), ~own):
+                if shared.bit_count() == 2 and self._strike((one, other), ~shared):
                     return True
         return False
 
-    def _union(self, cells: Iterator[int]) -> int:
+    def _union(self, cells: Iterable[int]) -> int:
         mask = 0
         for cell in cells:
             mask |= self.marks[cell]
         return mask
+
+
+@functools.cache
+def _crossings(size: int) -> list[tuple[Grid, Grid, Grid]]:
+    """Lists the cells that a line and a box share, and the rest of the line and of the box."""
+    units = shape(size).units
+    return [
+        (shared, tuple(c for c in line if c not in box), tuple(c for c in box if c not in line))
+        for line, box in itertools.product(units[: 2 * size], units[2 * size :])
+        if (shared := tuple(c for c in line if c in box))
+    ]

@@ -31,7 +31,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 from pettingllms.data.asserts import Test
-from pettingllms.data.coding import is_example, passes
+from pettingllms.envs.coding_runs import is_example, passes
 from pettingllms.sandbox import RunResult
 from pettingllms.sandbox.types import RUNAWAY
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 from pettingllms.data.asserts import Test
-from pettingllms.data.coding import CodingTask, passes
+from pettingllms.data.coding import CodingTask
+from pettingllms.envs.coding_runs import has_assertions, passes
 from pettingllms.envs.parsing import ParseError
 from pettingllms.sandbox import RunResult
 
@@ -103,6 +105,13 @@ def parse_program(text: str) -> str | ParseError:
     if len(programs[-1]) > MAX_BLOCK_CHARS:
         return ParseError(f"the program is longer than {MAX_BLOCK_CHARS} characters")
     return programs[-1]
+
+
+def shown_to(role: str, task: CodingTask) -> CodingTask:
+    """Returns the task with the question that a role is shown."""
+    if role != "coder" or not task.example:
+        return task
+    return replace(task, question=f"{task.question}\n\n{task.example}", example="")
 
 
 def parse_tests(text: str, function: str | None) -> tuple[Test, ...] | ParseError:
@@ -258,8 +267,8 @@ def full_prompt(
             f"The input is a JSON list of the arguments of {calls}, "
             "the output is its return value as JSON."
         )
-        # JSON has neither; `asserts.calls_of` makes them of lists again.
-        if task.asserts:
+        # JSON has neither; `assertions.calls_of` makes them of lists again.
+        if has_assertions(task):
             form += " Write tuples and sets as lists."
         rules = _TESTER.format(form=form, most=MAX_TESTS, input="[<arguments>]", output="<value>")
     else:

@@ -98,14 +98,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Unpack, cast, get_args
 
 from pettingllms.data import chains, coding
-from pettingllms.data.asserts import Run, Test
-from pettingllms.data.coding import CodingTask, passes
+from pettingllms.data.asserts import Test
+from pettingllms.data.coding import CodingTask
 from pettingllms.data.coding_schemas import load_tasks
 from pettingllms.data.objects import Source
 from pettingllms.data.splits import Split
-from pettingllms.envs import arguments
+from pettingllms.envs import arguments, coding_runs
+from pettingllms.envs.assertions import Run
 from pettingllms.envs.base import Outcome
 from pettingllms.envs.coding_judge import Matrix, Verdict, judged, score, up_to_a_hang
+from pettingllms.envs.coding_runs import passes
 from pettingllms.envs.coding_text import (
     Attempt,
     Disagreement,
@@ -116,6 +118,7 @@ from pettingllms.envs.coding_text import (
     parse_program,
     parse_tests,
     shown_episode,
+    shown_to,
 )
 from pettingllms.envs.parsing import ParseError
 from pettingllms.envs.team_env import FORMAT_PENALTY, Agents, Scores, TeamArguments, TeamEnv
@@ -226,17 +229,17 @@ class raw_env(TeamEnv):
         row = seed % len(self.tasks)
         if row not in self._mutants:
             task = self.tasks[row]
-            self._prepared[row] = coding.prepared(task, self._runner(task))
+            self._prepared[row] = coding_runs.prepared(task, self._runner(task))
             self._mutants[row] = self._unexposed(self._prepared[row])
         return State(replace(self._prepared[row], mutants=self._mutants[row]))
 
     def _unexposed(self, task: CodingTask) -> tuple[str, ...]:
         """Known-wrong programs that the examples in the problem statement do not tell from right ones."""
-        mutants = list(coding.known_wrong(task, self._runner(task), coding.CANDIDATES))
-        shown = [t for t in task.tests if coding.is_example(task.question, t, task.function)]
+        mutants = list(coding_runs.known_wrong(task, self._runner(task)))
+        shown = [t for t in task.tests if coding_runs.is_example(task.question, t, task.function)]
         if shown and mutants:
             examples = replace(task, tests=tuple(shown))
-            results = coding.run_tests(examples, mutants, self._runner(task))
+            results = coding_runs.run_tests(examples, mutants, self._runner(task))
             mutants = [
                 mutant
                 for mutant, row in zip(mutants, results, strict=True)
@@ -248,7 +251,7 @@ class raw_env(TeamEnv):
 
     def _text(self, state: State, agent: str) -> str:
         role = agent.removesuffix("_0")
-        task = state.task.shown_to(role)
+        task = shown_to(role, state.task)
         if self.prompt == "compact":
             return compact_prompt(role, task.question, state.history)
         return full_prompt(role, task, state.history, team=self._team)
@@ -287,8 +290,8 @@ class raw_env(TeamEnv):
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task))
         programs = [parse_program(text) for text in texts]
-        if not (task.asserts or task.contest):
-            cases = coding.cases(task, [test.input for test in task.tests])
+        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
+            cases = coding_runs.cases(task, [test.input for test in task.tests])
             runs.share([p for p in programs if not isinstance(p, ParseError)], cases)
         return [self._code(state, program, runs) for program in programs]
 
@@ -296,7 +299,7 @@ class raw_env(TeamEnv):
         if isinstance(program, ParseError):
             return self._unread(state, "coder_0", program.why)
         tests = state.task.tests
-        (results,) = coding.run_tests(state.task, [program], run)
+        (results,) = coding_runs.run_tests(state.task, [program], run)
         verdicts = [
             passes(test, r, state.task.function) for test, r in zip(tests, results, strict=True)
         ]
@@ -325,11 +328,11 @@ class raw_env(TeamEnv):
         """
         task = state.task
         runs = SharedRuns(self.sandbox, self._limits_of(task, REFERENCE_SHARE))
-        # Something else stands beside the programs of the others (`coding.run_inputs`): other runs
+        # Something else stands beside the programs of the others (`coding_runs.run_inputs`): other runs
         # than these.
-        if not (task.asserts or task.contest):
+        if not (coding_runs.has_assertions(task) or coding_runs.is_contest(task)):
             wanted = [task.reference, *task.mutants, state.program]
-            runs.share([p for p in wanted if p], coding.cases(task, inputs))
+            runs.share([p for p in wanted if p], coding_runs.cases(task, inputs))
         return runs
 
     def _test(
@@ -365,7 +368,7 @@ class raw_env(TeamEnv):
         if not tests or not task.mutants:
             return 0.0
         inputs = [test.input for test in tests]
-        rows = coding.run_inputs(task, task.mutants, inputs, run)
+        rows = coding_runs.run_inputs(task, task.mutants, inputs, run)
         caught = sum(
             not all(passes(t, r, task.function) for t, r in zip(tests, row, strict=True))
             for row in rows
@@ -399,7 +402,7 @@ class raw_env(TeamEnv):
         """Runs a program, which may be empty, on each input."""
         if not inputs:
             return {}
-        (results,) = coding.run_inputs(task, [program], inputs, run)
+        (results,) = coding_runs.run_inputs(task, [program], inputs, run)
         return dict(zip(inputs, results, strict=True))
 
     def _limits_of(self, task: CodingTask, share: float = 1.0) -> Limits:
@@ -436,7 +439,7 @@ class raw_env(TeamEnv):
             # One tester's input must not bear on another's, so that none ends the list.
             run = SharedRuns(self.sandbox, limits, end_at_limit=False)
             for program, results in zip(
-                distinct, coding.run_inputs(task, distinct, inputs, run), strict=True
+                distinct, coding_runs.run_inputs(task, distinct, inputs, run), strict=True
             ):
                 ran = dict(zip(inputs, results, strict=True))
                 rows[program] = tuple(passes(t, ran[t.input], task.function) for t in columns)

@@ -96,18 +96,6 @@ class SandboxSettings:
         limits = tuple(sorted((name, checked.pop(name)) for name in LIMITS if name in checked))
         return cls(**checked, limits=limits)
 
-    @classmethod
-    def limits_of(cls, keys: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-        """Limits by name, checked, in the form of the field `limits`.
-
-        Raises:
-            ConfigError: a key that is not a field of `Limits`, or a value that cannot be used.
-        """
-        for name in keys:
-            if name not in LIMITS:
-                raise ConfigError(f"unknown limit {name!r}; {did_you_mean(str(name), LIMITS)}")
-        return cls.of(keys).limits
-
     def keys(self) -> dict[str, Any]:
         """The back end and every key that differs from its default, as JSON values."""
         rest = {"workers": self.workers, "packages": list(self.packages), "runtime": self.runtime}

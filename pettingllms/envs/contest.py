@@ -10,8 +10,6 @@ from __future__ import annotations
 import json
 from decimal import Decimal
 
-from pettingllms.data.rows import whole_number
-
 _MODULES = ["string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random"]
 _MODULES += ["statistics", "itertools", "functools", "operator", "io", "sys", "json"]
 _BEFORE = "\n".join(
@@ -52,9 +50,6 @@ def _same_line(expected: str, actual: str) -> bool:
 def same_value(expected: str, actual: str | None) -> bool:
     """Tell whether the JSON value `actual` equals the JSON value `expected`; never raises."""
     try:
-        left, right = (
-            json.loads(text or "", parse_int=whole_number) for text in (expected, actual)
-        )
-        return bool(left == right)
+        return bool(json.loads(expected) == json.loads(actual or ""))
     except (ValueError, RecursionError):
         return False

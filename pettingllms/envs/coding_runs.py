@@ -1,0 +1,305 @@
+"""Runs programs on the hidden tests of coding tasks, and judges what they give.
+
+Programs run in the sandbox and outputs are compared outside of it; programs never see the expected
+ones. Printed text: equal line by line after trailing blanks and trailing empty lines are dropped, else
+token by token, where a token may differ by rounding only if the *expected* one is written as a
+float (absolute or relative error at most 1e-6). Integers are exact, letters keep their case, and
+nothing is ever compared as a set. Return values: the same, recursively, with tuples as lists.
+Tests of LiveCodeBench are judged by its own rules (`pettingllms.envs.contest`).
+
+`verified` and `known_wrong` run the reference first: it decides which generated tests are right, so it
+has to pass the task's own tests, in this Python and within these limits, which not all published solutions do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from typing import Any
+
+from pettingllms.data.asserts import Test, as_json
+from pettingllms.data.coding import CodingTask
+from pettingllms.envs import assertions, contest
+from pettingllms.envs.assertions import Run
+from pettingllms.envs.mutants import mutants
+from pettingllms.errors import DatasetError
+from pettingllms.sandbox import Case, Limits, RunResult, Sandbox
+from pettingllms.sandbox.together import SharedRuns
+from pettingllms.sandbox.types import RUNAWAY
+
+_TOKEN = re.compile(r"[^\W\d]+|\d+(?:\.\d+)?|[^\w\s\"'`]")
+_AS_JSON = {"True": "true", "False": "false", "None": "null", "(": "[", ")": "]"}
+TOLERANCE = 1e-6
+_FLOAT = re.compile(r"[+-]?(\d+\.\d*|\.\d+|\d+(?=[eE]))([eE][+-]?\d+)?", re.ASCII)
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_GAP = 12  # tokens that a statement may have between an input and its output
+CANDIDATES = 40  # the most mutants that are tried
+
+
+def has_assertions(task: CodingTask) -> bool:
+    """Returns whether any of the task's tests is an assertion in Python."""
+    return any(test.asserts for test in task.tests)
+
+
+def is_contest(task: CodingTask) -> bool:
+    """Returns whether LiveCodeBench's rules decide."""
+    return any(test.contest for test in task.tests)
+
+
+def run_tests(task: CodingTask, programs: Sequence[str], run: Run) -> list[list[RunResult]]:
+    """Runs every program on every hidden test of a `prepared` task; `passes` judges the results."""
+    if has_assertions(task):
+        return assertions.run_tests(
+            programs,
+            task.tests,
+            function=task.function or "",
+            setup=task.setup,
+            reference=task.reference,
+            run=run,
+        )
+    return run_inputs(task, programs, [test.input for test in task.tests], run)
+
+
+def run_inputs(
+    task: CodingTask, programs: Sequence[str], inputs: Sequence[str], run: Run
+) -> list[list[RunResult]]:
+    """Runs every program on inputs as agents write them: standard input, or JSON arguments."""
+    if not has_assertions(task) or task.function is None:
+        beside = contest.beside if is_contest(task) else str
+        return run(list(map(beside, programs)), cases(task, inputs))
+    # Agents write JSON; a published call shows which of its lists have to be tuples or sets.
+    like = next((test.input for test in task.tests if test.input), "").partition("\n")[0]
+    calls = assertions.calls_of(inputs, task.function, task.setup, like)
+    return run([assertions.beside(program) for program in programs], calls)
+
+
+def cases(task: CodingTask, inputs: Sequence[str]) -> list[Case]:
+    """Returns the sandbox's cases of inputs: standard input, or JSON arguments of the function."""
+    if task.function is None:
+        return [Case(stdin=text) for text in inputs]
+    return [Case(function=task.function, args=text) for text in inputs]
+
+
+def prepared(task: CodingTask, run: Run) -> CodingTask:
+    """Returns the task with the calls of all its assertions, run with the reference if need be.
+
+    Raises:
+        DatasetError: a test does not run with the reference.
+    """
+    if all(test.input or not test.asserts for test in task.tests):
+        return task
+    found = assertions.recorded(task.tests, task.function or "", task.setup, task.reference, run)
+    if isinstance(found, str):
+        missing = re.search(r"No module named '(\w+)", found)
+        hint = f"; give --sandbox.packages {missing[1]}" if missing else ""
+        raise DatasetError(f"task {task.id}: {found}{hint}")
+    return replace(task, tests=tuple(found))
+
+
+def passes(test: Test, result: RunResult, function: str | None) -> bool:
+    """Returns whether a run succeeded and gave the expected output or return value.
+
+    Of an assertion the status alone says it, see `pettingllms.data.assertions.run_tests`.
+    """
+    if result.status != "ok":
+        return False
+    if test.asserts:
+        return True
+    if test.contest and function is None:
+        return contest.same_output(test.output, result.stdout)
+    if test.contest:
+        return contest.same_value(test.output, result.value)
+    if function is None:
+        return same_output(test.output, result.stdout)
+    return same_value(test.output, result.value)
+
+
+def same_output(expected: str, actual: str) -> bool:
+    """Tell whether printed text `actual` counts as `expected`."""
+    expected_lines, actual_lines = _lines(expected), _lines(actual)
+    if expected_lines == actual_lines:
+        return True
+    if len(expected_lines) != len(actual_lines):
+        return False
+    return all(
+        _same_tokens(left.split(), right.split())
+        for left, right in zip(expected_lines, actual_lines, strict=True)
+    )
+
+
+def same_value(expected: str, actual: str | None) -> bool:
+    """Tell whether the JSON value `actual` equals the JSON value `expected`; never raises."""
+    if actual is None:
+        return False
+    try:
+        return _same_json(json.loads(expected), json.loads(actual))
+    except (ValueError, RecursionError, OverflowError):  # an integer may be too large for a float
+        return False
+
+
+def _lines(text: str) -> list[str]:
+    lines = [line.rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    return lines
+
+
+def _same_tokens(expected: list[str], actual: list[str]) -> bool:
+    return len(expected) == len(actual) and all(
+        left == right or _close_text(left, right)
+        for left, right in zip(expected, actual, strict=True)
+    )
+
+
+def _close_text(expected: str, actual: str) -> bool:
+    # A program may print a megabyte of digits; no float of a test is as long as this.
+    if len(expected) > 64 or len(actual) > 64:
+        return False
+    if not (_FLOAT.fullmatch(expected) and _NUMBER.fullmatch(actual)):
+        return False
+    return _close(float(expected), float(actual))
+
+
+def _close(expected: float, actual: float) -> bool:
+    # `1e999` reads as infinity, which would be close to itself.
+    return math.isfinite(actual) and math.isclose(
+        expected, actual, rel_tol=TOLERANCE, abs_tol=TOLERANCE
+    )
+
+
+def _same_json(expected: Any, actual: Any) -> bool:
+    # Before the numbers, because `True` is 1 in Python.
+    if isinstance(expected, bool) or isinstance(actual, bool):
+        return expected is actual
+    if isinstance(expected, float) and isinstance(actual, int | float):
+        return _close(expected, float(actual))
+    if isinstance(expected, list) and isinstance(actual, list):
+        return len(expected) == len(actual) and all(map(_same_json, expected, actual))
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        return expected.keys() == actual.keys() and all(
+            _same_json(value, actual[key]) for key, value in expected.items()
+        )
+    # Types differ, too: 2 is not 2.0, and digits that are too long to read are no text.
+    return bool(type(expected) is type(actual) and expected == actual)
+
+
+def is_example(question: str, test: Test, function: str | None) -> bool:
+    """Returns whether the problem statement shows this test: its input, closely followed by its output.
+
+    Texts are compared as tokens, without blanks and quotes. Of a function, the arguments have to
+    follow each other, with at most a name between them; Python's literals are read as JSON's.
+    """
+    if test.asserts:
+        pair = as_json(test, function or "")
+        if pair is None:
+            return False
+        test = Test(*pair)
+    parts = [test.input]
+    if function is not None:
+        try:
+            arguments = json.loads(test.input)
+            parts = [json.dumps(argument) for argument in arguments]
+        except (ValueError, TypeError, RecursionError):  # not JSON, or not a list
+            return False
+    first, *others = (_joined(part, function) for part in (*parts, test.output))
+    if not parts or not first.strip():
+        return False
+    text = _joined(question, function)
+    start = text.find(first)
+    while start >= 0:
+        # Tokens share the blank between them, so that the next part may begin with this one's
+        # last.
+        if _followed(text, start + len(first) - 1, others):
+            return True
+        start = text.find(first, start + 1)
+    return False
+
+
+def _followed(text: str, end: int, others: list[str]) -> bool:
+    for other in others:
+        start = text.find(other, end)
+        if start < 0 or text.count(" ", end, start) > _GAP:
+            return False
+        end = start + len(other) - 1
+    return True
+
+
+def _joined(text: str, function: str | None) -> str:
+    """Tokens with a blank before, between and after them."""
+    words = {} if function is None else _AS_JSON
+    # A statement may show 2 where the test has 2.0.
+    tokens = (token.removesuffix(".0") for token in _TOKEN.findall(text))
+    return " ".join(["", *(words.get(token, token) for token in tokens), ""])
+
+
+def known_wrong(task: CodingTask, run: Run) -> tuple[str, ...]:
+    """Returns the task's own known-wrong programs or, where it has none, mutants of its reference.
+
+    Each mutant fails at least one hidden test, without hanging. The reference is run on
+    the hidden tests in any case: all rewards depend on it. A task that was published without a
+    solution has none of either.
+
+    Raises:
+        DatasetError: the reference is not Python, or fails one of the hidden tests itself.
+        SandboxUnavailable: the sandbox failed.
+    """
+    if not task.reference:
+        return task.mutants
+    try:
+        changed = iter(()) if task.mutants else mutants(task.reference)
+        candidates = list(islice(changed, CANDIDATES))
+    except (SyntaxError, ValueError, RecursionError) as error:
+        raise DatasetError(f"task {task.id}: field 'reference' is not Python: {error}") from error
+    # The reference in the same request, so that its verdict costs no round of its own.
+    reference, *results = run_tests(task, [task.reference, *candidates], run)
+    if failure := _failure(task, reference):
+        raise DatasetError(
+            f"task {task.id}: the reference {failure}; "
+            "pettingllms-data check --write makes a file without such tasks"
+        )
+    if task.mutants:
+        return task.mutants
+    return tuple(
+        program
+        for program, result in zip(candidates, results, strict=True)
+        if _failure(task, result)
+        # One that hangs would cost its limit on every test that a tester writes.
+        and not any(r.status in RUNAWAY for r in result)
+    )
+
+
+def _failure(task: CodingTask, results: Sequence[RunResult]) -> str | None:
+    """Describes the first hidden test that a program fails; None where it passes all."""
+    for number, (test, got) in enumerate(zip(task.tests, results, strict=True)):
+        if not passes(test, got, task.function):
+            # The end of a traceback names the error.
+            gave = (got.value or got.stdout)[:200] or got.stderr[-200:]
+            return (
+                f"fails tests[{number}]: {got.status}, gave {gave!r}, "
+                f"expected {test.output[:200]!r}"
+            )
+    return None
+
+
+def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask | str:
+    """Returns the task with those mutants that fail a test, or why its reference cannot be used.
+
+    Raises:
+        SandboxUnavailable: the sandbox failed, which says nothing about the task.
+    """
+    if not task.reference:
+        return "has no reference solution"
+    run = SharedRuns(sandbox, limits)
+    try:
+        task = prepared(task, run)
+    except DatasetError as error:
+        return str(error).removeprefix(f"task {task.id}: ")
+    reference, *mutants = run_tests(task, [task.reference, *task.mutants], run)
+    if failure := _failure(task, reference):
+        return f"its reference {failure}"
+    wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
+    return replace(task, mutants=tuple(wrong))
