@@ -14,7 +14,6 @@ from __future__ import annotations
 import gzip
 import http.client
 import json
-import os
 import random
 import shutil
 import signal
@@ -61,15 +60,14 @@ def main(argv: Sequence[str] | None = None) -> None:
 
 
 def large(place: Path, size: int) -> dict[str, float]:
-    """Indexing, and the first view with an index, of a generated run of `size` bytes."""
+    """Indexing, and the first view, of a generated run of `size` bytes."""
     run = place / "runs" / "large"
     steps = generate(run, size)
     written = (run / TRAJECTORIES).stat().st_size
     figures = {"trajectories.jsonl, GB": written / 1e9, "steps": float(steps)}
-    with viewing(run, place) as (ask, process):
+    with viewing(run) as (ask, process):
         started = time.perf_counter()
-        while (answer := ask("labels", source="runs/large"))["done"] < written:
-            time.sleep(0.02)
+        answer = ask("labels", source="runs/large")
         seconds = time.perf_counter() - started
         assert len(answer["labels"]) == steps
         figures |= {
@@ -78,7 +76,7 @@ def large(place: Path, size: int) -> dict[str, float]:
             "indexing, memory, MB": peak(process),
         }
     started = time.perf_counter()
-    with viewing(run, place) as (ask, process):
+    with viewing(run) as (ask, process):
         figures["start of the server, s"] = time.perf_counter() - started
         asked = time.perf_counter()
         ask("sources")
@@ -156,11 +154,10 @@ def episode(draw: random.Random, number: int) -> Trajectory:
 
 
 @contextmanager
-def viewing(run: Path, place: Path) -> Iterator[tuple[Ask, subprocess.Popen[str]]]:
+def viewing(run: Path) -> Iterator[tuple[Ask, subprocess.Popen[str]]]:
     """`pettingllms-view` for a run, and what asks it."""
     command = [sys.executable, "-m", "pettingllms.cli.view", "--port", "0", str(run)]
-    environment = os.environ | {"XDG_CACHE_HOME": str(place / "cache")}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         address = process.stdout.readline().strip()

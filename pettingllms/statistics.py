@@ -72,9 +72,9 @@ class Difference(NamedTuple):
 
 def primary(names: Iterable[str]) -> str | None:
     """The one score that decides a comparison: success, else the first return, else none."""
-    found = sorted(names)
-    returns = [name for name in found if name.split("/")[0] == "return"]
-    return "success" if "success" in found else returns[0] if returns else None
+    ordered = sorted(names)
+    returns = [name for name in ordered if name.split("/")[0] == "return"]
+    return "success" if "success" in ordered else returns[0] if returns else None
 
 
 def is_share(name: str) -> bool:
@@ -183,11 +183,11 @@ def p_value(gains: np.ndarray, seed: int = 0) -> float:
 
 def holm(values: Mapping[_Name, float]) -> dict[_Name, float]:
     """P-values, corrected for how many there are: the chance of any false verdict stays below the level."""
-    found, largest = {}, 0.0
+    adjusted, largest = {}, 0.0
     for rank, name in enumerate(sorted(values, key=values.__getitem__)):
         largest = max(largest, min(1.0, (len(values) - rank) * values[name]))
-        found[name] = largest
-    return found
+        adjusted[name] = largest
+    return adjusted
 
 
 def corrected(rows: Mapping[_Name, Difference]) -> dict[_Name, Difference]:
@@ -205,13 +205,13 @@ def differences(
     of the two has are left out; `seed` is that of resampling.
     """
     pairs = [(first[task], second[task]) for task in first if task in second]
-    found = {}
+    rows = {}
     for name in sorted({name for one, two in pairs for name in one.keys() & two}):
         both = [(one[name], two[name]) for one, two in pairs if {name} <= one.keys() & two]
         ones, twos = zip(*both, strict=True)
-        found[name] = paired_difference(ones, twos, share=is_share(name), seed=seed)
-    main = primary(found)
-    return found | corrected({name: row for name, row in found.items() if name != main})
+        rows[name] = paired_difference(ones, twos, share=is_share(name), seed=seed)
+    main = primary(rows)
+    return rows | corrected({name: row for name, row in rows.items() if name != main})
 
 
 def over_seeds(values: np.ndarray, *, share: bool = True) -> Estimate:
@@ -267,5 +267,5 @@ def _spread(values: np.ndarray) -> tuple[float, float]:
 
 
 def _student(freedom: float) -> float:
-    inverse = [-1 / each for each in _FREEDOM]
+    inverse = [-1 / degrees for degrees in _FREEDOM]
     return float(np.interp(-1 / freedom, inverse, _QUANTILES))

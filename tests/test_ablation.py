@@ -9,13 +9,22 @@ import pytest
 import torch
 
 from pettingllms.evaluation import ablation, held_out
-from pettingllms.evaluation.ablation import EXCHANGED, compare_roles, only, role_teams, switched_off
+from pettingllms.evaluation.ablation import (
+    EXCHANGED,
+    RoleTable,
+    compare_roles,
+    only,
+    role_teams,
+    switched_off,
+)
 from pettingllms.evaluation.chunks import Sampling
+from pettingllms.evaluation.compare import paired
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.policies.loading import load_policies
 from pettingllms.session import train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.graded_env import GradedEnv
+from tests.test_coverage import side
 from tests.tiny_lm import save_tiny
 
 NAMES = ("writer", "reader")
@@ -74,7 +83,6 @@ def test_each_team_plays_with_its_own_adapters_and_all_are_as_before(model_dir, 
     ]
     assert table is not None
     assert list(table.rows) == ["base", only("writer"), only("reader"), "both", EXCHANGED]
-    assert [title for title, row in table.rows.items() if row.short is None] == ["both"]
     for name in NAMES:
         assert all(own.equal(before[name][key]) for key, own in policies.state(name).items())
 
@@ -114,3 +122,14 @@ def test_a_run_of_several_adapters_ends_with_the_table(model_dir, tmp_path, task
     if there:
         record = json.loads((tmp_path / "run" / "roles.json").read_text())
         assert (record["score"], record["tasks"]) == ("success", 10)
+
+
+def test_a_verdict_follows_the_exact_test_and_not_the_interval():
+    both, alone = (side(*([n < wins] for n in range(100))) for wins in (4, 0))
+    rows = {"both": paired(both, both, ("both", "both"), 0)}
+    rows |= {only(name): paired(alone, both, (only(name), "both"), 0) for name in NAMES}
+    table = RoleTable("success", NAMES, rows)
+    gain = rows[only("writer")].differences["success"]
+    assert gain.low > 0
+    assert gain.p == 0.125
+    assert "No policy made a clear difference" in table.notes()

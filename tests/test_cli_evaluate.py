@@ -145,18 +145,6 @@ def test_sampling_settings_reach_the_sampler(quiz: list[str], tmp_path: Path) ->
     assert replies["cold"] == replies["narrow"] != replies["plain"]
 
 
-def test_one_agent_plays_in_place_of_the_team(
-    quiz: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    argv = [*quiz, "--agents", "single", "--limit", "2", "--out", str(tmp_path)]
-    assert main(argv) == 0
-    assert {move["agent"] for row in games(tmp_path) for move in row["decisions"]} == {"judge_0"}
-    assert main([*quiz, "--agents", "sngle"]) == FAILED
-    assert "did you mean 'single'" in capsys.readouterr().err
-    assert main(["--env", "tests.letters_env:env", "--agents", "single"]) == FAILED
-    assert "takes no argument `agents`" in capsys.readouterr().err
-
-
 def test_a_data_set_is_played_whole_unless_limited(
     quiz: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 
-from pettingllms.evaluation.compare import paired
-from pettingllms.evaluation.coverage import Coverage, coverage
+from pettingllms.evaluation.compare import Coverage, coverage, paired
 from pettingllms.evaluation.report import as_text, coverage_table
 from pettingllms.evaluation.run import section
 from pettingllms.evaluation.scores import pass_at_k

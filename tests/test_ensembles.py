@@ -27,10 +27,9 @@ from pettingllms.evaluation.ensembles import (
     Ensemble,
     Route,
     Voting,
-    named_in,
     routes_of,
+    with_members,
 )
-from pettingllms.evaluation.members import with_members
 from pettingllms.evaluation.rollouts import policies_by_seat, roll_out
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.scripted import ScriptedSampler
@@ -100,7 +99,7 @@ class Two(ScriptedSampler):
         super().__init__(answer or (lambda policy, *_: "left" if policy[0] == "a" else "right"))
 
     def policy_for(self, role: str) -> str:
-        return f"a-{role.partition('_')[0]}" if role != "namer" else "base"
+        return f"a-{role.partition('_')[0]}"
 
 
 def play(who: str, routes: Any = None, **options: Any) -> list[Trajectory]:
@@ -144,29 +143,6 @@ def test_an_environment_of_another_package_names_situations_in_its_infos() -> No
 
     found = play("a", env=Foreign(max_turns=1))
     assert [g.chosen.info["situation"] for each in found for g in each.groups][:2] == ["7", None]
-
-
-def test_the_base_model_names_situations_where_the_environment_does_not() -> None:
-    asked = []
-
-    def answer(policy: str, prompt: str, _seed: int) -> str:
-        if policy == "base":
-            asked.append(prompt)
-            return "I would say Trap, not open." if "writer" in prompt else "neither"
-        return "left"
-
-    found = play(
-        "a", env=letters_env.raw_env(max_turns=1), policies=Two(answer), situations=("open", "trap")
-    )
-    named = [(g.key.role, g.chosen.info["situation"]) for each in found for g in each.groups]
-    assert set(named) == {("writer", "trap"), ("reader", None)}
-    assert len(asked) == len(named)
-    assert "open, trap" in asked[0]
-
-
-def test_the_longer_of_two_names_at_one_place_is_meant() -> None:
-    assert named_in("open door", ("open", "open door")) == "open door"
-    assert named_in("", ("open",)) is None
 
 
 def test_a_vote_plays_the_most_frequent_reply_and_of_equals_the_first_members() -> None:

@@ -76,11 +76,10 @@ def test_the_matrix_is_there_only_where_roles_were_exchanged_one_at_a_time() -> 
     assert matrix(rewards, "{role}/reward")["tool"]["reasoner"].mean == 2.0
 
 
-def test_a_picture_is_drawn_with_and_without_success_and_matrix() -> None:
+def test_a_picture_is_drawn_with_and_without_success() -> None:
     won = {"base": scored(success=0.5, passAT2=0.75, tool__local_reward=-0.1)}
     mute = {"base": scored(tool__local_reward=0.5), "adapters": scored()}
-    cells = {"tool": {"tool": Estimate(0.9, 0.8, 1.0), "reasoner": Estimate(0.1, 0.0, 0.2)}}
-    for teams, map_of in ((won, {}), (mute, {}), (won, cells)):
-        data = bars(teams, map_of, "quiz")
+    for teams in (won, mute):
+        data = bars(teams, "quiz")
         assert data.startswith(b"\x89PNG")
-        assert data == bars(teams, map_of, "quiz")
+        assert data == bars(teams, "quiz")

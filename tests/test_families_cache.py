@@ -12,8 +12,7 @@ from transformers import AutoModelForCausalLM
 from pettingllms.errors import ConfigError
 from pettingllms.policies.loading import load_policies
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.continuous import ContinuousBatch, rows_of
-from pettingllms.samplers.row_cache import prompt_cache
+from pettingllms.samplers.continuous import ContinuousBatch, prompt_cache, rows_of
 from tests.test_families import FAMILIES, SIZES
 from tests.tiny_lm import tiny_tokenizer
 

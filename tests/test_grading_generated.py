@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import sympy
 
-from pettingllms.evaluation.votes import majority
+from pettingllms.evaluation.scores import majority
 from pettingllms.grading import grade, same
 
 LETTERS = sympy.symbols("x y a b c k m n q r s t theta x_1 alpha")

@@ -143,9 +143,9 @@ def test_the_cache_does_not_grow_with_the_life_of_the_batch():
     for number in range(200):
         batch.add(rows(number, (5, 6, 7), 1, SamplingParams(5), number))
         batch.step()
-    columns = batch._cache._mine[0].buffers[0].shape[2]
-    assert columns < 128
-    assert batch._cache.end - batch._cache.start <= batch.longest == 8
+    keys = batch._cache.layers[0].keys
+    assert keys.shape[0] == len(batch) < 10
+    assert keys.shape[2] <= batch.longest == 8
 
 
 def test_the_likeliest_tokens_and_the_scores_of_a_prompt_are_the_models_own():

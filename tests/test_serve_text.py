@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.continuous import Token
-from pettingllms.serving.choices import Choice, Stops, TextStream, WholeText
+from pettingllms.serving.choices import Choice, Stops, TextStream
 from tests.tiny_lm import tiny_tokenizer
 
 TOKENIZER = tiny_tokenizer()
@@ -34,25 +34,6 @@ def test_the_pieces_of_a_stream_are_the_text(text):
 def test_the_pieces_of_any_tokens_are_what_the_tokenizer_says_of_all(ids):
     ids = [token for token in ids if token != 2]
     assert "".join(pushed(ids)) == CHAT.decode(ids)
-
-
-@given(st.lists(st.integers(0, 258), max_size=40), st.sampled_from(["stop", "length"]))
-def test_a_text_that_nobody_reads_before_its_end_is_decoded_once_and_the_same(ids, end):
-    asked = []
-
-    def decode(tokens):
-        asked.append(len(tokens))
-        return CHAT.decode(tokens)
-
-    pieces = Choice(TextStream(CHAT.decode), Stops(()), frozenset([2]))
-    whole = Choice(WholeText(decode), Stops(()), frozenset([2]))
-    ids = [token for token in ids if token != 2] + [2 if end == "stop" else 7]
-    for number, token in enumerate(ids):
-        last = end if number + 1 == len(ids) else None
-        for choice in (pieces, whole):
-            choice.push(Token("a", token, -1.0, (), last))
-    assert (whole.text, whole.finish) == (pieces.text, pieces.finish)
-    assert len(asked) == 1
 
 
 def test_half_a_character_is_never_sent():

@@ -12,7 +12,7 @@ from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.serving import completing
 from pettingllms.serving.completing import Completing, News
-from pettingllms.serving.worker import Ends, QueueFull, Stopped, Worker
+from pettingllms.serving.worker import QueueFull, Stopped, Worker
 from tests.tiny_lm import tiny_model, tiny_tokenizer
 
 torch.set_num_threads(1)
@@ -43,7 +43,7 @@ def engine():
 
 @pytest.fixture
 def worker(engine):
-    found = Worker(engine, {"a": Ends((2,), 0)}, most_waiting=20, tokens_per_batch=300)
+    found = Worker(engine, {"a": CHAT}, most_waiting=20, tokens_per_batch=300)
     yield found
     engine.go.put(None)
     found.close(30)

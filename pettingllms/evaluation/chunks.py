@@ -75,7 +75,7 @@ def kept(tasks: int, before: int, now: int, at_once: int) -> int:
 
 def _samples(tasks: int, count: int, at_once: int) -> list[range]:
     """The samples 0 to `count` - 1 of each task, cut into those of a chunk each."""
-    most, found = max(1, at_once // max(1, tasks)), list[range]()
-    while (first := found[-1].stop if found else 0) < count:
-        found.append(range(first, min(first + min(max(1, first), most), count)))
-    return found
+    most, ranges = max(1, at_once // max(1, tasks)), list[range]()
+    while (first := ranges[-1].stop if ranges else 0) < count:
+        ranges.append(range(first, min(first + min(max(1, first), most), count)))
+    return ranges

@@ -2,10 +2,16 @@
 
 Pairing removes the differences in difficulty between tasks, which are most of the variance: the
 interval of the difference is narrower than the two intervals side by side suggest.
+
+Where both have several samples of a task, tasks are also compared by whether at least one of the first k
+samples solves them: preserved (both), expansion (only the second), shrinkage (only the first). Where RL
+sharpens, the first sample gets better and no task is gained at large k. The counts and their ratio are those
+of https://arxiv.org/abs/2510.01571.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -14,7 +20,6 @@ from typing import Any
 import numpy as np
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
-from pettingllms.evaluation.coverage import Coverage, coverage
 from pettingllms.evaluation.folder import read_settings, read_trajectories
 from pettingllms.evaluation.scores import Evaluation, intervals, scores_by_task
 from pettingllms.rollout.trajectory import Trajectory
@@ -27,6 +32,7 @@ from pettingllms.statistics import (
     over_seeds,
     paired_difference,
     primary,
+    tango,
 )
 
 SAME = ("env", "data", "split")
@@ -42,6 +48,35 @@ class Side:
     name: str
     settings: Mapping[str, Any]
     episodes: Mapping[str, Sequence[Trajectory]]
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """Which tasks two line-ups solve within k samples."""
+
+    k: int
+    preserved: int
+    expansion: int
+    """Tasks that only the second solves."""
+    shrinkage: int
+    """Tasks that only the first solves."""
+    neither: int
+    low: float
+    high: float
+    """95 % score interval of (expansion - shrinkage) / tasks."""
+
+    @property
+    def ratio(self) -> float:
+        """Expansion over shrinkage: 0 where both are 0, infinite where only shrinkage is."""
+        if not self.shrinkage:
+            return math.inf if self.expansion else 0.0
+        return self.expansion / self.shrinkage
+
+    def row(self) -> dict[str, Any]:
+        """The record as JSON has it."""
+        ratio = self.ratio if math.isfinite(self.ratio) else None
+        names = ("k", "preserved", "expansion", "shrinkage", "neither", "low", "high")
+        return {name: getattr(self, name) for name in names} | {"ratio": ratio}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +111,7 @@ class Comparison:
             for name, difference in self.differences.items()
         }
         head = {"first": self.first, "second": self.second, "tasks": self.tasks}
-        covered = {"coverage": [each.row() for each in self.coverage]} if self.coverage else {}
+        covered = {"coverage": [record.row() for record in self.coverage]} if self.coverage else {}
         more = {"alone": self.alone, "primary": self.primary, "scores": scores}
         return head | more | covered
 
@@ -96,17 +131,19 @@ def paired(
             f"{names[0]} and {names[1]} have no task in common: the first of the one is "
             f"{next(iter(one), 'none')}, of the other {next(iter(two), 'none')}"
         )
-    found = differences(one, two, seed)
+    gains = differences(one, two, seed)
     # Over the tasks of both, so that the two means differ by the difference that is shown.
     ours, theirs = (intervals([side[task] for task in both], seed) for side in (one, two))
     return Comparison(
         first=names[0],
         second=names[1],
-        roles=tuple(dict.fromkeys(g.key.role for each in (*first, *second) for g in each.groups)),
+        roles=tuple(
+            dict.fromkeys(g.key.role for episode in (*first, *second) for g in episode.groups)
+        ),
         tasks=len(both),
         alone=len(one) + len(two) - 2 * len(both),
-        means={name: (ours[name], theirs[name]) for name in found},
-        differences=found,
+        means={name: (ours[name], theirs[name]) for name in gains},
+        differences=gains,
         coverage=coverage(first, second),
     )
 
@@ -116,7 +153,11 @@ def gain_in(
 ) -> Difference | None:
     """The difference in one score, not corrected; None where no task of both has it."""
     one, two = (
-        {task: {name: own[name]} for task, own in scores_by_task(side).items() if name in own}
+        {
+            task: {name: scores[name]}
+            for task, scores in scores_by_task(side).items()
+            if name in scores
+        }
         for side in (first, second)
     )
     return differences(one, two, seed).get(name)
@@ -135,13 +176,17 @@ def gains_of(before: Sequence[Evaluation], after: Sequence[Evaluation]) -> dict[
 
 def together(comparisons: Sequence[Comparison]) -> list[Comparison]:
     """Comparisons that are shown together: their primary scores are corrected for each other."""
-    rows = {n: each.differences[each.primary] for n, each in enumerate(comparisons) if each.primary}
+    rows = {
+        n: comparison.differences[comparison.primary]
+        for n, comparison in enumerate(comparisons)
+        if comparison.primary
+    }
     fixed = corrected(rows)
     return [
-        replace(each, differences={**each.differences, each.primary: fixed[n]})
-        if each.primary
-        else each
-        for n, each in enumerate(comparisons)
+        replace(comparison, differences={**comparison.differences, comparison.primary: fixed[n]})
+        if comparison.primary
+        else comparison
+        for n, comparison in enumerate(comparisons)
     ]
 
 
@@ -180,7 +225,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
             f"{first.name} has the teams {', '.join(first.episodes)} and {second.name} has "
             f"{', '.join(second.episodes)}: none in common; choose with FOLDER:TEAM"
         )
-    found = [
+    comparisons = [
         paired(
             first.episodes[one],
             second.episodes[two],
@@ -189,7 +234,7 @@ def compared(first: Side, second: Side, seed: int) -> list[Comparison]:
         )
         for one, two in pairs
     ]
-    return together(found)
+    return together(comparisons)
 
 
 def _check_same(first: Side, second: Side) -> None:
@@ -215,28 +260,32 @@ def combined(sides: Sequence[Side]) -> dict[str, Evaluation]:
         _check_same(first, other)
     alone = all(len(side.episodes) == 1 for side in sides)
     titles = [t for t in first.episodes if alone or all(t in side.episodes for side in sides)]
-    found = {}
+    teams = {}
     for title in titles:
         played = [next(iter(s.episodes.values())) if alone else s.episodes[title] for s in sides]
         scores = [scores_by_task(episodes) for episodes in played]
-        both = [task for task in scores[0] if all(task in own for own in scores)]
+        both = [task for task in scores[0] if all(task in by_task for by_task in scores)]
         names = (
             [n for n in scores[0][both[0]] if all(n in o[t] for o in scores for t in both)]
             if both
             else []
         )
-        tables = {n: np.array([[own[task][n] for task in both] for own in scores]) for n in names}
+        tables = {
+            n: np.array([[by_task[task][n] for task in both] for by_task in scores]) for n in names
+        }
         estimates = {n: over_seeds(values, share=is_share(n)) for n, values in tables.items()}
-        roles = tuple(dict.fromkeys(g.key.role for each in played[0] for g in each.groups))
+        roles = tuple(
+            dict.fromkeys(g.key.role for evaluation in played[0] for g in evaluation.groups)
+        )
         settings = first.settings
         sizes = (len(both), settings.get("samples", 1), settings.get("greedy", False))
-        found[title] = Evaluation(roles, *sizes, estimates)
-    if not any(each.tasks for each in found.values()):
+        teams[title] = Evaluation(roles, *sizes, estimates)
+    if not any(evaluation.tasks for evaluation in teams.values()):
         raise ConfigError(
             f"{', '.join(side.name for side in sides)} have no team with the same tasks in common; "
             "choose with FOLDER:TEAM"
         )
-    return found
+    return teams
 
 
 def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:
@@ -248,3 +297,52 @@ def settings_apart(first: Side, second: Side) -> dict[str, tuple[Any, Any]]:
 
 def _label(name: str, team: str) -> str:
     return name if name.endswith(f":{team}") else f"{name}:{team}"
+
+
+# ---------------------------------------------------------------------------------------- coverage
+
+
+def coverage(first: Sequence[Trajectory], second: Sequence[Trajectory]) -> tuple[Coverage, ...]:
+    """The coverage at k = 1, 2, 4, ... up to the samples that every task of both sides has.
+
+    Empty where there is only one sample of a task, or the environment does not say who succeeds.
+
+    Args:
+        first: episodes, for example of the base model.
+        second: episodes of the same tasks, for example after training.
+    """
+    one, two = _verdicts(first), _verdicts(second)
+    both = [task for task in one if task in two]
+    samples = min((min(len(one[task]), len(two[task])) for task in both), default=0)
+    if samples < 2:
+        return ()
+    sizes = [1 << n for n in range(samples.bit_length()) if 1 << n <= samples]
+    if sizes[-1] != samples:
+        # All samples as well: there it shows best whether a task is solved at all.
+        sizes.append(samples)
+    return tuple(_at(k, [(one[task][:k], two[task][:k]) for task in both]) for k in sizes)
+
+
+def _at(k: int, pairs: Sequence[tuple[Sequence[bool], Sequence[bool]]]) -> Coverage:
+    base = np.array([any(before) for before, _ in pairs])
+    after = np.array([any(solved) for _, solved in pairs])
+    low, high = tango(after.astype(float) - base)
+    return Coverage(
+        k,
+        preserved=int((base & after).sum()),
+        expansion=int((~base & after).sum()),
+        shrinkage=int((base & ~after).sum()),
+        neither=int((~base & ~after).sum()),
+        low=low,
+        high=high,
+    )
+
+
+def _verdicts(episodes: Sequence[Trajectory]) -> Mapping[str, list[bool]]:
+    """Task -> whether each of its samples succeeded, in their order."""
+    samples: dict[str, list[tuple[int, bool]]] = {}
+    for episode in episodes:
+        if episode.success is not None:
+            samples.setdefault(episode.task.id, []).append((episode.episode, episode.success))
+    # By the number of the sample, because k takes the first ones.
+    return {task: [won for _, won in sorted(pairs)] for task, pairs in samples.items()}

@@ -62,14 +62,6 @@ class EvalConfig:
     vote: bool = policies_setting(
         False, "Members: all answer, and the most frequent reply is played"
     )
-    situations: str | None = policies_setting(
-        None,
-        "Members: kinds of states, such as open,trapped, between which the base model decides where "
-        "the environment names none",
-    )
-    agents: str | None = task_setting(
-        None, "single: one agent instead of a team, where the environment has such a form"
-    )
     split: str = task_setting("test", "train, val or test", choices=SPLITS)
     limit: int | None = task_setting(
         None,
@@ -106,11 +98,11 @@ class EvalConfig:
 
     def __post_init__(self) -> None:
         check_values(self)
-        own = [field.name for field in dataclasses.fields(self) if field.metadata]
+        names = [field.name for field in dataclasses.fields(self) if field.metadata]
         for name in self.over:
             if name not in SHARED:
                 raise ConfigError(
-                    f"an evaluation has no setting {name!r}; {did_you_mean(name, [*own, *SHARED])}"
+                    f"an evaluation has no setting {name!r}; {did_you_mean(name, [*names, *SHARED])}"
                 )
         temperature = self.over.get("temperature", 1.0)
         if not temperature > 0:
@@ -132,7 +124,7 @@ class EvalConfig:
         Raises:
             ConfigError: an unknown name, or a value that cannot be used.
         """
-        own = {field.name for field in dataclasses.fields(cls) if field.metadata}
-        given = {name: value for name, value in settings.items() if value is not None}
-        over = {name: value for name, value in given.items() if name not in own}
-        return cls(**{name: value for name, value in given.items() if name in own}, over=over)
+        names = {field.name for field in dataclasses.fields(cls) if field.metadata}
+        values = {name: value for name, value in settings.items() if value is not None}
+        over = {name: value for name, value in values.items() if name not in names}
+        return cls(**{name: value for name, value in values.items() if name in names}, over=over)

@@ -111,9 +111,9 @@ class _Processes:
             asking = engines.asking
             weights = {name: reference for name, (_, reference) in engines.held().items()}
         worker: Any = ray.remote(**self._pools[WORKERS].options)(EvalWorker)
-        given, threads = self._given, torch.get_num_threads()
+        plan, threads = self._given, torch.get_num_threads()
         fleet = Fleet(
-            lambda: worker.remote(given, threads, asking, weights),
+            lambda: worker.remote(plan, threads, asking, weights),
             config.workers,
             timeout=config.worker_timeout,
             at_once=starting_at_once(config, self._pools, ray.cluster_resources()),

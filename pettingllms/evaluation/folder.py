@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import shutil
 import subprocess
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from pettingllms.errors import RunFolderError
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, kept
@@ -32,18 +31,6 @@ from pettingllms.types import Task
 
 Key = tuple[str, str, int]
 """Of an episode: team, task, sample."""
-
-
-class _Line(NamedTuple):
-    """A line of trajectories.jsonl and where it starts."""
-
-    start: int
-    team: str
-    episode: Trajectory
-
-    @property
-    def key(self) -> Key:
-        return (self.team, self.episode.task.id, self.episode.episode)
 
 
 class EvalFolder(Folder):
@@ -63,10 +50,10 @@ class EvalFolder(Folder):
 
     def __init__(self, path: Path, settings: Mapping[str, Any]) -> None:
         super().__init__(path)
-        self._known: dict[Key, _Line] = {}
         try:
+            self._lines = self._read()
+            """The log: what an episode is of -> its line."""
             self.head = self._begin(settings)
-            self._read()
         except BaseException:
             self.close()
             raise
@@ -80,7 +67,7 @@ class EvalFolder(Folder):
             RunFolderError: trajectories.jsonl has an episode that is not part of the evaluation.
         """
         ids = {task.id for task in tasks}
-        for team, task, sample in self._known:
+        for team, task, sample in self._lines:
             if team not in teams or task not in ids or not 0 <= sample < samples:
                 raise RunFolderError(
                     f"{self.path / TRAJECTORIES} has episode {sample} of task {task} by {team!r}, "
@@ -89,28 +76,12 @@ class EvalFolder(Folder):
                 )
 
     def take(self, team: str, tasks: Sequence[Task], samples: Sequence[int]) -> list[Trajectory]:
-        """The episodes of a chunk if it is complete; else none, and it is cut off the log.
-
-        Raises:
-            RunFolderError: a chunk lacks episodes, and it is not the last.
-        """
+        """The episodes of a chunk if it is complete; else none, and the log loses its episodes."""
         keys = [(team, task.id, sample) for task in tasks for sample in samples]
-        # Taken out, so that what is left in `_known` is of chunks that come later.
-        lines = [self._known.pop(key) for key in keys if key in self._known]
-        if len(lines) == len(keys):
-            return [line.episode for line in lines]
-        if lines:
-            # A part of a chunk would be rolled out in batches of another shape, and rounded
-            # otherwise: none of it is kept.
-            start = min(line.start for line in lines)
-            if any(line.start > start for line in self._known.values()):
-                raise RunFolderError(
-                    f"{self.path / TRAJECTORIES} lacks {len(keys) - len(lines)} of the episodes "
-                    f"{samples[0]} to {samples[-1]} of {team!r} on the tasks {keys[0][1]} to "
-                    f"{keys[-1][1]}; remove the folder, or choose another --out"
-                )
-            with self.writing(TRAJECTORIES):
-                os.truncate(self.path / TRAJECTORIES, start)
+        if all(key in self._lines for key in keys):
+            return [_episode(self._lines[key])[1] for key in keys]
+        # A part of a chunk would be rolled out in batches of another shape, and rounded otherwise.
+        self._drop(set(keys).__contains__)
         return []
 
     def add(self, team: str, episodes: Sequence[Trajectory]) -> None:
@@ -129,62 +100,59 @@ class EvalFolder(Folder):
         values = {"settings": settings, "versions": versions(), "revision": revision(Path.cwd())}
         # As it will be read back: tuples, for example, would differ from the lists in the file.
         head: dict[str, Any] = json.loads(json.dumps(values))
-        path = self.path
-        if not (path / TRAJECTORIES).stat().st_size and not (path / RESULTS).exists():
+        if not self._lines and not (self.path / RESULTS).exists():
             self.write(SETTINGS, json.dumps(head, indent=2) + "\n")
             return head
-        begun = _read_head(path)
-        before, now = (each["settings"].get("samples") for each in (begun, head))
+        begun = _read_head(self.path)
+        before, now = (values["settings"].get("samples") for values in (begun, head))
         more = isinstance(before, int) and isinstance(now, int) and before < now
         if more:
             begun["settings"]["samples"] = now
-        for part in ("settings", "versions"):
-            for name in {**begun[part], **head[part]}:
-                old, new = begun[part].get(name), head[part].get(name)
+        for section in ("settings", "versions"):
+            for name in {**begun[section], **head[section]}:
+                old, new = begun[section].get(name), head[section].get(name)
                 if old != new:
                     raise RunFolderError(
-                        f"{path} holds an evaluation with {name} {old!r}, now it is {new!r}; "
+                        f"{self.path} holds an evaluation with {name} {old!r}, now it is {new!r}; "
                         "continue with the same, or choose another --out"
                     )
         if more:
             with self.writing(RESULTS):
                 # First: without results the folder is an unfinished evaluation, whatever happens
                 # next.
-                (path / RESULTS).unlink(missing_ok=True)
+                (self.path / RESULTS).unlink(missing_ok=True)
             # Before the settings: without these episodes it is an evaluation of either size.
             sizes = head["settings"]
             at_once = sizes.get("at_once", EPISODES_AT_ONCE)
-            self._keep(kept(sizes.get("tasks", 0), before, now, at_once))
+            stay = kept(sizes.get("tasks", 0), before, now, at_once)
+            self._drop(lambda key: key[2] >= stay)
             self.write(SETTINGS, json.dumps(begun, indent=2) + "\n")
         return begun
 
-    def _keep(self, samples: int) -> None:
-        """Removes all episodes but the first `samples` of each task from the log."""
-        data = (self.path / TRAJECTORIES).read_bytes()
-        whole = data[: data.rfind(b"\n") + 1].splitlines(keepends=True)
-        lines = [_line(self.path / TRAJECTORIES, line, 0) for line in whole]
-        staying = [
-            line for line, read in zip(whole, lines, strict=True) if read.episode.episode < samples
-        ]
-        if len(staying) < len(whole):
-            self.write(TRAJECTORIES, b"".join(staying))
+    def _drop(self, unwanted: Callable[[Key], bool]) -> None:
+        """Removes episodes from the log."""
+        if any(map(unwanted, self._lines)):
+            # Read again: episodes may have been added since.
+            lines = self._read()
+            self._lines = {key: line for key, line in lines.items() if not unwanted(key)}
+            self.write(TRAJECTORIES, b"".join(self._lines.values()))
             # The file that was locked has been replaced by another one.
             self._acquire()
 
-    def _read(self) -> None:
+    def _read(self) -> dict[Key, bytes]:
         """Reads the log, and cuts a half-written last line."""
-        start = 0
-        with (self.path / TRAJECTORIES).open("rb") as file:
-            for data in file:
-                if not data.endswith(b"\n"):
-                    with self.writing(TRAJECTORIES):
-                        os.truncate(self.path / TRAJECTORIES, start)
-                    return
-                line = _line(self.path / TRAJECTORIES, data, start)
-                if line.key in self._known:
-                    raise _damaged(self.path / TRAJECTORIES, start, "an episode is there twice")
-                self._known[line.key] = line
-                start += len(data)
+        file, lines = self.path / TRAJECTORIES, dict[Key, bytes]()
+        whole, _, half = file.read_bytes().rpartition(b"\n")
+        for number, text in enumerate(whole.split(b"\n") if whole else (), 1):
+            team, episode = _checked(file, number, text)
+            key = (team, episode.task.id, episode.episode)
+            if key in lines:
+                raise _damaged(file, number, "an episode is there twice")
+            lines[key] = text + b"\n"
+        if half:
+            self.write(TRAJECTORIES, b"".join(lines.values()))
+            self._acquire()
+        return lines
 
 
 def write_file(path: Path, content: str | bytes) -> None:
@@ -216,8 +184,8 @@ def read_trajectories(path: Path) -> dict[str, list[Trajectory]]:
         )
     teams: dict[str, list[Trajectory]] = {}
     with (path / TRAJECTORIES).open("rb") as file:
-        for data in file:
-            _, team, episode = _line(path / TRAJECTORIES, data, 0)
+        for number, text in enumerate(file, 1):
+            team, episode = _checked(path / TRAJECTORIES, number, text)
             teams.setdefault(team, []).append(episode)
     return teams
 
@@ -256,14 +224,14 @@ def revision(directory: Path) -> dict[str, Any] | None:
 
 def digest(path: Path) -> str:
     """Sixteen hex digits of a file, or of all files of a folder with their names."""
-    found = hashlib.sha256()
-    files = [path] if path.is_file() else sorted(each for each in path.rglob("*") if each.is_file())
+    content = hashlib.sha256()
+    files = [path] if path.is_file() else sorted(file for file in path.rglob("*") if file.is_file())
     for file in files:
         with file.open("rb") as data:
             # The names count as well: the same bytes under another name are another model.
-            found.update(f"{file.relative_to(path)} ".encode())
-            found.update(hashlib.file_digest(data, "sha256").digest())
-    return found.hexdigest()[:16]
+            content.update(f"{file.relative_to(path)} ".encode())
+            content.update(hashlib.file_digest(data, "sha256").digest())
+    return content.hexdigest()[:16]
 
 
 def _read_head(path: Path) -> dict[str, Any]:
@@ -271,20 +239,25 @@ def _read_head(path: Path) -> dict[str, Any]:
         head: dict[str, Any] = json.loads((path / SETTINGS).read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise RunFolderError(f"{path / SETTINGS} cannot be read: {error}") from error
-    if not all(isinstance(head.get(part), dict) for part in ("settings", "versions")):
+    if not all(isinstance(head.get(section), dict) for section in ("settings", "versions")):
         raise RunFolderError(f"{path / SETTINGS} has no settings; choose another --out")
     return head
 
 
-def _line(file: Path, data: bytes, start: int) -> _Line:
+def _episode(text: bytes) -> tuple[str, Trajectory]:
+    """Team and episode of a line."""
+    row = json.loads(text)
+    return row["team"], Trajectory.from_row(row)
+
+
+def _checked(file: Path, number: int, text: bytes) -> tuple[str, Trajectory]:
     try:
-        row = json.loads(data)
-        return _Line(start, row["team"], Trajectory.from_row(row))
+        return _episode(text)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise _damaged(file, start, str(error)) from error
+        raise _damaged(file, number, str(error)) from error
 
 
-def _damaged(file: Path, start: int, reason: str) -> RunFolderError:
+def _damaged(file: Path, number: int, reason: str) -> RunFolderError:
     return RunFolderError(
-        f"{file} is damaged at byte {start}: {reason}; remove the folder, or choose another --out"
+        f"{file} is damaged in line {number}: {reason}; remove the folder, or choose another --out"
     )

@@ -49,7 +49,10 @@ def write_peers(spec: str, out: Path, *, leader: str = "judge") -> Recorded:
         # By seed, which is what training resets the environment with; ids differ between training
         # and evaluation.
         by_task[episode.task.seed].append(episode)
-    rows = [_row(seed, own, side.settings["split"], leader) for seed, own in by_task.items()]
+    rows = [
+        _row(seed, episodes_of_task, side.settings["split"], leader)
+        for seed, episodes_of_task in by_task.items()
+    ]
     if not rows or not all(row["peers"] for row in rows):
         raise ConfigError(f"{spec} has no members beside the {leader}; record a team with peers")
     write_file(out, "".join(f"{json.dumps(row)}\n" for row in rows))
@@ -62,17 +65,19 @@ def _row(seed: int, episodes: Sequence[Trajectory], split: str, leader: str) -> 
     for group in (group for episode in episodes for group in episode.groups):
         if group.key.role != leader and group.key.turn == 0:
             firsts[group.key.agent].append(group)
-    right = [_right(group.chosen.info) for own in firsts.values() for group in own]
+    right = [
+        _right(group.chosen.info) for first_groups in firsts.values() for group in first_groups
+    ]
     peers = {}
-    for agent, own in firsts.items():
-        prompts = {group.prompt for group in own}
+    for agent, first_groups in firsts.items():
+        prompts = {group.prompt for group in first_groups}
         if len(prompts) > 1:
             raise ConfigError(
                 f"{agent} was asked {len(prompts)} things in task {seed}, because it saw what others "
                 "said; record with a topology in which members see only themselves, star"
             )
         (prompt,) = prompts
-        replies = [group.chosen.completion.text for group in own]
+        replies = [group.chosen.completion.text for group in first_groups]
         # A digest tells whether a training asks the same thing that was answered here.
         peers[agent] = {"prompt": digest_of(prompt), "replies": replies}
     share = sum(right) / len(right) if right else 0.0

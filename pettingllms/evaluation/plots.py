@@ -8,7 +8,6 @@ from itertools import accumulate
 from typing import Any
 
 from pettingllms.evaluation.scores import Evaluation
-from pettingllms.statistics import Estimate
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00")
 """Okabe and Ito's, distinguishable for color-blind readers."""
@@ -100,16 +99,11 @@ def smooth(values: Sequence[float]) -> list[float]:
     return [sum(window) / len(window) for window in windows]
 
 
-def bars(
-    teams: Mapping[str, Evaluation],
-    matrix: Mapping[str, Mapping[str, Estimate]],
-    title: str,
-) -> bytes:
+def bars(teams: Mapping[str, Evaluation], title: str) -> bytes:
     """A PNG: success and each role's reward with 95 % intervals, a color for each line-up.
 
     Args:
         teams: title -> its scores.
-        matrix: role -> other role -> success with the other's policy; drawn beside the bars.
         title: of the figure.
     """
     first = next(iter(teams.values()))
@@ -119,15 +113,11 @@ def bars(
         ("local reward of a completion", [f"{role}/local_reward" for role in first.roles]),
     ]
     panels = [(name, scores) for name, scores in panels if scores]
-    count = len(panels) + bool(matrix)
-    figure = _figure(4.6 * count, 3.8, dpi=130)
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
-    for place, (name, scores) in zip(axes, panels, strict=False):
+    figure = _figure(4.6 * len(panels), 3.8, dpi=130)
+    axes = list(figure.subplots(1, len(panels), squeeze=False)[0])
+    for place, (name, scores) in zip(axes, panels, strict=True):
         _draw_bars(place, teams, scores)
         place.set_title(name, loc="left", fontsize=10)
-    if matrix:
-        _draw_matrix(axes[-1], matrix)
-        axes[-1].set_title("success: role played by policy of", loc="left", fontsize=10)
     if panels[0][0] == "team":
         axes[0].set_ylim(0, 1.05)
     axes[0].legend(frameon=False, fontsize=8)
@@ -137,11 +127,10 @@ def bars(
 def _draw_bars(axes: Any, teams: Mapping[str, Evaluation], scores: Sequence[str]) -> None:
     width = 0.8 / len(teams)
     for number, (title, evaluation) in enumerate(teams.items()):
-        found = [evaluation.scores.get(score) for score in scores]
-        for place, estimate in enumerate(found):
-            if estimate is None:
+        for place, score in enumerate(scores):
+            if score not in evaluation.scores:
                 continue
-            mean, low, high = estimate
+            mean, low, high = evaluation.scores[score]
             axes.bar(
                 place + (number - (len(teams) - 1) / 2) * width,
                 mean,
@@ -157,23 +146,6 @@ def _draw_bars(axes: Any, teams: Mapping[str, Evaluation], scores: Sequence[str]
     axes.grid(axis="y", alpha=0.25)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
-
-
-def _draw_matrix(axes: Any, matrix: Mapping[str, Mapping[str, Estimate]]) -> None:
-    others = list(dict.fromkeys(other for row in matrix.values() for other in row))
-    values = [
-        [row[other].mean if other in row else float("nan") for other in others]
-        for row in matrix.values()
-    ]
-    axes.imshow(values, vmin=0, vmax=1, cmap="Blues", aspect="auto")
-    for y, row in enumerate(values):
-        for x, value in enumerate(row):
-            # NaN, which stands for a pair that was not played, is not equal to itself.
-            if value == value:
-                color = "white" if value > 0.6 else "black"
-                axes.text(x, y, f"{value:.2f}", ha="center", va="center", color=color)
-    axes.set_xticks(range(len(others)), others)
-    axes.set_yticks(range(len(matrix)), list(matrix))
 
 
 def _figure(width: float, height: float, dpi: int) -> Any:

@@ -67,26 +67,26 @@ def probe(
     learners = trained_policies(config.train_roles, policies.roles_to_policies)
     casting = Casting(policies.roles_to_policies, learners)
     tasks = tasks_of_step(env, config.env, 0, count, config.seed)
-    found = {}
+    replies = {}
     for temperature in temperatures:
-        own = dataclasses.replace(config, temperature=temperature)
-        shape = estimator_of(own, None, env).shape()
-        groups = in_order(Player(own, env, policies, shape).play(0, tasks, casting, Clock()))
+        sampling = dataclasses.replace(config, temperature=temperature)
+        shape = estimator_of(sampling, None, env).shape()
+        groups = in_order(Player(sampling, env, policies, shape).play(0, tasks, casting, Clock()))
         roles = dict.fromkeys(group.key.role for group in groups)
-        found[temperature] = {
+        replies[temperature] = {
             role: replies_of([g for g in groups if g.key.role == role]) for role in roles
         }
-    return found
+    return replies
 
 
 def replies_of(groups: Sequence[Group]) -> ReplyShares:
     """Counts the replies of one role."""
     candidates = [candidate for group in groups for candidate in group.candidates]
-    right = [_is_right(each) for each in candidates]
-    partly = [not own and c.reward > 0 for own, c in zip(right, candidates, strict=True)]
-    readable = [not each.info.get("parse_error") for each in candidates]
+    right = [_is_right(reply) for reply in candidates]
+    partly = [not is_right and c.reward > 0 for is_right, c in zip(right, candidates, strict=True)]
+    readable = [not reply.info.get("parse_error") for reply in candidates]
     signal = [len({c.reward for c in group.candidates}) > 1 for group in groups]
-    texts = Counter(" ".join(each.completion.text.split())[:SHOWN] for each in candidates)
+    texts = Counter(" ".join(reply.completion.text.split())[:SHOWN] for reply in candidates)
     return ReplyShares(
         fmean(readable),
         fmean(partly),
@@ -117,9 +117,9 @@ def report(found: Mapping[float, Mapping[str, ReplyShares]]) -> str:
 def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
     """One line about what to change before this role is trained."""
     best = max(own, key=lambda temperature: own[temperature].signal)
-    readable = max(each.readable for each in own.values())
-    partly = max(each.partly for each in own.values())
-    right = max(each.right for each in own.values())
+    readable = max(shares.readable for shares in own.values())
+    partly = max(shares.partly for shares in own.values())
+    right = max(shares.right for shares in own.values())
     if readable < RARE:
         return (
             f"replies of `{role}` can hardly ever be read: ask for one short thing without a format "
@@ -136,7 +136,7 @@ def advice(role: str, own: Mapping[float, ReplyShares]) -> str:
         return f"`{role}` is right nearly always: harder tasks would teach it more"
     if right == 0:
         return f"no reply of `{role}` was right yet: partial rewards have to lead there"
-    worst = min(each.signal for each in own.values())
+    worst = min(shares.signal for shares in own.values())
     if own[best].signal - worst > MORE:
         return f"`{role}` has most groups with a signal at --temperature {best:g}"
     return f"`{role}` can be trained: right replies occur, and groups have a signal"

@@ -86,13 +86,13 @@ def training_table(columns: Mapping[str, Sequence[Evaluation]], *, short: bool =
     gains = gains_of(first, last)
     table = [["", "", "", *columns, *["difference"] * bool(gains)]]
     # Of every column: a base that never wrote a program has no score of programs, the team may.
-    names = dict.fromkeys(n for column in columns.values() for each in column for n in each.scores)
+    names = dict.fromkeys(n for column in columns.values() for e in column for n in e.scores)
     for who, label, name in _rows(names, first[0].roles, TRAINING_SHORT if short else TRAINING):
         for place, evaluation in enumerate(first):
-            found = [column[place].scores.get(name) for column in columns.values()]
+            estimates = [column[place].scores.get(name) for column in columns.values()]
             how = "greedy" if evaluation.greedy else "sampled"
             gain = signed(gains[place]) if name == primary(names) and place in gains else ""
-            table.append([who, label, how, *map(interval, found), *[gain] * bool(gains)])
+            table.append([who, label, how, *map(interval, estimates), *[gain] * bool(gains)])
     return table
 
 
@@ -117,12 +117,12 @@ def training_notes(evaluation: Evaluation, steps: Sequence[Mapping[str, Any]] = 
 
 def scores_table(teams: Evaluations, *, short: bool = False) -> Table:
     """Makes rows of team or role and score, then a cell with its interval for each line-up."""
-    names = dict.fromkeys(name for each in teams.values() for name in each.scores)
+    names = dict.fromkeys(name for evaluation in teams.values() for name in evaluation.scores)
     roles = next(iter(teams.values())).roles
     table = [["", "", *teams]]
     for who, label, name in _rows(names, roles, SHORT if short else ALL):
-        found = [each.scores.get(name) for each in teams.values()]
-        table.append([who, label, *map(interval, found)])
+        estimates = [evaluation.scores.get(name) for evaluation in teams.values()]
+        table.append([who, label, *map(interval, estimates)])
     return table
 
 
@@ -131,13 +131,15 @@ def joint_table(envs: Mapping[str, Evaluations]) -> Table:
     titles = dict.fromkeys(title for teams in envs.values() for title in teams)
     table = [["environment", "", *titles]]
     for env, teams in envs.items():
-        names = dict.fromkeys(name for each in teams.values() for name in each.scores)
+        names = dict.fromkeys(name for evaluation in teams.values() for name in evaluation.scores)
         shown = [name for name in names if name == "success"] or [
             name for name in names if name.startswith("return")
         ]
         for name in shown:
-            found = [teams[title].scores.get(name) if title in teams else None for title in titles]
-            table.append([env, name, *map(interval, found)])
+            estimates = [
+                teams[title].scores.get(name) if title in teams else None for title in titles
+            ]
+            table.append([env, name, *map(interval, estimates)])
     return table
 
 
@@ -152,8 +154,8 @@ def matrix(teams: Evaluations, score: str = "success") -> dict[str, dict[str, Es
     for role in roles:
         for other in roles:
             title = title_of_swap(role, other)
-            found = teams.get(ADAPTERS if role == other else title)
-            if found and (estimate := found.scores.get(score.format(role=role))):
+            evaluation = teams.get(ADAPTERS if role == other else title)
+            if evaluation and (estimate := evaluation.scores.get(score.format(role=role))):
                 cells.setdefault(role, {})[other] = estimate
     return cells if any(len(row) > 1 for row in cells.values()) else {}
 
@@ -171,8 +173,8 @@ def matrix_table(
 
     def cell(role: str, other: str) -> str:
         gain = swaps.get(role, {}).get(other)
-        own = interval(cells[role].get(other))
-        return own if gain is None else f"{own}, {signed(gain)}"
+        shown = interval(cells[role].get(other))
+        return shown if gain is None else f"{shown}, {signed(gain)}"
 
     others = dict.fromkeys(other for row in cells.values() for other in row)
     header = ["role \\ policy of", *others]
@@ -205,12 +207,14 @@ def coverage_table(comparison: Comparison) -> Table:
     one, two = comparison.first, comparison.second
     header = ["samples", "both", f"only {two}", f"only {one}", "neither", "ratio", "gained share"]
     table = [header]
-    for each in comparison.coverage:
-        counts = map(str, (each.preserved, each.expansion, each.shrinkage, each.neither))
-        ratio = number(each.ratio) if math.isfinite(each.ratio) else "∞"
-        gained = (each.expansion - each.shrinkage) / comparison.tasks
-        bounds = f"{gained:+.2f} [{each.low:+.2f}, {each.high:+.2f}]"
-        table.append([str(each.k), *counts, ratio, bounds])
+    for covered in comparison.coverage:
+        counts = map(
+            str, (covered.preserved, covered.expansion, covered.shrinkage, covered.neither)
+        )
+        ratio = number(covered.ratio) if math.isfinite(covered.ratio) else "∞"
+        gained = (covered.expansion - covered.shrinkage) / comparison.tasks
+        bounds = f"{gained:+.2f} [{covered.low:+.2f}, {covered.high:+.2f}]"
+        table.append([str(covered.k), *counts, ratio, bounds])
     return table
 
 
@@ -246,15 +250,19 @@ def number(value: float) -> str:
 
 def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tuple[str, str, str]]:
     """Yields team or role, label and name of each score, in the order of `TEAM` and `ROLE`."""
-    known = list(names)
+    scores = list(names)
     for who in ("team", *roles):
         labels, chosen = (TEAM, keys.team) if who == "team" else (ROLE, keys.role)
         start = "" if who == "team" else f"{who}/"
-        rest = sorted((n.removeprefix(start) for n in known if n.startswith(start)), key=_by_number)
+        rest = sorted(
+            (n.removeprefix(start) for n in scores if n.startswith(start)), key=_by_number
+        )
         for key in chosen:
             several = not key[-1].isalpha()
-            found = [name for name in rest if (name.startswith(key) if several else name == key)]
-            for name in found:
+            chosen_names = [
+                name for name in rest if (name.startswith(key) if several else name == key)
+            ]
+            for name in chosen_names:
                 rest.remove(name)  # a prefix matches only what has no row of its own
                 yield who, _label(name, key, labels[key]), start + name
 
@@ -262,7 +270,7 @@ def _rows(names: Iterable[str], roles: Sequence[str], keys: Keys) -> Iterator[tu
 def _by_number(name: str) -> list[tuple[bool, int, str]]:
     """Sorts pass@8 before pass@16."""
     parts = re.split(r"(\d+)", name)
-    return [(part.isdigit(), int(part) if part.isdigit() else 0, part) for part in parts]
+    return [(piece.isdigit(), int(piece) if piece.isdigit() else 0, piece) for piece in parts]
 
 
 def _label(name: str, key: str, label: str) -> str:

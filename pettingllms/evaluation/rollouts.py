@@ -18,11 +18,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.evaluation.chunks import Chunk, Sampling, chunks
-from pettingllms.evaluation.ensembles import Ensemble
 from pettingllms.evaluation.folder import EvalFolder
 from pettingllms.evaluation.scores import Evaluation, summarise
 from pettingllms.rollout.engine import RolloutEngine
@@ -32,6 +31,9 @@ from pettingllms.rollout.shapes import RolloutShape
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.samplers.base import Sampler, is_partner
 from pettingllms.types import Task, role_of
+
+if TYPE_CHECKING:
+    from pettingllms.evaluation.ensembles import Ensemble
 
 BASE, ADAPTERS, SWAPPED, PARTNERS = "base", "adapters", "swapped", "api"
 HELD_OUT = {"val": 1 << 31, "test": (1 << 31) + (1 << 30)}
@@ -142,7 +144,7 @@ def roll_out(
         seed=(sampling.seed, "evaluation"),
         policies=seats_to_policies,
         longest=longest_prompts(policies, sampling.max_new_tokens),
-        route=None if ensemble is None else ensemble.router(policies),
+        route=None if ensemble is None else ensemble.route,
     )
     return engine.run(
         chunk.tasks, lambda over: on_batch([episode.trajectory().success for episode in over])
@@ -160,14 +162,14 @@ def held_out(env: AnyEnv, split: str, count: int | None = None) -> list[Task]:
     """
     plain: Any = env.unwrapped
     rows = getattr(plain, "num_tasks", None)
-    own = getattr(plain, "split", None)
-    if own not in (None, split) and rows is not None:
+    env_split = getattr(plain, "split", None)
+    if env_split not in (None, split) and rows is not None:
         raise ConfigError(
-            f"{env} holds the split {own!r} of a data set, not {split!r}; give what makes it, such "
+            f"{env} holds the split {env_split!r} of a data set, not {split!r}; give what makes it, such "
             "as its class, in place of the environment"
         )
     # An environment that knows the split deals from its own tasks, from the first one on.
-    first = 0 if own == split else HELD_OUT.get(split, 0)
+    first = 0 if env_split == split else HELD_OUT.get(split, 0)
     wanted = (rows or 100) if count is None else count
     numbers = range(first, first + (wanted if rows is None else min(wanted, rows)))
     return [Task(f"{split}:{number}", number) for number in numbers]
@@ -294,7 +296,7 @@ def _exchanged(spec: str, roles: Sequence[str]) -> dict[str, str]:
     """Role -> the role whose policy it uses, in both directions."""
     swap: dict[str, str] = {}
     for pair in spec.split(","):
-        one, equals, other = (part.strip() for part in pair.partition("="))
+        one, equals, other = (name.strip() for name in pair.partition("="))
         if not equals:
             raise ConfigError(f"swap must be all, or pairs like coder=tester, got {spec!r}")
         for role in (one, other):
@@ -344,20 +346,22 @@ def evaluate_lineups(
         def on_batch(
             verdicts: Verdicts, title: str = lineup.title, before: list[Trajectory] = episodes
         ) -> None:
-            on_progress(title, [*(each.success for each in before), *verdicts])
+            on_progress(title, [*(episode.success for episode in before), *verdicts])
 
         every = chunks(tasks, sampling)
         # Before the first chunk is rolled out: an incomplete one is cut off the log, which only
         # grows from then on.
-        known = [folder.take(lineup.title, *chunk) if folder else [] for chunk in every]
-        missing = [chunk for chunk, own in zip(every, known, strict=True) if not own]
+        kept = [folder.take(lineup.title, *chunk) if folder else [] for chunk in every]
+        missing = [
+            chunk for chunk, trajectories in zip(every, kept, strict=True) if not trajectories
+        ]
         played = iter(play(lineup, missing, on_batch))
-        for own in known:
-            if not own:
-                own += next(played)
+        for trajectories in kept:
+            if not trajectories:
+                trajectories += next(played)
                 if folder:
-                    folder.add(lineup.title, own)
-            episodes += own
+                    folder.add(lineup.title, trajectories)
+            episodes += trajectories
         # Shows what was known already, where nothing was left to roll out.
         on_batch([])
         check_room(episodes, sampling.max_new_tokens)

@@ -24,14 +24,19 @@ from pettingllms.assembly import (
     partners_of,
 )
 from pettingllms.data.catalog import CATALOG
-from pettingllms.errors import ConfigError
+from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.evaluation import report
 from pettingllms.evaluation.chunks import EPISODES_AT_ONCE, Sampling
 from pettingllms.evaluation.compare import Comparison, gain_in, paired, together
 from pettingllms.evaluation.config import SHARED, EvalConfig
-from pettingllms.evaluation.ensembles import ROUTED, VOTE
-from pettingllms.evaluation.folder import EvalFolder, digest
-from pettingllms.evaluation.members import plan_with, with_members, write_routes
+from pettingllms.evaluation.ensembles import (
+    ROUTED,
+    VOTE,
+    plan_with,
+    with_members,
+    write_routes,
+)
+from pettingllms.evaluation.folder import EvalFolder, digest, write_file
 from pettingllms.evaluation.playing import playing
 from pettingllms.evaluation.plots import bars
 from pettingllms.evaluation.rollouts import (
@@ -57,7 +62,7 @@ from pettingllms.policies.sources import (
     located_adapters,
 )
 from pettingllms.rollout.episode import AnyEnv
-from pettingllms.rollout.files import RESULTS
+from pettingllms.rollout.files import RESULTS, SETTINGS
 from pettingllms.rollout.room import overlong_note
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.runs import CONFIG, read_config
@@ -94,7 +99,7 @@ class EvalPlan:
     source: EnvSource | None = None
     """The environment, or what makes it, in place of the one that the settings name."""
     divide: bool = True
-    """Whether a data set without splits is divided, as in training."""
+    """Whether a data set without splits is divided: that of a run is, one that is given here is not."""
     route_out: Path | None = None
     """Where the table of what each member of an ensemble is worth is written."""
 
@@ -142,9 +147,9 @@ class EvalPlan:
     def _others(self) -> dict[str, Any]:
         """Returns settings that only some teams have: of API models and of single policies."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
-        found = {"api_args": self.config.mapping("api_args")} if asked else {}
-        own = self.config.mapping("policy_settings")
-        return found | ({"policy_settings": own} if own else {})
+        settings = {"api_args": self.config.mapping("api_args")} if asked else {}
+        per_policy = self.config.mapping("policy_settings")
+        return settings | ({"policy_settings": per_policy} if per_policy else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
         """Loads the policies with their adapters, or as the base model; to be closed.
@@ -177,13 +182,13 @@ class EvalResult:
     """Team (base, adapters, swapped, ...) -> its scores."""
 
     def __repr__(self) -> str:
-        return f"EvalResult({', '.join(f'{title}: {own}' for title, own in self.teams.items())})"
+        return f"EvalResult({', '.join(f'{title}: {evaluation}' for title, evaluation in self.teams.items())})"
 
     @property
     def main(self) -> Evaluation:
         """The scores of the adapters; without any, of the base model or of what plays in its place."""
-        own = self.teams.get(ADAPTERS) or self.teams.get(ROUTED) or self.teams.get(VOTE)
-        return own or next(iter(self.teams.values()))
+        evaluation = self.teams.get(ADAPTERS) or self.teams.get(ROUTED) or self.teams.get(VOTE)
+        return evaluation or next(iter(self.teams.values()))
 
     @property
     def success(self) -> Estimate | None:
@@ -202,7 +207,9 @@ class EvalResult:
         if not self.matrix():
             return dict(self.teams)
         return {
-            title: each for title, each in self.teams.items() if title in (BASE, PARTNERS, ADAPTERS)
+            title: evaluation
+            for title, evaluation in self.teams.items()
+            if title in (BASE, PARTNERS, ADAPTERS)
         }
 
     def gains(self) -> list[Comparison]:
@@ -221,36 +228,36 @@ class EvalResult:
         rows = {}
         for role, row in self.matrix().items():
             name = "success" if "success" in self.teams[ADAPTERS].scores else f"{role}/reward"
-            for other in (each for each in row if each != role):
+            for other in (policy for policy in row if policy != role):
                 pair = (self.episodes[title] for title in (ADAPTERS, title_of_swap(role, other)))
                 if gain := gain_in(name, *pair, seed=self.plan.sampling.seed):
                     rows[role, other] = gain
-        found: dict[str, dict[str, Difference]] = {}
+        swaps: dict[str, dict[str, Difference]] = {}
         for (role, other), gain in corrected(rows).items():
-            found.setdefault(role, {})[other] = gain
-        return found
+            swaps.setdefault(role, {})[other] = gain
+        return swaps
 
     def sizes(self) -> str:
         """One line: what was sampled, and what the intervals are."""
         plan = self.plan
-        each = f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
-        how = "greedy" if plan.sampling.greedy else "sampled"
-        return (
-            f"{plan.split} split, {len(plan.tasks)} held-out tasks{each}, {how}; {report.INTERVALS}"
+        episodes = (
+            f", {plan.sampling.samples} episodes of each" if plan.sampling.samples > 1 else ""
         )
+        how = "greedy" if plan.sampling.greedy else "sampled"
+        return f"{plan.split} split, {len(plan.tasks)} held-out tasks{episodes}, {how}; {report.INTERVALS}"
 
     def warnings(self) -> list[str]:
         """Lists the teams with prompts without room in the context, and with refused answers."""
-        limit, found = self.plan.sampling.max_new_tokens, []
-        for title, own in self.episodes.items():
-            if note := overlong_note(own, limit):
-                found.append(f"{title}: {note}")
-            for role, count in refusals(own).items():
-                found.append(
+        limit, notes = self.plan.sampling.max_new_tokens, []
+        for title, trajectories in self.episodes.items():
+            if note := overlong_note(trajectories, limit):
+                notes.append(f"{title}: {note}")
+            for role, count in refusals(trajectories).items():
+                notes.append(
                     f"{title}: the model of {role} refused {count} times or answered without a text; "
                     f"these answers are scored as they are ({role}/refused)"
                 )
-        return found
+        return notes
 
     def record(self, head: Mapping[str, Any]) -> dict[str, Any]:
         """The content of results.json; `head` is that of settings.json."""
@@ -259,7 +266,7 @@ class EvalResult:
             "success": None if success is None else success._asdict(),
             **head,
             # A list, because a summary of a run has several ways of decoding side by side.
-            "results": {title: [each.row()] for title, each in self.teams.items()},
+            "results": {title: [evaluation.row()] for title, evaluation in self.teams.items()},
             "differences": [gain.row() for gain in self.gains()],
             "matrix": {
                 role: {other: list(estimate) for other, estimate in row.items()}
@@ -290,7 +297,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     config = settings_of(options, source)
     if config.model is not None and not only_partners(config.policies):
         check_model(config.model, config.revision)
-    env = _env(options, config, source)
+    env = make_env(config, options.split, source, divide="dataset" not in options.over)
     roles_to_policies = parse_policies(config.policies, *seats_of(env))
     check_partners(config, roles_to_policies, given="api_base" in options.over)
     if not any(map(is_own, roles_to_policies.values())):
@@ -302,9 +309,9 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_bases(config, roles_to_policies)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
-        own = config.mapping("policy_settings")  # such a policy may be on a base of its own
+        per_policy = config.mapping("policy_settings")  # such a policy may be on a base of its own
         roles_to_policies = {
-            role: BASE if is_own(name) and name not in adapters and name not in own else name
+            role: BASE if is_own(name) and name not in adapters and name not in per_policy else name
             for role, name in roles_to_policies.items()
         }
     teams = lineups_of(
@@ -367,12 +374,9 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
         changes["sandbox"] = SandboxSettings.of(config.sandbox).under(changes["sandbox"]).text
     if source is not None:
         changes["env"] = name_of_env(source)
-    # What is neither of the environment nor of the policies, such as the workers, is not the run's.
-    own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
-    config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
-    if options.agents is not None:
-        arguments = config.mapping("env_args") | {"agents": options.agents}
-        config = dataclasses.replace(config, env_args=json.dumps(arguments))
+    # Settings of neither environment nor policies (such as workers) are not inherited from the run.
+    defaults = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
+    config = located(dataclasses.replace(config, **(defaults | {"adapters": None} | changes)))
     return resolve(config, source)
 
 
@@ -383,20 +387,6 @@ def run_of(adapters: str) -> Path | None:
     # A single adapter lies in adapters/POLICY of its run, several lie in adapters.
     folder = Path(adapters).parent if is_adapter(adapters) else Path(adapters)
     return folder.parent if (folder.parent / CONFIG).is_file() else None
-
-
-def _env(options: EvalConfig, config: ATGRPOConfig, source: EnvSource | None) -> AnyEnv:
-    try:
-        # What a run was trained on is divided as there; a data set given here is used whole.
-        trained_on = "dataset" not in options.over
-        return make_env(config, options.split, source, divide=trained_on)
-    except ConfigError as error:
-        if options.agents is None or "argument 'agents'" not in str(error):
-            raise
-        raise ConfigError(
-            f"environment {config.env!r} has no form for other agents than its team (it takes no "
-            "argument `agents`); leave out --agents"
-        ) from error
 
 
 # ------------------------------------------------------------------------------------------- run
@@ -448,8 +438,8 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
         display.say(announce(isolation))
 
     def on_progress(title: str, verdicts: Verdicts) -> None:
-        known = [won for won in verdicts if won is not None]
-        score = f", success {sum(known) / len(known):.2f}" if known else ""
+        decided = [won for won in verdicts if won is not None]
+        score = f", success {sum(decided) / len(decided):.2f}" if decided else ""
         display.evaluating(f"{title}{score}", len(verdicts), plan.episodes)
 
     with playing(plan, None if folder is None else folder.path) as play:
@@ -464,9 +454,13 @@ def _run(plan: EvalPlan, folder: EvalFolder | None, display: Display) -> EvalRes
     sampling, roles = plan.sampling, roles_of(plan.env)
     teams = {
         title: summarise(
-            own, roles, samples=sampling.samples, greedy=sampling.greedy, seed=sampling.seed
+            trajectories,
+            roles,
+            samples=sampling.samples,
+            greedy=sampling.greedy,
+            seed=sampling.seed,
         )
-        for title, own in episodes.items()
+        for title, trajectories in episodes.items()
     }
     if plan.route_out is not None:
         write_routes(plan.route_out, plan, episodes)
@@ -483,7 +477,7 @@ def _write(folder: EvalFolder, result: EvalResult) -> None:
     parts += [section(gain) for gain in result.gains()]
     title = f"{plan.config.env}, {plan.split} split, {len(plan.tasks)} tasks"
     folder.write("results.md", "\n\n".join(parts) + "\n")
-    folder.write("results.png", bars(result.shown(), cells, title))
+    folder.write("results.png", bars(result.shown(), title))
     # Last: its presence marks the evaluation as finished.
     folder.write(RESULTS, json.dumps(result.record(folder.head), indent=2) + "\n")
 
@@ -496,3 +490,69 @@ def section(gain: Comparison) -> str:
         covered = report.as_markdown(report.coverage_table(gain))
         parts += ["Tasks that at least one of the first k samples solves:", covered]
     return "\n\n".join(parts)
+
+
+# --------------------------------------------------------------------------- several environments
+
+
+def run_each(
+    options: EvalConfig, envs: Sequence[str], display: Display | None = None
+) -> dict[str, EvalResult]:
+    """Evaluates several environments, each with a folder of its own below `out`.
+
+    All plans are made first, so that a mistake in the last one does not cost the others.
+
+    Args:
+        options: the settings, which all environments share.
+        envs: names or paths of environments.
+        display: receives progress.
+
+    Returns:
+        Environment -> its result; `out` has them in one table as well.
+
+    Raises:
+        PettingLLMsError: settings, a model or a folder that cannot be used.
+    """
+    out = None if options.out is None else Path(options.out)
+    if len({folder_name(env) for env in envs}) < len(envs):
+        raise ConfigError(
+            "env names an environment twice, or two whose folders would be the same: "
+            f"{', '.join(envs)}; evaluate them one by one"
+        )
+    # Its own results would be overwritten by the table of all.
+    if out is not None and (out / SETTINGS).exists():
+        raise RunFolderError(
+            f"{out} holds the evaluation of one environment; choose another --out for several"
+        )
+    plans = {
+        env: plan_of(dataclasses.replace(options, over={**options.over, "env": env}))
+        for env in envs
+    }
+    results = {
+        env: run_plan(plan, None if out is None else str(out / folder_name(env)), display)
+        for env, plan in plans.items()
+    }
+    if out is not None:
+        table = report.as_markdown(report.joint_table({e: r.teams for e, r in results.items()}))
+        successes = {env: result.success for env, result in results.items()}
+        rows = {
+            "success": {
+                env: None if success is None else success._asdict()
+                for env, success in successes.items()
+            },
+            "folders": {env: folder_name(env) for env in envs},
+        }
+        write_file(out / "results.md", f"{table}\n\n{sizes(results)}\n")
+        write_file(out / RESULTS, json.dumps(rows, indent=2) + "\n")
+    return results
+
+
+def sizes(results: Mapping[str, EvalResult]) -> str:
+    """A line for each environment: what was sampled, and what the intervals are."""
+    return "\n".join(f"- {env}: {result.sizes()}" for env, result in results.items())
+
+
+def folder_name(env: str) -> str:
+    """The name of an environment as that of a folder."""
+    plain = env.rpartition("/")[2].removesuffix(":env").removesuffix(".py")
+    return "".join(char if char.isalnum() or char in "-_." else "-" for char in plain)

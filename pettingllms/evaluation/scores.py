@@ -14,20 +14,22 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from pettingllms.errors import ConfigError
-from pettingllms.evaluation import votes
+from pettingllms.grading import same
 from pettingllms.rollout.trajectory import Trajectory
 from pettingllms.statistics import Estimate, bootstrap, is_share, primary, wilson
 from pettingllms.types import Group
 
 TaskScores = Mapping[str, float]
 """Score -> its mean over the episodes of one task."""
+FEWEST_VOTES = 3
+"""Of two votes the first always wins."""
 _SAME = 1e-9
 """Returns within this tolerance count as equal (float noise)."""
 _COMMON = frozenset({"success", "parse_error", "difficulty"})
@@ -91,7 +93,11 @@ def summarise(
     by_task = scores_by_task(episodes)
     scores = intervals(list(by_task.values()), seed)
     main = primary(scores)
-    values = {task: own[main] for task, own in by_task.items() if main in own}
+    values = {
+        task: scores_of_task[main]
+        for task, scores_of_task in by_task.items()
+        if main in scores_of_task
+    }
     return Evaluation(tuple(roles), len(by_task), samples, greedy, scores, values)
 
 
@@ -152,7 +158,7 @@ def scores_by_task(episodes: Sequence[Trajectory]) -> dict[str, dict[str, float]
         success=any(episode.success is not None for episode in episodes),
         overlong=any(episode.overlong is not None for episode in episodes),
         refused=bool(refusals(episodes)),
-        answers=any(votes.answer_of(episode) is not None for episode in episodes),
+        answers=any(answer_of(episode) is not None for episode in episodes),
     )
     by_task: dict[str, list[Trajectory]] = defaultdict(list)
     for episode in episodes:
@@ -193,7 +199,7 @@ def _reported(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
         names[group.key.role] |= {
             name for name in info.keys() - _COMMON if _number(info, name) is not None
         }
-    return {role: sorted(found) for role, found in names.items()}
+    return {role: sorted(role_keys) for role, role_keys in names.items()}
 
 
 def _number(info: Mapping[str, Any], name: str) -> float | None:
@@ -212,7 +218,7 @@ def _statuses(episodes: Iterable[Trajectory]) -> dict[str, list[str]]:
     names: dict[str, set[str]] = defaultdict(set)
     for group in (group for episode in episodes for group in episode.groups):
         names[group.key.role] |= set(_ended(group.chosen.info))
-    return {role: sorted(found) for role, found in names.items()}
+    return {role: sorted(words) for role, words in names.items()}
 
 
 def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, float]:
@@ -230,8 +236,8 @@ def _task_scores(episodes: Sequence[Trajectory], facts: _Facts) -> dict[str, flo
     # Only where every episode has a verdict, because k are drawn from all of them.
     for k in pass_at(len(episodes)) if len(verdicts) == len(episodes) else ():
         values[f"pass@{k}"] = [pass_at_k(len(episodes), int(sum(verdicts)), k)]
-    if facts.answers and len(episodes) >= votes.LEAST:
-        values[f"maj@{len(episodes)}"] = [votes.voted(episodes)]
+    if facts.answers and len(episodes) >= FEWEST_VOTES:
+        values[f"maj@{len(episodes)}"] = [voted(episodes)]
     return {name: sum(numbers) / len(numbers) for name, numbers in sorted(values.items())}
 
 
@@ -303,3 +309,44 @@ def _add_completion_scores(
             # A completion that cannot be parsed reports nothing, and must not raise the mean by its
             # absence.
             values[f"{role}/first_{name}"].append(_number(info, name) or 0.0)
+
+
+# ---------------------------------------------------------------------------------------- majority
+# MALT (https://arxiv.org/abs/2412.01928, section 5) plays a task three times and takes the answer that most
+# episodes end with, MV@3. A tie goes to the answer that was given first.
+
+
+def majority(votes: Sequence[str], alike: Callable[[str, str], bool]) -> int:
+    """The index of the first vote of the largest class.
+
+    Args:
+        votes: in the order in which they were given, at least one.
+        alike: whether two votes are for the same; compared with the first of each class.
+    """
+    classes: dict[int, int] = {}
+    for at, vote in enumerate(votes):
+        first = next((place for place in classes if alike(votes[place], vote)), at)
+        classes[first] = classes.get(first, 0) + 1
+    return max(classes, key=lambda place: (classes[place], -place))
+
+
+def answer_of(episode: Trajectory) -> str | None:
+    """The team's answer at the end, `answer` in the notes of an environment; None without one."""
+    answer = episode.groups[-1].chosen.info.get("answer") if episode.groups else None
+    return None if answer is None else str(answer)
+
+
+def voted(episodes: Sequence[Trajectory]) -> bool:
+    """Returns whether the answer of most episodes of a task is right; False where none has any.
+
+    Equal answers are found as a strict grader finds them, so that their order does not count, without a look at the reference.
+    """
+    voting = [
+        (answer, episode) for episode in episodes if (answer := answer_of(episode)) is not None
+    ]
+    if not voting:
+        return False
+    answers = [answer for answer, _ in voting]
+    # One of the class stands for it: equal answers are right or wrong together.
+    chosen = majority(answers, lambda one, two: one == two or same(one, two, strict=True))
+    return bool(voting[chosen][1].success)

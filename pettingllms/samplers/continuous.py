@@ -7,10 +7,16 @@ with its last token, so that one batch can serve whoever asks, or be refilled.
 A row's tokens follow from its own prompt, settings and seed: beyond the rounding of batched matrix
 products they do not depend on which rows share its steps, nor on when it joined.
 
+The cache is transformers' own. All rows end in its last column; shorter rows have unused columns on their
+left, which the mask hides:
+
+    row 0      . . . p p p p t t t
+    row 1      p p p p p p p p t t     p: prompt, t: sampled, . : hidden
+    row 2      . . . . . . . p p p
+
 Nothing is queued and no thread is started here; `ContinuousBatch` belongs to one thread.
 
-Shapes: `_U` distinct prompts, `_P` prompt tokens, `_R` rows, `_S` columns of the cache,
-`_V` vocabulary.
+Shapes: `_U` distinct prompts, `_P` prompt tokens, `_R` rows, `_V` vocabulary.
 """
 
 from __future__ import annotations
@@ -20,14 +26,23 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
+from torch.nn import functional
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionAndFullAttentionLayer,
+    LinearAttentionLayer,
+)
 
+from pettingllms.errors import ConfigError
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.row_cache import RowCache, prompt_cache
 from pettingllms.samplers.transformers import distribution, draw, uniform
 
 Likely = tuple[tuple[int, float], ...]
 """Token ids with their log-probabilities, likeliest first."""
+_KEPT = ("keys", "values")
+"""Of a layer with attention."""
 _SCORED_AT_ONCE = 256
 """Positions of a prompt whose log-probabilities are in memory at the same time."""
 
@@ -122,7 +137,10 @@ class ContinuousBatch:
         self._rows: list[Row] = []
         self._last: list[int] = []
         """The token of each row that is not in the cache yet."""
-        self._cache = RowCache()
+        self._cache: DynamicCache | None = None
+        """Of the rows; None without any."""
+        self._lengths: list[int] = []
+        """Tokens of each row that are in the cache."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -158,9 +176,15 @@ class ContinuousBatch:
         drawn = self._draw([(rows[k], 0) for k in sampled], logits_UPV[index_R, -1])
         staying = [(k, token) for k, token in zip(sampled, drawn, strict=True) if token.end is None]
         if staying:
-            self._cache.add(cache, [len(p) for p in distinct], [owners[k] for k, _ in staying])
+            _select(cache, [owners[k] for k, _ in staying])
+            if self._cache is not None:
+                _join(self._cache, cache)
+            else:
+                self._cache = cache
             self._rows += [rows[k] for k, _ in staying]
             self._last += [token.id for _, token in staying]
+            self._lengths += [len(rows[k].prompt_ids) for k, _ in staying]
+            _trim(self._cache, max(self._lengths))
         return Added(drawn, prompts)
 
     @torch.no_grad()
@@ -168,26 +192,22 @@ class ContinuousBatch:
         """Draws a token for every row; rows that it ends leave the batch."""
         if not self._rows:
             return []
-        model, cache = self._model(), self._cache
-        # Before the mask is made, which has to have the column of the new token.
-        cache.before_step()
-        position_R = torch.tensor(cache.lengths, device=model.device)
+        model, lengths = self._model(), self._lengths
+        position_R1 = torch.tensor(lengths, device=model.device)[:, None]
+        width = max(lengths)
+        column_R = torch.arange(width + 1, device=model.device)
         logits_RV = model(
             input_ids=torch.tensor(self._last, device=model.device)[:, None],
-            attention_mask=cache.mask(model.device),
-            position_ids=position_R[:, None],
-            past_key_values=cache,
+            # Of each row its own tokens and the new one, which is in the last column.
+            attention_mask=column_R >= width - position_R1,
+            position_ids=position_R1,
+            past_key_values=self._cache,
             use_cache=True,
             logits_to_keep=1,
         ).logits[:, -1]
-        cache.after_step()
-        drawn = self._draw(
-            [
-                (row, length - len(row.prompt_ids))
-                for row, length in zip(self._rows, cache.lengths, strict=True)
-            ],
-            logits_RV,
-        )
+        self._lengths = [length + 1 for length in lengths]
+        places = zip(self._rows, self._lengths, strict=True)
+        drawn = self._draw([(row, n - len(row.prompt_ids)) for row, n in places], logits_RV)
         self._last = [token.id for token in drawn]
         self._keep(token.end is None for token in drawn)
         return drawn
@@ -226,7 +246,7 @@ class ContinuousBatch:
 
     def _draw(self, places: Sequence[tuple[Row, int]], logits_RV: torch.Tensor) -> list[Token]:
         """A token for each row, whose number in its completion stands beside it."""
-        found: dict[int, Token] = {}
+        tokens: dict[int, Token] = {}
         alike: dict[SamplingParams, list[int]] = {}
         for place, (row, _) in enumerate(places):
             # Rows that differ in nothing but their length are drawn together.
@@ -240,16 +260,16 @@ class ContinuousBatch:
             if not params.greedy:
                 numbers = torch.stack([places[i][0].noise[places[i][1]] for i in index])
                 # MPS has no float64.
-                kind = torch.float32 if logits_RV.device.type == "mps" else numbers.dtype
-                noise_R = numbers.to(logits_RV.device, kind)
+                noise_type = torch.float32 if logits_RV.device.type == "mps" else numbers.dtype
+                noise_R = numbers.to(logits_RV.device, noise_type)
             token_R, logprob_R = draw(logprobs_RV, noise_R)
             likeliest = _likeliest(logprobs_RV, [places[i][0].likeliest for i in index])
             for i, token, logprob, likely in zip(
                 index, token_R.tolist(), logprob_R.tolist(), likeliest, strict=True
             ):
                 row, number = places[i]
-                found[i] = Token(row.key, token, logprob, likely, self._end(row, number, token))
-        return [found[place] for place in range(len(places))]
+                tokens[i] = Token(row.key, token, logprob, likely, self._end(row, number, token))
+        return [tokens[place] for place in range(len(places))]
 
     def _end(self, row: Row, number: int, token: int) -> Literal["stop", "length"] | None:
         if token in self._end_ids:
@@ -260,45 +280,112 @@ class ContinuousBatch:
         """The prompt's tokens from the second on, under the model's own distribution."""
         ids = row.prompt_ids
         first = logits_PV.shape[0] - len(ids)
-        found: list[Token] = []
+        tokens: list[Token] = []
         for start in range(0, len(ids) - 1, _SCORED_AT_ONCE):
             stop = min(start + _SCORED_AT_ONCE, len(ids) - 1)
             logprobs_PV = logits_PV[first + start : first + stop].float().log_softmax(-1)
             next_P1 = torch.tensor(ids[start + 1 : stop + 1], device=logits_PV.device)[:, None]
-            own = logprobs_PV.gather(-1, next_P1)[:, 0].tolist()
+            logprobs = logprobs_PV.gather(-1, next_P1)[:, 0].tolist()
             likeliest = _likeliest(logprobs_PV, [row.likeliest] * (stop - start))
-            found += [
+            tokens += [
                 Token(row.key, token, logprob, likely)
                 for token, logprob, likely in zip(
-                    ids[start + 1 : stop + 1], own, likeliest, strict=True
+                    ids[start + 1 : stop + 1], logprobs, likeliest, strict=True
                 )
             ]
-        return found
+        return tokens
 
     def _keep(self, staying: Iterable[bool]) -> None:
-        """Keeps the rows named; the last ones fill the places of those that leave."""
-        alive = list(staying)
-        count = sum(alive)
-        if count == len(alive):
+        """Keeps the rows named."""
+        index = [place for place, stays in enumerate(staying) if stays]
+        if len(index) == len(self._rows):
             return
-        # From the end into the gaps: as few rows as possible are copied.
-        movers = iter(k for k in range(count, len(alive)) if alive[k])
-        index = [k if alive[k] else next(movers) for k in range(count)]
-        self._cache.keep(index)
-        self._rows = [self._rows[k] for k in index]
-        self._last = [self._last[k] for k in index]
+        self._rows = [self._rows[place] for place in index]
+        self._last = [self._last[place] for place in index]
+        self._lengths = [self._lengths[place] for place in index]
+        if self._cache is not None and index:
+            _select(self._cache, index)
+            _trim(self._cache, max(self._lengths))
+        else:
+            self._cache = None
+
+
+def prompt_cache(model: PreTrainedModel) -> DynamicCache:
+    """An empty cache for prompts of a model, which can join that of other rows.
+
+    Raises:
+        ConfigError: a layer keeps something that rows cannot take along.
+    """
+    cache = DynamicCache(config=model.config)
+    for place, layer in enumerate(cache.layers):
+        # Such a layer drops columns, which rows of other lengths still need; the mask hides them
+        # instead.
+        if type(layer) is DynamicSlidingWindowLayer:
+            cache.layers[place] = DynamicLayer()
+        elif type(layer) not in (
+            DynamicLayer,
+            LinearAttentionLayer,
+            LinearAttentionAndFullAttentionLayer,
+        ):
+            raise ConfigError(
+                f"models of type {model.config.model_type!r} cannot be served in this process: "
+                f"requests that come and go cannot share a {type(layer).__name__}; use --backend "
+                "vllm"
+            )
+    # The mask is made for columns of keys, which states alone do not have.
+    if not any(isinstance(layer, DynamicLayer) for layer in cache.layers):
+        raise ConfigError(
+            f"models of type {model.config.model_type!r} cannot be served in this process: no layer "
+            "keeps keys and values; use --backend vllm"
+        )
+    return cache
+
+
+def _select(cache: DynamicCache, index: Sequence[int]) -> None:
+    """Keeps row `index[i]` as row i."""
+    cache.reorder_cache(torch.tensor(index))  # type: ignore[arg-type]
+
+
+def _join(ours: DynamicCache, theirs: DynamicCache) -> None:
+    """Appends the rows of another cache of the same model."""
+    layers: Any = zip(ours.layers, theirs.layers, strict=True)
+    for mine, new in layers:
+        if isinstance(mine, DynamicLayer) and mine.is_initialized:
+            for name in _KEPT:
+                setattr(mine, name, _below(getattr(mine, name), getattr(new, name)))
+        if isinstance(mine, LinearAttentionLayer):
+            for name in ("conv_states", "recurrent_states"):
+                states = getattr(mine, name)
+                for number, state in getattr(new, name).items():
+                    if state is not None:
+                        states[number] = torch.cat([states[number], state])
+
+
+def _below(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """Two tensors (rows, heads, columns, size) below each other, with zeros on the left of the shorter."""
+    width = max(first.shape[2], second.shape[2])
+    # Zeros: hidden columns are multiplied with 0, which does not help against NaN.
+    return torch.cat([functional.pad(t, (0, 0, width - t.shape[2], 0)) for t in (first, second)])
+
+
+def _trim(cache: DynamicCache, width: int) -> None:
+    """Drops the columns on the left that no row uses."""
+    for layer in cache.layers:
+        if isinstance(layer, DynamicLayer) and layer.is_initialized:
+            for name in _KEPT:
+                setattr(layer, name, getattr(layer, name)[:, :, -width:])
 
 
 def _likeliest(logprobs_RV: torch.Tensor, counts: Sequence[int]) -> list[Likely]:
     """The likeliest tokens of each row, as many as are asked for."""
-    found: list[Likely] = [()] * len(counts)
+    likely: list[Likely] = [()] * len(counts)
     asking = [index for index, count in enumerate(counts) if count]
     if not asking:
-        return found
+        return likely
     some_RV = logprobs_RV[torch.tensor(asking, device=logprobs_RV.device)]
     values, ids = some_RV.topk(min(max(counts), some_RV.shape[-1]), -1)
     for index, row_ids, row_values in zip(asking, ids.tolist(), values.tolist(), strict=True):
         pairs = list(zip(row_ids, row_values, strict=True))[: counts[index]]
         # Tokens that truncation has removed are not among those that could have been drawn.
-        found[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
-    return found
+        likely[index] = tuple((token, value) for token, value in pairs if value > float("-inf"))
+    return likely

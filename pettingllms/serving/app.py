@@ -47,16 +47,16 @@ def card(
     model: str, prompts: Mapping[str, RolePrompt], created: int, context: int
 ) -> dict[str, Any]:
     """The entry of a model in `/v1/models`."""
-    found: dict[str, Any] = {"id": model, "object": "model", "created": created}
-    found |= {"owned_by": "pettingllms", "max_model_len": context}
+    entry: dict[str, Any] = {"id": model, "object": "model", "created": created}
+    entry |= {"owned_by": "pettingllms", "max_model_len": context}
     if model == TEAM:
         how = "a single user message is the question that the whole team plays on"
-        return found | {"prompt": how, "roles": list(prompts)}
+        return entry | {"prompt": how, "roles": list(prompts)}
     if model not in prompts:
         how = "the conversation by the chat template: the environment takes no free question"
-        return found | {"prompt": how, "role_prompt": None}
+        return entry | {"prompt": how, "role_prompt": None}
     how = "the first user message takes the place of {question} in role_prompt; then the chat template"
-    return found | {"prompt": how, "role_prompt": prompts[model].of(PLACE)}
+    return entry | {"prompt": how, "role_prompt": prompts[model].of(PLACE)}
 
 
 class _Interface:

@@ -59,27 +59,6 @@ class TextStream:
         return new
 
 
-class WholeText:
-    """Decodes a list of tokens once, at its end: where nobody reads the text before.
-
-    Args:
-        decode: text of tokens, without special ones.
-    """
-
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
-        self._ids: list[int] = []
-
-    def push(self, token: int) -> str:
-        """Nothing yet."""
-        self._ids.append(token)
-        return ""
-
-    def rest(self) -> str:
-        """The text, when nothing more comes."""
-        return self._decode(self._ids)
-
-
 class Stops:
     """Looks for stop strings in a text that comes in pieces.
 
@@ -123,7 +102,7 @@ def _overlap(text: str, stop: str) -> int:
 class Choice:
     """One completion as it grows."""
 
-    stream: TextStream | WholeText
+    stream: TextStream
     stops: Stops
     end_ids: frozenset[int]
     tokens: list[Token] = field(default_factory=list)

@@ -16,7 +16,7 @@ from pettingllms.errors import PettingLLMsError
 from pettingllms.policies.chat import Chat
 from pettingllms.samplers.base import SamplingParams
 from pettingllms.samplers.continuous import Row, Token, rows_of
-from pettingllms.serving.choices import Choice, Stops, TextStream, WholeText
+from pettingllms.serving.choices import Choice, Stops, TextStream
 from pettingllms.serving.worker import Stopped
 from pettingllms.types import Completion, Request
 
@@ -53,7 +53,6 @@ class Completing:
         stop: strings that end a completion.
         likeliest: how many tokens to report beside each one.
         score_prompts: report the log-probabilities of the prompts' tokens.
-        pieces: whether the listener reads texts before their end; else they come with the last token.
     """
 
     def __init__(
@@ -69,16 +68,13 @@ class Completing:
         stop: Sequence[str] = (),
         likeliest: int = 0,
         score_prompts: bool = False,
-        pieces: bool = True,
     ) -> None:
         self.policy, self._prompts, self._n = policy, prompts, n
         self._params, self._seed, self._listener = params, seed, listener
         self._likeliest, self._score = likeliest, score_prompts
         ends = frozenset(chat.end_ids)
-        # Decoding at every token is work that only pieces and stop strings need.
-        text = TextStream if pieces or stop else WholeText
         self.choices = [
-            Choice(text(chat.decode), Stops(stop), ends) for _ in range(n * len(prompts))
+            Choice(TextStream(chat.decode), Stops(stop), ends) for _ in range(n * len(prompts))
         ]
         self.scores: dict[int, Sequence[Token]] = {}
         """Number of a prompt -> its tokens from the second on."""

@@ -57,10 +57,12 @@ def guarded(handler: Handler, key: str | None) -> Handler:
 
 def authorized(header: str | None, key: str | None) -> bool:
     """Checks a request's `Authorization` for the key, in a time that does not depend on the key."""
-    scheme, _, given = (header or "").strip().partition(" ")
+    scheme, _, token = (header or "").strip().partition(" ")
     # The name of a scheme may be written in any case (RFC 9110, section 11.1).
-    known = scheme.lower() == "bearer"
-    return key is None or (known and secrets.compare_digest(given.strip().encode(), key.encode()))
+    is_bearer = scheme.lower() == "bearer"
+    return key is None or (
+        is_bearer and secrets.compare_digest(token.strip().encode(), key.encode())
+    )
 
 
 def status_of(error: PettingLLMsError) -> int:
@@ -93,11 +95,11 @@ async def body_of(request: Request) -> dict[str, Any]:
     parts, size = [], 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
-            async for part in request.stream():
-                size += len(part)
+            async for chunk in request.stream():
+                size += len(chunk)
                 if size > LARGEST_BODY:
                     raise HttpError(413, too_large)
-                parts.append(part)
+                parts.append(chunk)
     except TimeoutError as error:
         raise HttpError(408, f"the body did not arrive in {BODY_SECONDS:.0f} s") from error
     try:
@@ -160,8 +162,8 @@ class Streamed(Response):
         headers = self.raw_headers
         await send({"type": "http.response.start", "status": self.status_code, "headers": headers})
         try:
-            async for part in self._parts:
-                await send({"type": "http.response.body", "body": part, "more_body": True})
+            async for chunk in self._parts:
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
         except PettingLLMsError as error:
             # The status has been sent; clients look for `error` in the events.
             event = wire.event(wire.error(str(error), status_of(error)))

@@ -88,7 +88,9 @@ def players_of(
         pass
     chat = Chat(tokenizer, sorted(end for end in ends if end is not None), template)
     served = endpoint.get("/v1/models", CONTROL_SECONDS)["data"]
-    context = min(int(each["max_model_len"]) for each in served if each.get("max_model_len"))
+    context = min(
+        int(model_card["max_model_len"]) for model_card in served if model_card.get("max_model_len")
+    )
     return VllmPlayers(chat, {role: role for role in roles}, dict.fromkeys(roles, context))
 
 
@@ -140,7 +142,11 @@ class VllmServer:
         events = self._endpoint.stream("/v1/completions", content | {"stream": True}, EVENT_SECONDS)
         try:
             with contextlib.closing(events):
-                for choice in (each for event in events for each in event.get("choices", ())):
+                for choice in (
+                    choice_of_event
+                    for event in events
+                    for choice_of_event in event.get("choices", ())
+                ):
                     new = choice.get("token_ids") or []
                     ids += new
                     logprobs += (choice.get("logprobs") or {}).get("token_logprobs") or []
@@ -167,19 +173,19 @@ def _asked(messages: Any, prompt: RolePrompt | None) -> Any:
     """The conversation with its first user message in the role's prompt; what vLLM will refuse stays."""
     if prompt is None or not isinstance(messages, list):
         return messages
-    found = list(messages)
-    for place, message in enumerate(found):
+    turns = list(messages)
+    for place, message in enumerate(turns):
         if isinstance(message, dict) and message.get("role") == "user":
             content = message.get("content")
             if isinstance(content, str):
-                found[place] = {**message, "content": prompt.of(content)}
+                turns[place] = {**message, "content": prompt.of(content)}
             elif isinstance(content, list):
                 # A message in parts may hold images, which stay where they are between the halves
                 # of the prompt.
-                before, after = ({"type": "text", "text": each} for each in prompt)
-                found[place] = {**message, "content": [before, *content, after]}
+                before, after = ({"type": "text", "text": half} for half in prompt)
+                turns[place] = {**message, "content": [before, *content, after]}
             break
-    return found
+    return turns
 
 
 async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
@@ -219,8 +225,10 @@ async def forwarded(endpoint: VllmEndpoint, path: str, body: bytes) -> Response:
         writer.close()
         raise
     kinds = [value.decode() for name, value in head.headers if name == b"content-type"]
-    kind = kinds[0] if kinds else "application/json"
-    return Streamed(_parts(client, reader), writer.close, status=head.status_code, kind=kind)
+    content_type = kinds[0] if kinds else "application/json"
+    return Streamed(
+        _parts(client, reader), writer.close, status=head.status_code, kind=content_type
+    )
 
 
 async def _parts(client: h11.Connection, reader: asyncio.StreamReader) -> AsyncIterator[bytes]:

@@ -154,8 +154,8 @@ class RequestReader:
     def models(self) -> tuple[str, ...]:
         """The names that `model` may have."""
         whole = bool(self.prompts) and not self._elsewhere
-        own = TEAM if whole and TEAM not in self.roles else None
-        return self.roles if own is None else (*self.roles, own)
+        team_name = TEAM if whole and TEAM not in self.roles else None
+        return self.roles if team_name is None else (*self.roles, team_name)
 
     def for_team(self, body: Mapping[str, Any]) -> bool:
         """Returns whether a body asks for the whole team; a role of that name takes precedence."""
@@ -305,10 +305,10 @@ class RequestReader:
                 raise ConfigError(
                     f"the chat template refuses this conversation: {error}"
                 ) from error
-        given = body[PROMPT]
+        raw = body[PROMPT]
         # A list of numbers is one prompt in tokens, a list of anything else is several.
-        several = isinstance(given, list) and given and not isinstance(given[0], int)
-        return tuple(self._raw(role, prompt) for prompt in (given if several else [given]))
+        several = isinstance(raw, list) and raw and not isinstance(raw[0], int)
+        return tuple(self._raw(role, prompt) for prompt in (raw if several else [raw]))
 
     def _raw(self, role: str, prompt: Any) -> tuple[int, ...]:
         tokenizer = self.chat(role).tokenizer
@@ -320,7 +320,7 @@ class RequestReader:
             isinstance(prompt, list)
             and prompt
             # `type`, because true is an int as well.
-            and all(type(each) is int and 0 <= each < size for each in prompt)
+            and all(type(token) is int and 0 <= token < size for token in prompt)
         ):
             raise ConfigError(
                 "prompt must be text, a list of token ids, or a list of such prompts, none of them "
@@ -344,7 +344,8 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
             raise ConfigError(f"parameter {name!r} is not supported; {hint}")
         # True equals 1 in Python, and would pass for a penalty.
         if not any(
-            (type(value) is not bool and value == each) or value is each for each in _NEUTRAL[name]
+            (type(value) is not bool and value == neutral) or value is neutral
+            for neutral in _NEUTRAL[name]
         ):
             only = " or ".join(map(repr, _NEUTRAL[name]))
             raise ConfigError(
@@ -354,11 +355,14 @@ def check_names(body: Mapping[str, Any], form: str) -> None:
 
 def asked(turns: Sequence[Mapping[str, Any]], prompt: RolePrompt | None) -> list[dict[str, Any]]:
     """The conversation with its first user turn in the role's prompt of training."""
-    found = [dict(turn) for turn in turns]
-    first = next((k for k, turn in enumerate(found) if turn["role"] == "user"), None)
+    conversation = [dict(turn) for turn in turns]
+    first = next((k for k, turn in enumerate(conversation) if turn["role"] == "user"), None)
     if prompt is not None and first is not None:
-        found[first] = {**found[first], "content": prompt.of(found[first]["content"])}
-    return found
+        conversation[first] = {
+            **conversation[first],
+            "content": prompt.of(conversation[first]["content"]),
+        }
+    return conversation
 
 
 def turns_of(messages: Any) -> list[dict[str, Any]]:
@@ -420,8 +424,8 @@ def seed_of(body: Mapping[str, Any]) -> int:
 
 def _usage(body: Mapping[str, Any]) -> bool:
     options = body.get("stream_options") or {}
-    known = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
-    if not known or any(options.get(name) for name in _STREAMED):
+    fits = isinstance(options, dict) and options.keys() <= {"include_usage", *_STREAMED}
+    if not fits or any(options.get(name) for name in _STREAMED):
         raise ConfigError(
             f"stream_options may hold include_usage only, got {str(body['stream_options'])[:80]}"
         )

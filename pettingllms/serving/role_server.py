@@ -14,13 +14,13 @@ from pettingllms.envs.questions import role_prompts
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.rollout.episode import AnyEnv
 from pettingllms.samplers.base import SamplingParams
-from pettingllms.samplers.row_cache import prompt_cache
+from pettingllms.samplers.continuous import prompt_cache
 from pettingllms.serving.completing import Completing, Inbox, completed
 from pettingllms.serving.http import EventStream, unless_gone
 from pettingllms.serving.requests import RequestReader
 from pettingllms.serving.team import TeamPlayer
 from pettingllms.serving.wire import Writer
-from pettingllms.serving.worker import Ends, Worker
+from pettingllms.serving.worker import Worker
 from pettingllms.types import Completion, Request
 
 MOST_WAITING = 256
@@ -58,7 +58,7 @@ class RoleServer:
         self.reader = RequestReader(policies, prompts, max_tokens)
         self.worker = Worker(
             policies.sampling_model,
-            {name: Ends.of(policies.chat_for(name)) for name in policies.names},
+            {name: policies.chat_for(name) for name in policies.names},
             most_waiting=most_waiting,
         )
         self._readers = ThreadPoolExecutor(_READERS, thread_name_prefix="read")
@@ -104,7 +104,6 @@ class RoleServer:
             likeliest=wanted.likeliest or 0,
             score_prompts=wanted.echo
             and (wanted.likeliest is not None or not wanted.params.max_new_tokens),
-            pieces=wanted.stream,
         )
         writer = Writer(wanted, chat)
         self.worker.submit(job)

@@ -67,7 +67,7 @@ class TeamAnswer:
             "reasoning_content": "".join(texts),
         }
         choice = {"index": 0, "message": message, "logprobs": None, "finish_reason": _finish(news)}
-        turns = [asdict(said) for said in news.turns]
+        turns = [asdict(turn) for turn in news.turns]
         return JSONResponse(self._header.body([choice], turns=turns, usage=_usage(news)))
 
     async def events(self) -> AsyncIterator[bytes]:
@@ -128,4 +128,4 @@ def _finish(played: Played) -> str:
 
 
 def _usage(played: Played) -> dict[str, int]:
-    return wire.usage(played.prompt_tokens, sum(said.tokens for said in played.turns))
+    return wire.usage(played.prompt_tokens, sum(turn.tokens for turn in played.turns))

@@ -38,14 +38,14 @@ def event(content: Mapping[str, Any]) -> bytes:
 
 def error(message: str, status: int) -> dict[str, Any]:
     """The body of an error."""
-    kind = {
+    error_type = {
         401: "authentication_error",
         404: "not_found_error",
         429: "rate_limit_error",
         500: "server_error",
         503: "server_error",
     }.get(status, "invalid_request_error")
-    return {"error": {"message": message, "type": kind, "param": None, "code": None}}
+    return {"error": {"message": message, "type": error_type, "param": None, "code": None}}
 
 
 def usage(prompt: int, new: int) -> dict[str, int]:
@@ -116,7 +116,7 @@ class Writer:
 
     def pieces(self, pieces: Sequence[Piece]) -> bytes:
         """The events of new pieces; those that bring nothing to see are left out."""
-        found = b""
+        events = b""
         for piece in pieces:
             # A token that is half of a character brings no text yet, but has log-probabilities to
             # report.
@@ -129,8 +129,8 @@ class Writer:
                 choice["text"] = piece.text
             choice["logprobs"] = self._logprobs(piece.number, [piece.token])
             choice["finish_reason"] = piece.finish
-            found += event(self._header.body([choice]))
-        return found
+            events += event(self._header.body([choice]))
+        return events
 
     def closing(self, choices: Sequence[Choice]) -> bytes:
         """The last events of a stream."""
@@ -153,13 +153,13 @@ class Writer:
         if self._messages:
             message = message_of(choice.text, uuid.uuid4().hex[:16], tools=self._wanted.tools)
             finish = "tool_calls" if "tool_calls" in message else finish
-            said: dict[str, Any] = {"message": message}
+            content: dict[str, Any] = {"message": message}
             logprobs = self._logprobs(number, choice.tokens)
         else:
             ids = self._wanted.prompts[prompt] if self._wanted.echo else ()
-            said = {"text": self._text(ids) + choice.text}
+            content = {"text": self._text(ids) + choice.text}
             logprobs = self._logprobs(number, choice.tokens, ids, scores.get(prompt, ()))
-        return {"index": number, **said, "logprobs": logprobs, "finish_reason": finish}
+        return {"index": number, **content, "logprobs": logprobs, "finish_reason": finish}
 
     # ------------------------------------------------------------------------ log-probabilities
 
@@ -174,8 +174,8 @@ class Writer:
             return None
         if self._messages:
             return {"content": [self._of_chat(token) for token in tokens], "refusal": None}
-        known = [*scores, *tokens]
-        ids = [*prompt[:1], *(token.id for token in known)]
+        scored = [*scores, *tokens]
+        ids = [*prompt[:1], *(token.id for token in scored)]
         nothing = [None] * len(prompt[:1])  # of the first token there is no distribution
         offsets = []
         # Kept between the chunks of a stream, whose offsets count from the start of the completion.
@@ -186,13 +186,13 @@ class Writer:
         self._offsets[number] = decoder, offset
         return {
             "tokens": [*map(self._name, ids)],
-            "token_logprobs": [*nothing, *(max(token.logprob, _LEAST) for token in known)],
-            "top_logprobs": [*nothing, *map(self._table, known)],
+            "token_logprobs": [*nothing, *(max(token.logprob, _LEAST) for token in scored)],
+            "top_logprobs": [*nothing, *map(self._table, scored)],
             "text_offset": offsets,
         }
 
     def _of_chat(self, token: Token) -> dict[str, Any]:
-        likeliest = [self._named(*each) for each in token.likeliest]
+        likeliest = [self._named(*pair) for pair in token.likeliest]
         return {**self._named(token.id, token.logprob), "top_logprobs": likeliest}
 
     def _named(self, token: int, logprob: float) -> dict[str, Any]:
@@ -201,12 +201,12 @@ class Writer:
 
     def _table(self, token: Token) -> dict[str, float]:
         """The likeliest tokens and the chosen one; others that look like it have their ids as names."""
-        found = {self._name(token.id): max(token.logprob, _LEAST)}
-        for each, logprob in token.likeliest:
-            if each != token.id:
-                name = self._name(each)
-                found[f"token_id:{each}" if name in found else name] = max(logprob, _LEAST)
-        return found
+        table = {self._name(token.id): max(token.logprob, _LEAST)}
+        for other, logprob in token.likeliest:
+            if other != token.id:
+                name = self._name(other)
+                table[f"token_id:{other}" if name in table else name] = max(logprob, _LEAST)
+        return table
 
     def _name(self, token: int) -> str:
         """The text of a token; of a part of a character its bytes, as OpenAI writes them."""
@@ -223,8 +223,8 @@ class Writer:
         piece = str(self._chat.tokenizer.convert_ids_to_tokens(token))
         if _BYTE.fullmatch(piece):
             return bytes.fromhex(piece[3:5])
-        known = all(letter in _LETTERS for letter in piece)
-        return bytes(_LETTERS[letter] for letter in piece) if known else text.encode()
+        decodable = all(letter in _LETTERS for letter in piece)
+        return bytes(_LETTERS[letter] for letter in piece) if decodable else text.encode()
 
     def _text(self, ids: Sequence[int]) -> str:
         return str(self._chat.tokenizer.decode(list(ids), clean_up_tokenization_spaces=False))

@@ -13,7 +13,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -67,26 +67,12 @@ class Job(Protocol):
 Key = tuple[Job, int]
 
 
-class Ends(NamedTuple):
-    """Tokens of a policy that are none of a text."""
-
-    ids: tuple[int, ...]
-    """End a completion."""
-    pad_id: int
-    """Any token; it is masked."""
-
-    @classmethod
-    def of(cls, chat: Chat) -> Self:
-        """Those of its tokenizer."""
-        return cls(chat.end_ids, chat.pad_id)
-
-
 class Worker:
     """Samples for jobs in a thread of its own, until it is closed.
 
     Args:
         model: policy -> the model that samples it, in evaluation mode.
-        ends: policy -> the tokens that end its completions.
+        chats: policy -> its tokens that end a completion.
         most_waiting: completions that may wait for their first token, those of all jobs together;
             where none waits, a job of any size may.
         tokens_per_batch: bound on the positions in the caches at one time, of all policies together.
@@ -95,13 +81,13 @@ class Worker:
     def __init__(
         self,
         model: Callable[[str], PreTrainedModel],
-        ends: Mapping[str, Ends],
+        chats: Mapping[str, Chat],
         *,
         most_waiting: int,
         tokens_per_batch: int = DEFAULT_TOKENS_PER_BATCH,
     ) -> None:
-        self._model, self._ends = model, ends
-        self._batches = {policy: self._batch(policy) for policy in ends}
+        self._model, self._chats = model, chats
+        self._batches = {policy: self._batch(policy) for policy in chats}
         self._most_waiting, self._tokens = most_waiting, tokens_per_batch
         # Shared with other threads, under the lock of `_changed`.
         self._changed = threading.Condition()
@@ -215,7 +201,7 @@ class Worker:
             self._entering[job].extend(job.rows())
         joining: dict[str, list[Row]] = {}
         full: set[Job] = set()
-        while turn := [each for each in self._entering if each not in full]:
+        while turn := [job_waiting for job_waiting in self._entering if job_waiting not in full]:
             job = turn[0]
             rows = self._entering.pop(job)
             if not self._fits(job, rows[0], joining):
@@ -243,14 +229,14 @@ class Worker:
             self._queued += more
 
     def _has_row(self, job: Job) -> bool:
-        return any(each is job for each, _ in self._live)
+        return any(owner is job for owner, _ in self._live)
 
     def _fits(self, job: Job, row: Row, joining: Mapping[str, Sequence[Row]]) -> bool:
         """Returns whether one more row of a job may join before the next step."""
         policy = job.policy
         new = [*joining.get(policy, ()), row]
-        prompts = {each.prompt_ids for each in new}
-        limit = SCORED_TOKENS if any(each.score_prompt for each in new) else PROMPT_TOKENS
+        prompts = {other.prompt_ids for other in new}
+        limit = SCORED_TOKENS if any(other.score_prompt for other in new) else PROMPT_TOKENS
         # Prompts are padded to the longest. A single one joins however long it is.
         if len(prompts) > 1 and len(prompts) * max(map(len, prompts)) > limit:
             return False
@@ -271,21 +257,21 @@ class Worker:
         ended: Iterable[Key] = (),
     ) -> None:
         """Gives the jobs their tokens; rows that need no more leave."""
-        found: dict[Job, list[tuple[int, Token]]] = {}
+        by_job: dict[Job, list[tuple[int, Token]]] = {}
         scored: dict[Job, dict[int, Sequence[Token]]] = {}
         for job, number in ended:
-            found.setdefault(job, [])
+            by_job.setdefault(job, [])
             self._live.discard((job, number))
         for token in tokens:
-            found.setdefault(token.key[0], []).append((token.key[1], token))
+            by_job.setdefault(token.key[0], []).append((token.key[1], token))
             if token.end is not None:
                 self._live.discard(token.key)
         for (job, number), score in (prompts or {}).items():
             scored.setdefault(job, {})[number] = score
         enough = [
             (job, number)
-            for job, own in found.items()
-            for number in job.take(own, scored.get(job, {}))
+            for job, its in by_job.items()
+            for number in job.take(its, scored.get(job, {}))
         ]
         # Some of them may have ended by their last token in this very step.
         self._remove([key for key in enough if key in self._live])
@@ -312,8 +298,8 @@ class Worker:
             self._batches = {policy: self._batch(policy) for policy in self._batches}
 
     def _batch(self, policy: str) -> ContinuousBatch:
-        ends = self._ends[policy]
-        return ContinuousBatch(partial(self._model, policy), ends.ids, ends.pad_id)
+        chat = self._chats[policy]
+        return ContinuousBatch(partial(self._model, policy), chat.end_ids, chat.pad_id)
 
     def _jobs(self) -> list[Job]:
         """The jobs that have rows in the batch, or are about to."""

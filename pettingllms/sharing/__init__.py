@@ -91,7 +91,7 @@ def read_run(run: Path) -> SharedRun:
             f"the run {run} was trained without an evaluation (eval_tasks 0), and a card says what was "
             "measured; train with --eval-tasks 100"
         )
-    adapters = sorted(each.parent for each in (run / "adapters").glob(f"*/{CONFIG_FILE}"))
+    adapters = sorted(file.parent for file in (run / "adapters").glob(f"*/{CONFIG_FILE}"))
     return SharedRun(run, config, roles, table, adapters)
 
 
@@ -101,8 +101,8 @@ def check_shareable(config: ATGRPOConfig) -> None:
     Raises:
         ConfigError: the policies of the run are no adapters.
     """
-    own = config.mapping("policy_settings").values()
-    if config.full or any(each.get("full") for each in own):
+    settings = config.mapping("policy_settings").values()
+    if config.full or any(each.get("full") for each in settings):
         raise ConfigError(
             "adapters are shared, and policies of this run are full models; upload the folder "
             "of each with `hf upload NAME FOLDER`"

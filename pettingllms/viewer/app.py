@@ -1,19 +1,20 @@
 """The viewer's HTTP interface: the page, and the answers of a `Library` as JSON.
 
 It answers requests that name this machine by a loopback name alone: a site elsewhere that points
-its own name at 127.0.0.1 (DNS rebinding) gets nothing. Every request is a GET, and nothing is
-written but the cache of indices.
+its own name at 127.0.0.1 (DNS rebinding) gets nothing. Every request is a GET, and nothing is written.
 """
 
 from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Callable
 from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -23,7 +24,7 @@ from pettingllms.viewer.episodes import encoded
 from pettingllms.viewer.library import Library
 from pettingllms.viewer.page import INDEX, POLICY, TYPES, assets
 
-HOSTS = frozenset({"localhost", "127.0.0.1", "[::1]"})
+HOSTS = ("localhost", "127.0.0.1")
 LONGEST_QUERY = 1000
 """Characters of a text that is searched for."""
 HEADERS = {
@@ -34,14 +35,9 @@ HEADERS = {
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-_Message = MutableMapping[str, Any]
-_App = Callable[
-    [_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]],
-    Awaitable[None],
-]
 
 
-def application(library: Library) -> _App:
+def application(library: Library) -> Starlette:
     """The ASGI application of a viewer."""
     # A handler that is not a coroutine runs on a thread: reading never stops other requests.
     routes = [
@@ -52,7 +48,8 @@ def application(library: Library) -> _App:
             for name, answer in ANSWERS.items()
         ),
     ]
-    return _loopback_only(Starlette(routes=routes))
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS, www_redirect=False)
+    return Starlette(routes=routes, middleware=[guard])
 
 
 def serve(library: Library, listening: socket.socket) -> None:
@@ -75,9 +72,6 @@ ANSWERS: dict[str, Callable[[Library, Request], Any]] = {
         _source(library, request), _number(request, "from")
     ),
     "labels": lambda library, request: library.labels(_source(library, request)),
-    "outcomes": lambda library, request: library.outcomes(
-        _source(library, request), _text(request, "label")
-    ),
     "tasks": lambda library, request: library.tasks(_source(library, request)),
     "compare": lambda library, request: library.compare(
         *((library.source(_text(request, s)), _text(request, f"{s}l")) for s in "ab")
@@ -135,29 +129,8 @@ def _text(request: Request, name: str) -> str:
 
 
 def _number(request: Request, name: str) -> int:
-    given = _text(request, name) or "0"
+    digits = _text(request, name) or "0"
     # Every number of that length fits into 64 bits.
-    if not (given.isascii() and given.isdecimal() and len(given) < 19):
-        raise ConfigError(f"{name} must be a number, got {given[:40]!r}")
-    return int(given)
-
-
-def _loopback_only(app: _App) -> _App:
-    async def guard(
-        scope: _Message,
-        receive: Callable[[], Awaitable[_Message]],
-        send: Callable[[_Message], Awaitable[None]],
-    ) -> None:
-        if scope["type"] == "http":
-            host = dict(scope["headers"]).get(b"host", b"").decode("latin-1").lower()
-            # An IPv6 address has colons of its own, inside its brackets.
-            name = host if host.endswith("]") else host.rpartition(":")[0] or host
-            if name not in HOSTS:
-                # 421, Misdirected Request: this server does not answer for that name.
-                refusal = Response("ask for this page at 127.0.0.1\n", 421, HEADERS, "text/plain")
-                await refusal(scope, receive, send)
-                return
-        # A WebSocket finds no route, and is closed.
-        await app(scope, receive, send)
-
-    return guard
+    if not (digits.isascii() and digits.isdecimal() and len(digits) < 19):
+        raise ConfigError(f"{name} must be a number, got {digits[:40]!r}")
+    return int(digits)

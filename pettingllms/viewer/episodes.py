@@ -1,15 +1,16 @@
 """An episode as the page needs it: `facts` for a row of the table, `shown` for the tree.
 
 Token ids are most of a line, and nobody reads them: only their number is kept. Everything
-else of the record reaches the page as it is. An `info` is whatever an environment says, so nothing
-is assumed of its values.
+else of the record reaches the page as it is, with the numbers that the page shows beside it: the page
+computes none. An `info` is whatever an environment says, so nothing is assumed of its values.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from statistics import fmean, stdev
 from typing import Any
 
 from pettingllms.rollout.files import FORMAT, CandidateRow, DecisionRow, EpisodeRow
@@ -28,8 +29,9 @@ def parsed(text: bytes) -> EpisodeRow:
         row: EpisodeRow = json.loads(text)
         if row["format"] != FORMAT:
             raise ValueError(f"format {row['format']}, this version reads {FORMAT}")
-        # Reads all that the table needs, so that a line that lacks something is refused here.
+        # Reads all that the page needs, so that a line that lacks something is refused here.
         facts(row)
+        shown(row)
     except KeyError as error:
         raise ValueError(f"no {error.args[0]!r}") from error
     except (TypeError, AttributeError, LookupError, RecursionError) as error:
@@ -40,6 +42,9 @@ def parsed(text: bytes) -> EpisodeRow:
 def facts(row: EpisodeRow) -> dict[str, Any]:
     """The fields that the table shows and filters by, without texts."""
     groups = [_group(decision) for decision in row["decisions"]]
+    statuses: Counter[str] = Counter()
+    for group in groups:
+        statuses.update(group["statuses"])
     return {
         "task": row["task"],
         "episode": row["episode"],
@@ -48,23 +53,44 @@ def facts(row: EpisodeRow) -> dict[str, Any]:
         "overlong": "overlong" in row,
         "returns": row["returns"],
         "tokens": sum(group["tokens"] for group in groups),
+        "unread": sum(group["unread"] for group in groups),
+        "cut": sum(group["cut"] for group in groups),
+        "silent": sum(group["flat"] for group in groups),
+        "statuses": dict(statuses),
+        "rewards": _rewards(groups),
         "groups": groups,
     }
 
 
-def shown(row: EpisodeRow) -> dict[str, Any]:
-    """The whole record without token ids."""
+def shown(row: EpisodeRow, alpha: Any = None) -> dict[str, Any]:
+    """The whole record without token ids; `alpha` is the run's weight of the team's reward."""
     kept = {key: value for key, value in row.items() if key != "decisions"}
-    return kept | {"decisions": [_decision(decision) for decision in row["decisions"]]}
+    return kept | {"decisions": [_decision(decision, alpha) for decision in row["decisions"]]}
+
+
+def compared(values: Sequence[float]) -> dict[str, Any]:
+    """Values that are compared with each other, and what the page says of them."""
+    low, high = min(values), max(values)
+    flat = high - low <= FLAT
+    # As the estimators compute it, with one degree of freedom less.
+    deviation = 0.0 if flat else stdev(values)
+    return {
+        "values": [*values],
+        "low": low,
+        "high": high,
+        "mean": fmean(values),
+        "deviation": deviation,
+        "flat": flat,
+    }
 
 
 def mentions(row: EpisodeRow, text: str) -> bool:
     """Returns whether a prompt or a completion contains `text`, in any case."""
     wanted = text.casefold()
     return any(
-        wanted in part.casefold()
+        wanted in passage.casefold()
         for decision in row["decisions"]
-        for part in (decision["prompt"], *(each["completion"] for each in decision["candidates"]))
+        for passage in (decision["prompt"], *(c["completion"] for c in decision["candidates"]))
     )
 
 
@@ -81,8 +107,8 @@ def encoded(value: Any) -> bytes:
 
 def _group(decision: DecisionRow) -> dict[str, Any]:
     candidates = decision["candidates"]
-    rewards = [float(each["reward"]) for each in candidates]
-    chosen = next((each["reward"] for each in candidates if each["chosen"]), None)
+    rewards = [float(candidate["reward"]) for candidate in candidates]
+    chosen = next((float(c["reward"]) for c in candidates if c["chosen"]), None)
     return {
         "role": decision["role"],
         "turn": decision["turn"],
@@ -92,20 +118,35 @@ def _group(decision: DecisionRow) -> dict[str, Any]:
         "high": max(rewards),
         "chosen": chosen,
         "flat": len(rewards) > 1 and max(rewards) - min(rewards) <= FLAT,
-        "unread": sum(each["info"].get("parse_error") is not None for each in candidates),
-        "cut": sum(bool(each["truncated"]) for each in candidates),
-        "solved": sum(bool(each["info"].get("success")) for each in candidates),
-        "tokens": sum(len(each["token_ids"]) for each in candidates),
+        "unread": sum(c["info"].get("parse_error") is not None for c in candidates),
+        "cut": sum(bool(c["truncated"]) for c in candidates),
+        "solved": sum(bool(c["info"].get("success")) for c in candidates),
+        "tokens": sum(len(c["token_ids"]) for c in candidates),
         "statuses": _statuses(candidates),
     }
 
 
-def _statuses(candidates: list[CandidateRow]) -> dict[str, int]:
-    found: Counter[str] = Counter()
-    for each in candidates:
-        statuses = each["info"].get("statuses")
-        found.update(map(str, statuses if isinstance(statuses, list) else ()))
-    return dict(found)
+def _rewards(groups: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Role -> the mean of its executed rewards, and the range that they were chosen from."""
+    rewards: dict[str, dict[str, Any]] = {}
+    for role in dict.fromkeys(group["role"] for group in groups):
+        decisions = [group for group in groups if group["role"] == role]
+        executed = [group["chosen"] for group in decisions if group["chosen"] is not None]
+        rewards[role] = {
+            "mean": fmean(executed) if executed else None,
+            "low": min(group["low"] for group in decisions),
+            "high": max(group["high"] for group in decisions),
+            "wide": any(group["width"] > 1 for group in decisions),
+        }
+    return rewards
+
+
+def _statuses(candidates: Iterable[CandidateRow]) -> dict[str, int]:
+    counts: Counter[str] = Counter()
+    for candidate in candidates:
+        statuses = candidate["info"].get("statuses")
+        counts.update(map(str, statuses if isinstance(statuses, list) else ()))
+    return dict(counts)
 
 
 def _difficulty(row: EpisodeRow) -> str | None:
@@ -113,16 +154,36 @@ def _difficulty(row: EpisodeRow) -> str | None:
     return None if first.get("difficulty") is None else str(first["difficulty"])
 
 
-def _decision(decision: DecisionRow) -> dict[str, Any]:
+def _decision(decision: DecisionRow, alpha: Any) -> dict[str, Any]:
     kept: dict[str, Any] = {key: value for key, value in decision.items() if key != "prompt_ids"}
+    candidates = decision["candidates"]
+    group = None
+    if len(candidates) > 1:
+        group = compared([c["reward"] + c.get("later", {}).get("reward", 0) for c in candidates])
     return kept | {
         "prompt_tokens": len(decision["prompt_ids"]),
-        "candidates": [_candidate(each) for each in decision["candidates"]],
+        "compared": group,
+        "candidates": [_candidate(candidate, alpha) for candidate in candidates],
     }
 
 
-def _candidate(candidate: CandidateRow) -> dict[str, Any]:
+def _candidate(candidate: CandidateRow, alpha: Any) -> dict[str, Any]:
     kept: Mapping[str, Any] = candidate
+    tokens, logprob, advantage = (
+        len(candidate["token_ids"]),
+        candidate["logprob"],
+        kept["advantage"],
+    )
+    # Other reward schemes combine the two otherwise.
+    fits = isinstance(alpha, int | float) and (
+        abs(alpha * candidate["team_reward"] + candidate["local_reward"] - candidate["reward"])
+        < 1e-6
+    )
     return {key: value for key, value in kept.items() if key != "token_ids"} | {
-        "tokens": len(candidate["token_ids"])
+        "tokens": tokens,
+        "alpha": alpha if fits else None,
+        "logprob_per_token": None if logprob is None or not tokens else logprob / tokens,
+        "advantage_mean": fmean(advantage)
+        if advantage and isinstance(advantage, list)
+        else advantage,
     }

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pettingllms.errors import ConfigError
-from pettingllms.viewer.episodes import encoded, facts, shown
+from pettingllms.viewer.episodes import encoded
 from pettingllms.viewer.folders import Source
 from pettingllms.viewer.library import Library
 from pettingllms.viewer.page import single_file
@@ -44,23 +44,26 @@ def exported(
     wanted = [
         (source, label)
         for source in sources
-        for label in library.complete(source)
+        for label in (row["label"] for row in library.labels(source)["labels"])
         if source.kind == "eval" or steps is None or label in steps
     ]
     _check_steps(steps, {label for _, label in wanted})
     blocks, places = dict[str, str](), dict[str, dict[str, str]]()
-    # After `complete`, so that labels and outcomes are those of whole files.
+    lines = dict[str, dict[int, str]]()
     answers = {source.name: _answers(library, source) for source in sources}
     for number, (source, label) in enumerate(wanted):
         on_progress(number, len(wanted))
         places.setdefault(source.name, {})[label] = f"data-{number}"
-        blocks[f"data-{number}"] = _packed(_episodes(library, source, label, tasks))
+        block = _episodes(library, source, label, tasks)
+        lines.setdefault(source.name, {}).update(dict.fromkeys(block["episodes"], label))
+        blocks[f"data-{number}"] = _packed(block)
     on_progress(len(wanted), len(wanted))
     main = {
         "sources": library.listed()["sources"],
         "answers": answers,
         "places": places,
-        "compared": _compared(library, [each for each in wanted if each[0].kind == "eval"]),
+        "lines": lines,
+        "compared": _compared(library, [pair for pair in wanted if pair[0].kind == "eval"]),
     }
     return single_file({MAIN: _packed(main), **blocks})
 
@@ -75,17 +78,16 @@ def _answers(library: Library, source: Source) -> dict[str, Any]:
     rows: list[Any] = []
     start = 0
     while True:
-        part = library.metrics(source, start)
-        rows += part["rows"]
+        answer = library.metrics(source, start)
+        rows += answer["rows"]
         # Not at the end of the file: a last row that is still being written is left out.
-        if part["next"] == start:
+        if answer["next"] == start:
             break
-        start = part["next"]
+        start = answer["next"]
     labels = library.labels(source)
     return {
         "metrics": {"rows": rows, "next": start, "restarted": False, "broken": []},
         "labels": labels,
-        "outcomes": {label: library.outcomes(source, label) for label, *_ in labels["labels"]},
         "results": library.results(source),
         "tasks": library.tasks(source) if source.kind == "eval" else None,
     }
@@ -104,12 +106,13 @@ def _episodes(library: Library, source: Source, label: str, tasks: int | None) -
     taken: dict[str, None] = {}
     table: list[dict[str, Any]] = []
     episodes: dict[int, dict[str, Any]] = {}
+    facts_of = library.facts_of(source, label)
     for entry, row in library.rows(source, label):
         if tasks is not None and entry.task not in taken and len(taken) >= tasks:
             continue
         taken.setdefault(entry.task)
-        table.append({"line": entry.line, **facts(row)})
-        episodes[entry.line] = shown(row)
+        table.append(facts_of(entry, row))
+        episodes[entry.line] = library.page_of(source, entry, row)
     return {"facts": table, "episodes": episodes}
 
 

@@ -87,13 +87,13 @@ class Source:
 
     def settings(self) -> dict[str, Any]:
         """The settings; empty where they cannot be read."""
-        found: Any = None
+        values: Any = None
         if self.kind == "run":
-            found = _yaml(self.read(CONFIG) or b"")
+            values = _yaml(self.read(CONFIG) or b"")
         else:
             head = self.json(SETTINGS)
-            found = head.get("settings") if isinstance(head, dict) else None
-        return found if isinstance(found, dict) else {}
+            values = head.get("settings") if isinstance(head, dict) else None
+        return values if isinstance(values, dict) else {}
 
     def state(self) -> str:
         """`running`, `finished` or `interrupted`."""
@@ -166,21 +166,25 @@ def _yaml(text: bytes) -> Any:
 
 def sources_in(roots: Iterable[Path]) -> list[Source]:
     """The runs and evaluations in and below `roots`, each once, by name."""
-    found: dict[Path, Source] = {}
+    sources: dict[Path, Source] = {}
     names: set[str] = set()
     for root in roots:
         base = root.resolve()
         for path, kind in _found(base, DEEP):
-            if path in found:
+            if path in sources:
                 continue
             inside = path.relative_to(base).as_posix()
             # Two parts at most of the given path: an exported file shall not name a home folder.
             name = f"{base.name}/{inside}" if inside != "." else "/".join(path.parts[-2:])
             numbered = (f"{name}#{number}" for number in itertools.count(2))
-            unique = next(each for each in itertools.chain([name], numbered) if each not in names)
+            unique = next(
+                candidate
+                for candidate in itertools.chain([name], numbered)
+                if candidate not in names
+            )
             names.add(unique)
-            found[path] = Source(unique, kind, path)
-    return sorted(found.values(), key=lambda source: (source.kind != "run", source.name))
+            sources[path] = Source(unique, kind, path)
+    return sorted(sources.values(), key=lambda source: (source.kind != "run", source.name))
 
 
 def _found(path: Path, deep: int) -> Iterator[tuple[Path, str]]:
@@ -219,10 +223,12 @@ def checked(given: Sequence[str]) -> list[Path]:
         path = Path(name)
         if not path.is_dir():
             beside = path.parent
-            known = (
-                [each.name for each in beside.iterdir() if each.is_dir()] if beside.is_dir() else []
+            names = (
+                [entry.name for entry in beside.iterdir() if entry.is_dir()]
+                if beside.is_dir()
+                else []
             )
-            raise ConfigError(f"{name!r} is no folder; {did_you_mean(path.name, known)}")
+            raise ConfigError(f"{name!r} is no folder; {did_you_mean(path.name, names)}")
         if not sources_in([path]):
             raise ConfigError(
                 f"{name!r} holds no run and no evaluation: neither {CONFIG} with {METRICS} nor "

@@ -1,32 +1,30 @@
 """`Library`: the page's questions about runs and evaluations, and their answers.
 
-An answer is a JSON value that follows from the files alone. Long work is divided: an answer covers
-what `PART` bytes of the file hold and says where to ask on, so that a page never waits for a file
-of gigabytes, and a server never holds one in memory.
+An answer is a JSON value that follows from the files alone. Long answers are divided: one covers what
+`PART` bytes of the file hold and returns where to ask next, so that a server never holds a file of
+gigabytes in memory.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from pettingllms.errors import ConfigError, UnknownNameError, did_you_mean
 from pettingllms.rollout.files import METRICS, RESULTS, STARTS, SUMMARY, TRAJECTORIES, EpisodeRow
-from pettingllms.viewer.episodes import facts, mentions, parsed, shown
+from pettingllms.viewer.episodes import FLAT, compared, facts, mentions, parsed, shown
 from pettingllms.viewer.folders import Source, sources_in
 from pettingllms.viewer.index import Entry, EpisodeIndex
-from pettingllms.viewer.tasks import compared, hardest, own_parts, solved
+from pettingllms.viewer.tasks import compared_teams, hardest, own_parts, solved
 
 PART = 24 << 20
 """Bytes of lines that one answer is made from."""
-AT_ONCE = 64 << 20
-"""Bytes that are indexed before an answer; more are indexed in the background."""
 Answer = dict[str, Any]
 
 
@@ -35,14 +33,12 @@ class Library:
 
     Args:
         roots: folders of runs and evaluations, or above them.
-        cache: folder for indices of large files; None for none.
     """
 
-    def __init__(self, roots: Sequence[Path], cache: Path | None = None) -> None:
+    def __init__(self, roots: Sequence[Path]) -> None:
         # Once: `runs/latest` shows the run of now, also when another one begins.
-        self._roots, self._cache = [root.resolve() for root in roots], cache
+        self._roots = [root.resolve() for root in roots]
         self._indices: dict[Path, EpisodeIndex] = {}
-        self._building: dict[Path, threading.Thread] = {}
         self._lock = threading.Lock()
 
     def sources(self) -> list[Source]:
@@ -55,10 +51,10 @@ class Library:
         Raises:
             UnknownNameError: there is none.
         """
-        known = {source.name: source for source in self.sources()}
-        if name not in known:
-            raise UnknownNameError(f"no run or evaluation {name!r}; {did_you_mean(name, known)}")
-        return known[name]
+        sources = {source.name: source for source in self.sources()}
+        if name not in sources:
+            raise UnknownNameError(f"no run or evaluation {name!r}; {did_you_mean(name, sources)}")
+        return sources[name]
 
     # -------------------------------------------------------------------------------- answers
 
@@ -83,7 +79,7 @@ class Library:
         rows, broken = [], []
         for number, line in enumerate(complete.split(b"\n")[:-1], 1):
             try:
-                rows.append(dict(json.loads(line)))
+                rows.append(_with_shares(dict(json.loads(line))))
             except (ValueError, TypeError, RecursionError) as error:
                 broken.append([number, str(error)])
         begun = 0 if restarted else start
@@ -95,26 +91,24 @@ class Library:
         }
 
     def labels(self, source: Source) -> Answer:
-        """The steps or teams with their numbers of episodes and successes; how far the index is."""
+        """The steps or teams with their numbers of episodes and successes."""
         index = self._index(source)
-        return {
-            "labels": [[label, *index.counts(label)] for label in index.labels],
-            "done": index.upto,
-            "total": index.size,
-            "building": self._is_building(source),
-            "generation": index.generation,
-            "broken": sorted(index.broken.items())[:100],
-        }
-
-    def outcomes(self, source: Source, label: str) -> Answer:
-        """The episodes of a step or team in columns: line, task, episode, success."""
-        entries = list(self._index(source).entries(label))
-        return {
-            "lines": [entry.line for entry in entries],
-            "tasks": [entry.task for entry in entries],
-            "episodes": [entry.episode for entry in entries],
-            "successes": [entry.success for entry in entries],
-        }
+        labels = []
+        for label in index.labels:
+            verdicts = [entry.success for entry in index.entries(label)]
+            verdict_count, won = (
+                sum(v is not None for v in verdicts),
+                sum(v is True for v in verdicts),
+            )
+            share = won / verdict_count if verdict_count else None
+            counts = {
+                "episodes": len(verdicts),
+                "said": verdict_count,
+                "solved": won,
+                "share": share,
+            }
+            labels.append({"label": label, **counts})
+        return {"labels": labels, "broken": sorted(index.broken.items())[:100]}
 
     def tasks(self, source: Source) -> Answer:
         """The tasks of an evaluation with their texts and what each team did, hardest first."""
@@ -125,11 +119,11 @@ class Library:
     def compare(self, one: tuple[Source, str], two: tuple[Source, str]) -> Answer:
         """Two teams, of one or of two evaluations, on the tasks of both."""
         sides = (solved(self._index(source).entries(label)) for source, label in (one, two))
-        found = compared(*sides)
-        lines = [{**row, "teams": {"": row["a"]}} for row in found["rows"]]
-        for row, told in zip(found["rows"], self._with_texts(one[0], lines), strict=True):
+        pair = compared_teams(*sides)
+        lines = [{**row, "teams": {"": row["a"]}} for row in pair["rows"]]
+        for row, told in zip(pair["rows"], self._with_texts(one[0], lines), strict=True):
             row["text"] = told["text"]
-        return found
+        return pair
 
     def _with_texts(self, source: Source, rows: list[Answer]) -> list[Answer]:
         """Rows with the part of their task's first prompt that is its own; of the first rows, where many."""
@@ -149,12 +143,12 @@ class Library:
 
     def facts(self, source: Source, label: str, after: int) -> Answer:
         """Rows of the table, from the first line above `after` on; `next` to go on, or null."""
-        return self._part(source, label, after, lambda line, row: {"line": line, **facts(row)})
+        return self._part(source, label, after, self.facts_of(source, label))
 
     def search(self, source: Source, label: str, text: str, after: int) -> Answer:
         """The lines whose prompts or completions contain `text`, in parts like `facts`."""
         return self._part(
-            source, label, after, lambda line, row: line if mentions(row, text) else None
+            source, label, after, lambda entry, row: entry.line if mentions(row, text) else None
         )
 
     def episode(self, source: Source, line: int) -> Answer:
@@ -173,12 +167,18 @@ class Library:
             row = parsed(index.text(entry))
         except ValueError as error:
             raise ConfigError(f"line {line} of {TRAJECTORIES} is broken: {error}") from error
-        beside = [each for each in index.entries(entry.label) if each.task == entry.task]
+        return self.page_of(source, entry, row)
+
+    def page_of(self, source: Source, entry: Entry, row: EpisodeRow) -> Answer:
+        """What the page of an episode shows; `compared` has the returns of the task's episodes."""
+        entries = self._index(source).entries(entry.label)
+        beside = [other for other in entries if other.task == entry.task]
         return {
-            "line": line,
+            "line": entry.line,
             "label": entry.label,
-            "beside": [[each.line, each.episode, each.success] for each in beside],
-            "row": shown(row),
+            "beside": [[other.line, other.episode, other.success] for other in beside],
+            "compared": compared([other.total for other in beside]),
+            "row": shown(row, source.settings().get("alpha")),
         }
 
     def results(self, source: Source) -> Answer:
@@ -188,10 +188,6 @@ class Library:
             "starts": source.json(STARTS),
         }
 
-    def complete(self, source: Source) -> list[str]:
-        """Indexes all of a source; returns its steps or teams."""
-        return self._index(source, whole=True).labels
-
     def rows(self, source: Source, label: str) -> Iterator[tuple[Entry, EpisodeRow]]:
         """All readable episodes of a step or a team."""
         index = self._index(source)
@@ -199,57 +195,63 @@ class Library:
             with contextlib.suppress(ValueError):
                 yield entry, parsed(index.text(entry))
 
+    def facts_of(self, source: Source, label: str) -> Callable[[Entry, EpisodeRow], Answer]:
+        """A function that makes the table's row of each episode of a step or a team."""
+        returns = defaultdict[str, list[float]](list)
+        for entry in self._index(source).entries(label):
+            returns[entry.task].append(entry.total)
+        flat = {
+            t
+            for t, totals in returns.items()
+            if len(totals) > 1 and max(totals) - min(totals) <= FLAT
+        }
+
+        def made(entry: Entry, row: EpisodeRow) -> Answer:
+            answer = facts(row)
+            # Where replies to one prompt are compared, episodes are not.
+            whole = all(group["width"] < 2 for group in answer["groups"])
+            return {"line": entry.line, **answer, "flat": whole and entry.task in flat}
+
+        return made
+
     # ---------------------------------------------------------------------------------- index
 
     def _part(
-        self, source: Source, label: str, after: int, made_of: Callable[[int, EpisodeRow], Any]
+        self, source: Source, label: str, after: int, made_of: Callable[[Entry, EpisodeRow], Any]
     ) -> Answer:
         index = self._index(source)
-        found: list[Any] = []
+        rows: list[Any] = []
         broken: list[list[Any]] = []
         read, last = 0, after
         for entry in index.entries(label, after):
             # At least one line, however long it is.
             if read and read + entry.end - entry.start > PART:
-                return {"rows": found, "next": last, "broken": broken}
+                return {"rows": rows, "next": last, "broken": broken}
             read, last = read + entry.end - entry.start, entry.line
             try:
-                made = made_of(entry.line, parsed(index.text(entry)))
+                made = made_of(entry, parsed(index.text(entry)))
             except ValueError as error:
                 broken.append([entry.line, str(error)])
                 continue
             if made is not None:
-                found.append(made)
-        return {"rows": found, "next": None, "broken": broken}
+                rows.append(made)
+        return {"rows": rows, "next": None, "broken": broken}
 
-    def _index(self, source: Source, *, whole: bool = False) -> EpisodeIndex:
-        """The index of a source, brought up to date as far as that is quick, or `whole`."""
+    def _index(self, source: Source) -> EpisodeIndex:
+        """The index of a source, brought up to date."""
         with self._lock:
             index = self._indices.get(source.path)
             if index is None:
-                index = EpisodeIndex(lambda: source.open(TRAJECTORIES), self._cached(source))
+                index = EpisodeIndex(lambda: source.open(TRAJECTORIES))
                 self._indices[source.path] = index
-            # A thread that builds holds the index's lock; an answer must not wait for it.
-            if self._is_building(source) and not whole:
-                return index
-        if whole:
-            index.refresh()
-        elif not index.refresh(AT_ONCE):
-            with self._lock:
-                # Another request may have begun to build it since.
-                if not self._is_building(source):
-                    # A daemon, so that stopping the viewer does not wait for gigabytes.
-                    thread = threading.Thread(target=index.refresh, daemon=True)
-                    self._building[source.path] = thread
-                    thread.start()
+        index.refresh()
         return index
 
-    def _is_building(self, source: Source) -> bool:
-        thread = self._building.get(source.path)
-        return thread is not None and thread.is_alive()
 
-    def _cached(self, source: Source) -> Path | None:
-        if self._cache is None:
-            return None
-        name = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:32]
-        return self._cache / f"{name}.jsonl"
+def _with_shares(row: Answer) -> Answer:
+    """A row of metrics.jsonl with the share that each activity had in the time of its step."""
+    step = row.get("time/step")
+    if not isinstance(step, int | float) or not step:
+        return row
+    times = {k: v for k, v in row.items() if k.startswith("time/") and isinstance(v, int | float)}
+    return row | {f"time_share/{k.removeprefix('time/')}": v / step for k, v in times.items()}

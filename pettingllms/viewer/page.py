@@ -40,17 +40,17 @@ _ICON = re.compile(r'href="static/(icon\.svg)"')
 @cache
 def assets() -> dict[str, bytes]:
     """Path below static/ -> content, of everything that the server may deliver."""
-    found: dict[str, bytes] = {}
+    contents: dict[str, bytes] = {}
 
     def add(folder: Traversable, prefix: str) -> None:
-        for each in folder.iterdir():
-            if each.is_dir():
-                add(each, f"{prefix}{each.name}/")
-            elif each.name.rpartition(".")[2] in TYPES:
-                found[prefix + each.name] = each.read_bytes()
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                add(entry, f"{prefix}{entry.name}/")
+            elif entry.name.rpartition(".")[2] in TYPES:
+                contents[prefix + entry.name] = entry.read_bytes()
 
     add(files("pettingllms.viewer") / "static", "")
-    return found
+    return contents
 
 
 def single_file(blocks: dict[str, str]) -> str:
@@ -92,8 +92,8 @@ def single_file(blocks: dict[str, str]) -> str:
 def _licenses() -> dict[str, str]:
     """Licenses of the libraries, whose terms require that each copy has them."""
     folder = files("pettingllms.viewer") / "static" / "vendor"
-    found = [each for each in folder.iterdir() if each.name.endswith(".LICENSE.txt")]
-    return {each.name.removesuffix(".LICENSE.txt"): each.read_text("utf-8") for each in found}
+    texts = [entry for entry in folder.iterdir() if entry.name.endswith(".LICENSE.txt")]
+    return {entry.name.removesuffix(".LICENSE.txt"): entry.read_text("utf-8") for entry in texts}
 
 
 def _inline(name: str) -> str:

@@ -16,16 +16,16 @@ Row = dict[str, Any]
 
 def solved(entries: Iterable[Entry]) -> dict[str, Row]:
     """Task -> what one team did of it: episodes, those with a verdict, those solved, and their lines."""
-    found: dict[str, Row] = {}
-    for each in entries:
-        own = found.setdefault(each.task, {"episodes": 0, "said": 0, "solved": 0, "lines": []})
-        own["episodes"] += 1
-        own["said"] += each.success is not None
-        own["solved"] += each.success is True
-        own["lines"].append(each.line)
-    for own in found.values():
-        own["share"] = own["solved"] / own["said"] if own["said"] else None
-    return found
+    tasks: dict[str, Row] = {}
+    for entry in entries:
+        row = tasks.setdefault(entry.task, {"episodes": 0, "said": 0, "solved": 0, "lines": []})
+        row["episodes"] += 1
+        row["said"] += entry.success is not None
+        row["solved"] += entry.success is True
+        row["lines"].append(entry.line)
+    for row in tasks.values():
+        row["share"] = row["solved"] / row["said"] if row["said"] else None
+    return tasks
 
 
 def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
@@ -35,18 +35,22 @@ def hardest(teams: Mapping[str, Mapping[str, Row]]) -> list[Row]:
         teams: team -> what `solved` says of it.
     """
     rows: list[Row] = []
-    for task in dict.fromkeys(task for own in teams.values() for task in own):
-        played = {team: own[task] for team, own in teams.items() if task in own}
-        said = sum(each["said"] for each in played.values())
-        share = sum(each["solved"] for each in played.values()) / said if said else None
+    for task in dict.fromkeys(task for rows_of_team in teams.values() for task in rows_of_team):
+        played = {
+            team: rows_of_team[task] for team, rows_of_team in teams.items() if task in rows_of_team
+        }
+        verdicts = sum(team_row["said"] for team_row in played.values())
+        share = (
+            sum(team_row["solved"] for team_row in played.values()) / verdicts if verdicts else None
+        )
         rows.append({"task": task, "share": share, "teams": played})
     return sorted(rows, key=lambda row: (row["share"] is None, row["share"] or 0.0))
 
 
-def compared(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
+def compared_teams(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
     """Two teams on the tasks of both: each task, how many changed, and the paired difference."""
     rows: list[Row] = [
-        {"task": t, "a": own, "b": second[t]} for t, own in first.items() if t in second
+        {"task": t, "a": first_row, "b": second[t]} for t, first_row in first.items() if t in second
     ]
     pairs = []
     for row in rows:
@@ -57,12 +61,12 @@ def compared(first: Mapping[str, Row], second: Mapping[str, Row]) -> Row:
             row["change"] = "right" if two > one else "wrong" if two < one else "same"
     counts = {how: sum(row["change"] == how for row in rows) for how in ("right", "wrong", "same")}
     several = any(row[side]["episodes"] > 1 for row in rows for side in "ab")
-    found = None
+    difference = None
     if pairs:
         ones, twos = zip(*pairs, strict=True)
         gain = paired_difference(ones, twos, share=True, seed=0)
-        found = gain._asdict() | {"clear": gain.clear}
-    return {"rows": rows, "counts": counts, "several": several, "difference": found}
+        difference = gain._asdict() | {"clear": gain.clear}
+    return {"rows": rows, "counts": counts, "several": several, "difference": difference}
 
 
 def own_parts(prompts: Sequence[str]) -> list[str]:
@@ -75,5 +79,5 @@ def own_parts(prompts: Sequence[str]) -> list[str]:
                 if len(set(row)) > 1:
                     break
                 same += 1
-            lines = [each[same:][::-1] for each in lines]
-    return ["\n".join(each).strip() for each in lines]
+            lines = [text[same:][::-1] for text in lines]
+    return ["\n".join(text).strip() for text in lines]

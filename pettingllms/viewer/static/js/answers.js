@@ -34,27 +34,15 @@ class FileAnswers {
       const rows = values.from ? [] : known.metrics.rows;
       return { ...known.metrics, rows };
     }
-    if (name === "outcomes") return known.outcomes[values.label];
     if (name === "labels" || name === "results" || name === "tasks") return known[name];
-    const label = name === "episode" ? this.labelOf(known, values.line) : values.label;
+    const label = name === "episode" ? (main.lines[values.source] || {})[values.line] : values.label;
     const block = (main.places[values.source] || {})[label];
-    if (!block) throw new Error(`the episodes of ${label} are not part of this file`);
+    if (!block) throw new Error(`${label ? `the episodes of ${label} are` : `line ${values.line} is`} not part of this file`);
     const { facts, episodes } = await this.unpack(block);
     if (name === "facts") return { rows: facts, next: null, broken: [] };
     if (name === "search") return { rows: search(episodes, values.q), next: null, broken: [] };
-    const row = episodes[values.line];
-    if (!row) throw new Error(`the episode in line ${values.line} is not part of this file`);
-    const beside = facts
-      .filter((each) => each.task === row.task)
-      .map((each) => [each.line, each.episode, each.success]);
-    return { line: Number(values.line), label, beside, row };
-  }
-
-  labelOf(known, line) {
-    for (const [label, outcome] of Object.entries(known.outcomes)) {
-      if (outcome.lines.includes(Number(line))) return label;
-    }
-    throw new Error(`line ${line} is no episode`);
+    if (!episodes[values.line]) throw new Error(`the episode in line ${values.line} is not part of this file`);
+    return episodes[values.line];
   }
 
   unpack(id) {
@@ -71,7 +59,7 @@ class FileAnswers {
 function search(episodes, text) {
   const wanted = text.toLowerCase();
   const has = (part) => part.toLowerCase().includes(wanted);
-  const found = Object.entries(episodes).filter(([, row]) =>
+  const found = Object.entries(episodes).filter(([, { row }]) =>
     row.decisions.some((d) => has(d.prompt) || d.candidates.some((c) => has(c.completion))),
   );
   return found.map(([line]) => Number(line));

@@ -74,17 +74,6 @@ function signed(value) {
   return value > 0 ? `+${number(value)}` : number(value);
 }
 
-function percent(part, whole) {
-  return whole ? `${Math.round((100 * part) / whole)} %` : "–";
-}
-
-function bytes(size) {
-  const units = ["bytes", "kB", "MB", "GB"];
-  let unit = 0;
-  while (size >= 1000 && unit < 3) [size, unit] = [size / 1000, unit + 1];
-  return `${unit ? size.toPrecision(3) : size} ${units[unit]}`;
-}
-
 function ago(seconds) {
   if (!seconds) return "–";
   const past = Math.max(0, Date.now() / 1000 - seconds);
@@ -94,19 +83,10 @@ function ago(seconds) {
   return new Date(seconds * 1000).toISOString().slice(0, 10);
 }
 
-function mean(values) {
-  return values.length ? values.reduce((sum, value) => sum + value, 0) / values.length : null;
-}
-
 function verdict(success) {
   if (success === true) return html`<span class="verdict good">✓ solved</span>`;
   if (success === false) return html`<span class="verdict bad">✗ failed</span>`;
   return html`<span class="verdict none">– not said</span>`;
-}
-
-function averageAdvantage(candidate) {
-  const value = candidate.advantage;
-  return Array.isArray(value) ? mean(value) : value;
 }
 
 function Failure({ error }) {

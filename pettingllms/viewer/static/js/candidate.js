@@ -5,44 +5,35 @@ const MOST_DIFFERENT = 3000; // lines of a text that is compared
 const FIELDS = new Set(["success", "parse_error", "statuses", "verdicts", "difficulty", "failing"]);
 
 // The parts of a reward with their numbers: alpha * team + local.
-function Formula({ candidate, alpha }) {
-  const { reward, team_reward: team, local_reward: local } = candidate;
-  const known = typeof alpha === "number" && Math.abs(alpha * team + local - reward) < 1e-6;
+function Formula({ candidate }) {
+  const { reward, alpha, team_reward: team, local_reward: local } = candidate;
   return html`<p class="formula">
     <b>${number(reward)}</b> <span>reward</span> =
-    ${known ? html` <b>${number(alpha)}</b> <span>α</span> ×` : html` <span>α</span> ×`}
+    ${alpha !== null ? html` <b>${number(alpha)}</b> <span>α</span> ×` : html` <span>α</span> ×`}
     ${" "}<b>${number(team)}</b> <span>team</span> + <b>${number(local)}</b> <span>local</span>
   </p>`;
 }
 
-// The group that a completion was compared with: every reward as a dot, their mean as a line.
-function Compared({ group, current, onPick, what }) {
-  const values = group.map((each) => each.value);
-  const [low, high, middle] = [Math.min(...values), Math.max(...values), mean(values)];
-  const same = high - low <= 1e-9;
-  // As the estimators compute it, with one degree of freedom less.
-  const squares = values.reduce((sum, value) => sum + (value - middle) ** 2, 0);
-  const spread = same ? 0 : Math.sqrt(squares / (values.length - 1));
-  const room = high - low || 1;
-  const x = (value) => 12 + (276 * (value - low + (high === low ? 0.5 : 0))) / room;
+// The group that a completion was compared with: every value as a dot, their mean as a line.
+function Compared({ group, current, onPick }) {
+  const { ids, what, values, low, high, mean, deviation, flat } = group;
+  const x = (value) => 12 + (276 * (value - low + (high === low ? 0.5 : 0))) / (high - low || 1);
   const seen = new Map();
-  const dots = group.map((each, place) => {
-    const column = Math.round(x(each.value) / 9);
+  const dots = values.map((value, place) => {
+    const column = Math.round(x(value) / 9);
     const level = seen.get(column) || 0;
     seen.set(column, level + 1);
-    return { ...each, place, x: x(each.value), y: 34 - 8 * Math.min(level, 3) };
+    return { id: ids[place], place, x: x(value), y: 34 - 8 * Math.min(level, 3) };
   });
-  const many = [...seen].filter(([, count]) => count > 4);
   return html`<figure class="compared">
-    <svg viewBox="0 0 300 52" role="img" aria-label="${what}: ${group.length} values from ${number(low)} to ${number(high)}, mean ${number(middle)}">
+    <svg viewBox="0 0 300 52" role="img" aria-label="${what}: ${values.length} values from ${number(low)} to ${number(high)}, mean ${number(mean)}">
       <line class="axis" x1="6" x2="294" y1="40" y2="40" />
-      <line class="mean" x1=${x(middle)} x2=${x(middle)} y1="4" y2="44" />
+      <line class="mean" x1=${x(mean)} x2=${x(mean)} y1="4" y2="44" />
       ${dots.map((dot) => html`<circle key=${dot.place} cx=${dot.x} cy=${dot.y} r=${dot.id === current ? 5 : 3.5}
         class=${dot.id === current ? "current" : ""} onClick=${() => onPick(dot.id)} />`)}
-      ${many.map(([column, count]) => html`<text key=${column} x=${9 * column + 8} y="16">× ${count}</text>`)}
       <text x="8" y="50">${number(low)}</text><text x="292" y="50" text-anchor="end">${number(high)}</text>
     </svg>
-    <figcaption>${what}: mean ${number(middle)}, deviation ${number(spread)}${same ? html` – <b>no signal</b>` : ""}</figcaption>
+    <figcaption>${what}: mean ${number(mean)}, deviation ${number(deviation)}${flat ? html` – <b>no signal</b>` : ""}</figcaption>
   </figure>`;
 }
 
@@ -65,10 +56,9 @@ function Verdicts({ info }) {
 }
 
 function Facts({ decision, candidate }) {
-  const each = candidate.tokens && candidate.logprob !== null ? candidate.logprob / candidate.tokens : null;
   const facts = [
     ["Tokens", `${number(candidate.tokens)}${candidate.truncated ? ", cut at the limit" : ""}`],
-    ["Log-probability", candidate.logprob === null ? "not recorded" : `${number(candidate.logprob)} nats, ${number(each)} a token`],
+    ["Log-probability", candidate.logprob === null ? "not recorded" : `${number(candidate.logprob)} nats, ${number(candidate.logprob_per_token)} a token`],
     ["Policy", `${decision.policy}, version ${decision.version}`],
     candidate.later ? ["What followed", `reward ${signed(candidate.later.reward)}, found out with ${number(candidate.later.tokens)} tokens`] : null,
     decision.late_reward ? ["Late reward", signed(decision.late_reward)] : null,
@@ -80,9 +70,9 @@ function Facts({ decision, candidate }) {
   return html`<dl class="pairs">${facts.map(([name, value]) => html`<dt>${visible(name)}</dt><dd>${visible(value)}</dd>`)}</dl>`;
 }
 
-function Candidate({ episode, node, alpha, group, what, onPick, onCompare, comparing }) {
+function Candidate({ node, group, onPick, onCompare, comparing }) {
   const { decision, candidate } = node;
-  const advantage = averageAdvantage(candidate);
+  const advantage = candidate.advantage_mean;
   const title = `${decision.role}, turn ${decision.turn}, ${node.title}`;
   return html`<article class="candidate" aria-label=${visibleText(title)}>
     <header>
@@ -91,12 +81,12 @@ function Candidate({ episode, node, alpha, group, what, onPick, onCompare, compa
         ${comparing ? "Choose another one to compare" : "Compare with …"}</button>
     </header>
     <div class="worth">
-      <${Formula} candidate=${candidate} alpha=${alpha} />
+      <${Formula} candidate=${candidate} />
       <p class="advantage"><span>advantage</span> <b class=${advantage > 0 ? "up" : advantage < 0 ? "down" : ""}>${advantage === null ? "none" : signed(advantage)}</b>
         ${Array.isArray(candidate.advantage) && html` <small>mean of ${candidate.advantage.length} tokens</small>`}</p>
     </div>
     ${candidate.info.parse_error !== null && candidate.info.parse_error !== undefined && html`<p class="unreadable"><b>Unreadable:</b> ${visible(String(candidate.info.parse_error))}</p>`}
-    ${group.length > 1 && html`<${Compared} group=${group} current=${node.id} onPick=${onPick} what=${what} />`}
+    ${group && html`<${Compared} group=${group} current=${node.id} onPick=${onPick} />`}
     <${Verdicts} info=${candidate.info} />
     <h3>Reply</h3>
     <${Text} key=${`r${node.id}`} text=${candidate.completion} label="Reply" />
@@ -173,12 +163,12 @@ function Difference({ left, right, titles }) {
     })}</tbody></table></div>`;
 }
 
-function Two({ nodes, alpha, onClose, onSwap }) {
+function Two({ nodes, onClose, onSwap }) {
   const [one, two] = nodes;
   const titles = nodes.map((node) => visibleText(`${node.decision.role}, turn ${node.decision.turn}, ${node.title}`));
   const rows = [
     ["reward", (node) => node.candidate.reward], ["team", (node) => node.candidate.team_reward],
-    ["local", (node) => node.candidate.local_reward], ["advantage", (node) => averageAdvantage(node.candidate)],
+    ["local", (node) => node.candidate.local_reward], ["advantage", (node) => node.candidate.advantage_mean],
     ["tokens", (node) => node.candidate.tokens], ["log-probability", (node) => node.candidate.logprob],
   ];
   return html`<article class="candidate two" aria-label="Two replies compared">

@@ -16,7 +16,7 @@ const CHARTS = [
   { title: "Unreadable replies", lines: [[/^parse_error\/(.+)$/, "$1"]] },
   { title: "Sampler against trainer (nats)", lines: [[/^(.+)\/sampling\/sampling_logp_difference\/mean$/, "$1, mean"], [/^(.+)\/sampling\/sampling_logp_difference\/max$/, "$1, max"]] },
   { title: "Tokens a second", lines: [[/^tokens_per_second$/, "generated"]] },
-  { title: "Share of a step's time", lines: [[/^time\/(?!step)(.+)$/, "$1"]], of: "time/step" },
+  { title: "Share of a step's time", lines: [[/^time_share\/(?!step)(.+)$/, "$1"]] },
   { title: "Tokens of a reply", lines: [[/^completions\/mean_length$/, "mean"]] },
   { title: "Gradient norm", lines: [[/^(.+)\/grad_norm$/, "$1"]] },
   { title: "Learning rate", lines: [[/^(.+)\/learning_rate$/, "$1"]] },
@@ -37,9 +37,8 @@ function linesOf(chart, runs) {
         if (!form) continue;
         const held = row.when === "validation" ? "validation" : "test";
         const label = row.kind === "eval" ? held : key.replace(form[0], form[1]) || "team";
-        const value = chart.of ? given / row[chart.of] : given;
         if (!lines.has(label)) lines.set(label, new Map());
-        lines.get(label).set(row.step, value);
+        lines.get(label).set(row.step, given);
       }
     }
     const inOrder = [...lines].sort(([a], [b]) => HELD.indexOf(a) - HELD.indexOf(b));

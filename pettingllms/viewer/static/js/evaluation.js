@@ -9,7 +9,7 @@ function EvalView({ place, tick, theme }) {
   const going = source && source.state === "running" ? tick : 0;
   const { value: labels, error } = useAnswer("labels", { source: name }, going);
   const { value: results } = useAnswer("results", { source: name }, going);
-  const teams = labels ? labels.labels.map(([label]) => label) : [];
+  const teams = labels ? labels.labels.map(({ label }) => label) : [];
   useKeys({ u: () => go(href("list", {})) }, [place]);
   if (error) return html`<${Failure} error=${error} />`;
   if (!labels || !source) return html`<${Waiting} />`;
@@ -18,7 +18,7 @@ function EvalView({ place, tick, theme }) {
     <h1>${visible(name)}</h1>
     <p class="lead"><${State} state=${source.state} /> ${visible(whatOf(source))} · ${settingText(source.settings.split)} split ·
       ${" "}${settingText(source.settings.tasks)} tasks, ${settingText(source.settings.samples)} of each</p>
-    <${Indexing} labels=${labels} source=${source} />
+    <${Broken} lines=${labels.broken} />
     <h2>Teams <small>choose one to see its episodes</small></h2>
     <${Teams} labels=${labels.labels} source=${name} scores=${scores} />
     ${teams.length > 1 && html`<p><a class="button" href=${href("compare", { a: name, al: teams.includes("base") ? "base" : teams[0], b: name, bl: teams.find((team) => team !== "base" && team !== teams[0]) || teams.find((team) => team !== "base") })}>
@@ -39,7 +39,7 @@ function scoreOf(scores, team) {
 function Teams({ labels, source, scores }) {
   return html`<div class="scroll narrow" tabindex="0" role="region" aria-label="Teams"><table class="rows">
     <thead><tr><th scope="col">Team</th><th scope="col" class="num">Episodes</th><th scope="col" class="num">Solved</th><th scope="col" class="num">Success</th></tr></thead>
-    <tbody>${labels.map(([label, episodes, solved]) => html`<tr key=${label}>
+    <tbody>${labels.map(({ label, episodes, solved }) => html`<tr key=${label}>
       <td><a data-row href=${href("step", { s: source, l: label })}>${visible(label)}</a></td>
       <td class="num">${episodes}</td><td class="num">${solved}</td>
       <td class="num">${scoreOf(scores, label) ? html`<${Share} value=${scoreOf(scores, label)["eval/success"]} /> <span class="sub">${interval(scoreOf(scores, label), "eval/success")}</span>` : "–"}</td></tr>`)}</tbody></table></div>`;
@@ -159,8 +159,8 @@ function CompareView({ place, tick }) {
   const [a, b] = [place.params.get("a") || evals[0]?.name, place.params.get("b") || evals[0]?.name];
   const one = useAnswer("labels", a ? { source: a } : null).value;
   const two = useAnswer("labels", b ? { source: b } : null).value;
-  const al = place.params.get("al") || one?.labels[0]?.[0];
-  const bl = place.params.get("bl") || two?.labels.at(-1)?.[0];
+  const al = place.params.get("al") || one?.labels[0]?.label;
+  const bl = place.params.get("bl") || two?.labels.at(-1)?.label;
   const { value: pair, error } = useAnswer("compare", a && al && b && bl ? { a, al, b, bl } : null);
   const rows = pair && pair.rows;
   const only = Object.hasOwn(CHANGES, place.params.get("only") || "") ? place.params.get("only") : null;
@@ -176,7 +176,7 @@ function CompareView({ place, tick }) {
     <select aria-label="evaluation ${name}" value=${source} onChange=${(event) => go(hrefWith(place, { [name]: event.target.value, [label]: null, task: null }), true)}>
       ${evals.map((each) => html`<option key=${each.name} value=${each.name}>${visibleText(each.name)}</option>`)}</select>
     <select aria-label="team ${name}" value=${team} onChange=${(event) => go(hrefWith(place, { [label]: event.target.value, task: null }), true)}>
-      ${(known?.labels || []).map(([each]) => html`<option key=${each} value=${each}>${visibleText(each)}</option>`)}</select></fieldset>`;
+      ${(known?.labels || []).map(({ label: each }) => html`<option key=${each} value=${each}>${visibleText(each)}</option>`)}</select></fieldset>`;
   if (!value) return html`<${Waiting} />`;
   if (!evals.length) return html`<${Failure} error=${new Error("there is no evaluation here")} />`;
   return html`

@@ -159,12 +159,10 @@ function Steps({ source, rows, tick }) {
   const last = value.labels.at(-1);
   return html`
     <h2>Steps <small>${value.labels.length}${last && html`; bars are the share of solved episodes`}</small></h2>
-    <${Indexing} labels=${value} source=${source} />
-    ${!value.labels.length && !value.building && html`<p class="none">No step is finished yet.</p>`}
+    <${Broken} lines=${value.broken} />
+    ${!value.labels.length && html`<p class="none">No step is finished yet.</p>`}
     <nav class="steps" aria-label="Steps">
-      ${value.labels.map(([label, episodes, solved, unsaid]) => {
-        const said = episodes - unsaid;
-        const share = said ? solved / said : 0;
+      ${value.labels.map(({ label, episodes, said, solved, share }) => {
         const title = `step ${label}: ${said ? `${solved} of ${said} solved` : `${episodes} episodes`}`;
         return html`<a key=${label} data-row href=${href("step", { s: source.name, l: label })} title=${title} aria-label=${title}>
           <b><i style=${{ height: `${Math.max(3, 100 * share)}%` }}></i></b><span>${visible(label)}</span>
@@ -173,17 +171,12 @@ function Steps({ source, rows, tick }) {
     </nav>`;
 }
 
-function Indexing({ labels, source }) {
-  const broken = labels.broken;
-  return html`
-    ${labels.building && html`<p class="indexing" role="status">
-      <label>Looking through ${bytes(labels.total)} of episodes, once
-        <progress max=${labels.total} value=${labels.done}></progress></label> ${percent(labels.done, labels.total)}
-    </p>`}
-    ${broken.length > 0 && html`<details class="broken"><summary>
-      ${broken.length}${broken.length === 100 ? " or more" : ""} broken ${broken.length === 1 ? "line" : "lines"} in trajectories.jsonl, left out</summary>
-      <ul>${broken.map(([line, why]) => html`<li>line ${line}: ${visible(String(why))}</li>`)}</ul>
-    </details>`}`;
+function Broken({ lines }) {
+  if (!lines.length) return null;
+  return html`<details class="broken"><summary>
+    ${lines.length}${lines.length === 100 ? " or more" : ""} broken ${lines.length === 1 ? "line" : "lines"} in trajectories.jsonl, left out</summary>
+    <ul>${lines.map(([line, why]) => html`<li>line ${line}: ${visible(String(why))}</li>`)}</ul>
+  </details>`;
 }
 
 function RunDetails({ source }) {

@@ -10,21 +10,7 @@ function filtersOf(place) {
   return found;
 }
 
-// Whether all episodes of a task earned the same, where the episodes of a task are what is compared.
-function flatTasks(rows) {
-  const byTask = new Map();
-  for (const row of rows) {
-    if (row.groups.some((group) => group.width > 1)) return new Set();
-    byTask.set(row.task, [...(byTask.get(row.task) || []), row]);
-  }
-  const flat = [...byTask].filter(([, own]) => {
-    const returns = own.map((row) => Object.values(row.returns).reduce((a, b) => a + b, 0));
-    return own.length > 1 && Math.max(...returns) - Math.min(...returns) <= 1e-9;
-  });
-  return new Set(flat.map(([task]) => task));
-}
-
-function passes(row, filters, found, flat) {
+function passes(row, filters, found) {
   if (found && !found.has(row.line)) return false;
   if (filters.ok && filters.ok !== { true: "yes", false: "no", null: "unsaid" }[row.success]) return false;
   // One decision has to fulfil all that is asked of decisions.
@@ -36,14 +22,9 @@ function passes(row, filters, found, flat) {
       (!filters.high || group.low <= Number(filters.high)) &&
       (!filters.unread || group.unread > 0) &&
       (!filters.cut || group.cut > 0) &&
-      (!filters.flat || group.flat || flat.has(row.task)) &&
+      (!filters.flat || group.flat || row.flat) &&
       (!filters.status || Object.hasOwn(group.statuses, filters.status)),
   ) || (!row.groups.length && !["role", "turn", "low", "high", "unread", "cut", "flat", "status"].some((name) => filters[name]));
-}
-
-function rewardOf(row, role) {
-  const own = row.groups.filter((group) => group.role === role && group.chosen !== null);
-  return own.length ? mean(own.map((group) => group.chosen)) : null;
 }
 
 const SORTS = {
@@ -56,7 +37,7 @@ const SORTS = {
 
 function sorted(rows, filters) {
   const by = filters.by || "line";
-  const value = Object.hasOwn(SORTS, by) ? SORTS[by] : ((row) => rewardOf(row, by.replace(/^r\./, "")) ?? -Infinity);
+  const value = Object.hasOwn(SORTS, by) ? SORTS[by] : ((row) => row.rewards[by.replace(/^r\./, "")]?.mean ?? -Infinity);
   const order = filters.down ? -1 : 1;
   return [...rows].sort((a, b) => {
     const [one, two] = [value(a), value(b)];
@@ -74,8 +55,7 @@ function useEpisodes(place, again) {
   const found = filters.q ? new Set(hits.rows) : null;
   const key = JSON.stringify([filters, facts.rows.length, hits.rows.length, source, label]);
   const rows = useMemo(() => {
-    const flat = flatTasks(facts.rows);
-    return sorted(facts.rows.filter((row) => passes(row, filters, found, flat)), filters);
+    return sorted(facts.rows.filter((row) => passes(row, filters, found)), filters);
   }, [key]);
   return { facts, rows, searching: Boolean(filters.q) && !hits.whole, error: facts.error || hits.error, filters };
 }
@@ -88,7 +68,7 @@ function StepView({ place, tick }) {
   const { value: labels } = useAnswer("labels", { source: name }, going);
   const { facts, rows, searching, error, filters } = useEpisodes(place, going);
   const [most, setMost] = useState(ROWS_SHOWN);
-  const known = labels ? labels.labels.map(([each]) => each) : [];
+  const known = labels ? labels.labels.map((each) => each.label) : [];
   const at = known.indexOf(label);
   const run = !source || source.kind === "run";
   const toLabel = (other) => hrefWith(place, { l: other });
@@ -97,8 +77,7 @@ function StepView({ place, tick }) {
     "]": () => at >= 0 && at < known.length - 1 && go(toLabel(known[at + 1])),
     u: () => go(href(run ? "run" : "eval", { s: name })),
   }, [place, labels]);
-  const solved = rows.filter((row) => row.success === true).length;
-  const said = rows.filter((row) => row.success !== null).length;
+  const counts = (labels && labels.labels[at]) || { said: 0 };
   return html`
     <header class="with-steps">
       <h1>${run ? "Step" : "Team"} ${visible(label || "")} <small>${visible(name || "")}</small></h1>
@@ -110,11 +89,11 @@ function StepView({ place, tick }) {
         ${at >= 0 && at < known.length - 1 && html`<a class="button" rel="next" href=${toLabel(known[at + 1])} aria-label="next">→</a>`}
       </span>
     </header>
-    ${labels && html`<${Indexing} labels=${labels} source=${source} />`}
+    ${labels && html`<${Broken} lines=${labels.broken} />`}
     ${error && html`<${Failure} error=${error} />`}
     <${Filters} place=${place} filters=${filters} rows=${facts.rows} />
     <p class="count" role="status">
-      <b>${rows.length}</b> of ${facts.rows.length} episodes${facts.whole ? "" : " so far"}${said ? html`, ${solved} of ${said} solved` : ""}${searching ? ", searching …" : ""}
+      <b>${rows.length}</b> of ${facts.rows.length} episodes${facts.whole ? "" : " so far"}${counts.said ? html`; of all ${counts.solved} of ${counts.said} solved` : ""}${searching ? ", searching …" : ""}
       ${facts.broken.length > 0 && html`, <b>${facts.broken.length} broken, left out</b> (line ${facts.broken.map(([line]) => line).slice(0, 5).join(", ")})`}
     </p>
     <${EpisodeTable} place=${place} rows=${rows.slice(0, most)} all=${facts.rows} filters=${filters} />
@@ -158,7 +137,6 @@ function Filters({ place, filters, rows }) {
 
 function EpisodeTable({ place, rows, all, filters }) {
   const roles = [...new Set(all.flatMap((row) => row.groups.map((group) => group.role)))];
-  const flat = useMemo(() => flatTasks(all), [all]);
   const head = (by, title, numeric = true) => {
     const active = (filters.by || "line") === by;
     const down = active && !filters.down;
@@ -173,22 +151,16 @@ function EpisodeTable({ place, rows, all, filters }) {
       ${roles.map((role) => head(`r.${role}`, html`Reward<br />${visible(role)}`))}
       <th scope="col">Program runs</th><th scope="col">Remarks</th>
     </tr></thead>
-    <tbody>${rows.map((row) => html`<${EpisodeRow} key=${row.line} row=${row} roles=${roles} place=${place} flat=${flat.has(row.task)} />`)}</tbody>
+    <tbody>${rows.map((row) => html`<${EpisodeRow} key=${row.line} row=${row} roles=${roles} place=${place} />`)}</tbody>
   </table></div>`;
 }
 
-function EpisodeRow({ row, roles, place, flat }) {
-  const sum = (name) => row.groups.reduce((total, group) => total + group[name], 0);
-  const statuses = Object.create(null);
-  for (const group of row.groups) {
-    for (const [status, count] of Object.entries(group.statuses)) statuses[status] = (statuses[status] || 0) + count;
-  }
-  const silent = row.groups.filter((group) => group.flat).length;
+function EpisodeRow({ row, roles, place }) {
   const remarks = [
-    sum("unread") && `${sum("unread")} unreadable`,
-    sum("cut") && `${sum("cut")} truncated`,
-    silent && `${silent} of ${row.groups.length} groups without signal`,
-    flat && "no signal: all episodes of this task earned the same",
+    row.unread && `${row.unread} unreadable`,
+    row.cut && `${row.cut} truncated`,
+    row.silent && `${row.silent} of ${row.groups.length} groups without signal`,
+    row.flat && "no signal: all episodes of this task earned the same",
     row.overlong && "ended: prompt too long",
   ].filter(Boolean);
   const several = row.episode > 0 ? ` · ${row.episode}` : "";
@@ -199,17 +171,15 @@ function EpisodeRow({ row, roles, place, flat }) {
     <td>${verdict(row.success)}</td>
     <td class="num">${row.groups.length}</td>
     <td class="num">${number(row.tokens)}</td>
-    ${roles.map((role) => html`<td class="num"><${RoleReward} row=${row} role=${role} /></td>`)}
-    <td class="sub">${Object.entries(statuses).map(([status, count], place) => html`${place ? " · " : ""}<span class=${status === "ok" ? "" : "warn"}>${count} ${visible(status)}</span>`)}</td>
+    ${roles.map((role) => html`<td class="num"><${RoleReward} rewards=${row.rewards[role]} /></td>`)}
+    <td class="sub">${Object.entries(row.statuses).map(([status, count], place) => html`${place ? " · " : ""}<span class=${status === "ok" ? "" : "warn"}>${count} ${visible(status)}</span>`)}</td>
     <td class="sub">${remarks.join(" · ")}</td>
   </tr>`;
 }
 
 // The executed reward, and where the group has several, the range that it was chosen from.
-function RoleReward({ row, role }) {
-  const own = row.groups.filter((group) => group.role === role);
-  if (!own.length) return "–";
-  const [low, high] = [Math.min(...own.map((g) => g.low)), Math.max(...own.map((g) => g.high))];
-  const wide = own.some((group) => group.width > 1);
-  return html`${reward(rewardOf(row, role))}${wide && html`<div class="sub">${reward(low)} … ${reward(high)}</div>`}`;
+function RoleReward({ rewards }) {
+  if (!rewards) return "–";
+  const { mean, low, high, wide } = rewards;
+  return html`${reward(mean)}${wide && html`<div class="sub">${reward(low)} … ${reward(high)}</div>`}`;
 }

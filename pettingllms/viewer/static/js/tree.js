@@ -44,7 +44,7 @@ function layout(episodes, line) {
 
 function Tree({ tree, selected, other, onPick }) {
   const nodes = tree.columns.flat();
-  const top = Math.max(1e-9, ...nodes.map((node) => Math.abs(averageAdvantage(node.candidate) ?? 0)));
+  const top = Math.max(1e-9, ...nodes.map((node) => Math.abs(node.candidate.advantage_mean ?? 0)));
   const most = Math.max(1, ...nodes.map((node) => node.candidate.tokens));
   const current = useRef(null);
   useEffect(() => {
@@ -65,7 +65,7 @@ function Tree({ tree, selected, other, onPick }) {
         <text class="sub" x=${COLUMN * d + COLUMN / 2} y="29">turn ${column[0].decision.turn}</text></g>`)}
       ${nodes.map((node) => {
         const { candidate } = node;
-        const advantage = averageAdvantage(candidate);
+        const advantage = candidate.advantage_mean;
         const strength = advantage === null ? 0 : Math.round((100 * Math.abs(advantage)) / top);
         const color = advantage > 0 ? "var(--up)" : "var(--down)";
         const radius = 5 + 7 * Math.sqrt(candidate.tokens / most);
@@ -115,19 +115,20 @@ function useDrawn(source, line, again) {
 const WITHIN_PROMPT = new Set(["at_grpo", "look_ahead", "gdpo"]);
 const WITHIN_TASK = new Set(["grpo", "decision", "agent", "turn", "agent_turn", "gigpo"]);
 
-function comparedWith(tree, node, source) {
+function comparedWith(tree, node, main, source) {
   const estimator = source ? settingText(source.settings.estimator) : "";
   const how = (known) => (known.has(estimator) ? "Compared with" : "Beside");
-  if (tree.wide) {
-    const group = tree.columns[node.d];
-    const ahead = group.some((each) => each.candidate.later);
-    const values = group.map((each) => ({ id: each.id, value: each.candidate.reward + (each.candidate.later ? each.candidate.later.reward : 0) }));
-    return [values, `${how(WITHIN_PROMPT)} the ${group.length} replies to this prompt (rewards${ahead ? ", with what followed" : ""})`];
+  const decision = node.decision;
+  if (decision.compared) {
+    const ahead = decision.candidates.some((each) => each.later);
+    const ids = tree.columns[node.d].map((each) => each.id);
+    const what = `${how(WITHIN_PROMPT)} the ${ids.length} replies to this prompt (rewards${ahead ? ", with what followed" : ""})`;
+    return { ...decision.compared, ids, what };
   }
-  if (source && source.kind === "eval") return [[], ""];
-  const total = (each) => Object.values(each.returns).reduce((a, b) => a + b, 0);
-  const group = tree.columns[node.d].map((each) => ({ id: each.id, value: total(tree.rows.get(each.line)) }));
-  return [group, `${how(WITHIN_TASK)} the ${group.length} episodes of this task (returns, ${estimator})`];
+  if (tree.wide || !source || source.kind === "eval" || main.beside.length < 2) return null;
+  const ids = main.beside.map(([line]) => `${line}.${node.d}.0`);
+  const what = `${how(WITHIN_TASK)} the ${ids.length} episodes of this task (returns, ${estimator})`;
+  return { ...main.compared, ids, what };
 }
 
 function TreeView({ place, tick }) {
@@ -137,12 +138,7 @@ function TreeView({ place, tick }) {
   const { error, episodes, main } = useDrawn(name, line, 0);
   const { rows } = useEpisodes(place, source && source.state === "running" ? tick : 0);
   const [marking, setMarking] = useState(false);
-  const tree = useMemo(() => {
-    if (!episodes) return null;
-    const made = layout(episodes, line);
-    made.rows = new Map(episodes.map((each) => [each.line, each.row]));
-    return made;
-  }, [episodes, line]);
+  const tree = useMemo(() => episodes && layout(episodes, line), [episodes, line]);
   const nodes = tree ? tree.columns.flat() : [];
   const at = place.params.get("at");
   const first = nodes.find((node) => node.line === line && node.candidate.chosen) || nodes[0];
@@ -180,9 +176,8 @@ function TreeView({ place, tick }) {
   if (error) return html`<${Failure} error=${error} />`;
   if (!tree) return html`<${Waiting} />`;
   const row = main.row;
-  const [group, what] = selected ? comparedWith(tree, selected, source) : [[], ""];
+  const group = selected ? comparedWith(tree, selected, main, source) : null;
   const here = lines.indexOf(line);
-  const alpha = source ? source.settings.alpha : null;
   const byId = (id) => nodes.find((node) => node.id === id);
   return html`
     <header class="with-steps">
@@ -205,9 +200,9 @@ function TreeView({ place, tick }) {
       </div>
       <div class="panel">
         ${other
-          ? html`<${Two} nodes=${[selected, other]} alpha=${alpha} onClose=${() => go(hrefWith(place, { vs: null }), true)}
+          ? html`<${Two} nodes=${[selected, other]} onClose=${() => go(hrefWith(place, { vs: null }), true)}
               onSwap=${() => go(hrefWith(place, { e: other.line, at: `${other.d}.${other.c}`, vs: selected.id }), true)} />`
-          : html`<${Candidate} episode=${row} node=${selected} alpha=${alpha} group=${group} what=${what}
+          : html`<${Candidate} node=${selected} group=${group}
               onPick=${(id) => pick(byId(id), false)} onCompare=${() => setMarking(!marking)} comparing=${marking} />`}
       </div>
     </div>`}
