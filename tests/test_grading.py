@@ -163,7 +163,7 @@ def test_any_text_is_read_without_exception_and_in_bounded_time(text):
     split_list(plain(text))
     assert read_number(plain(text)) is None or not grade("not this", text).equal
     assert grade(text, text).equal == bool(text.strip())
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 1, (text, time.process_time() - started)
 
 
 @given(st.lists(PIECES, min_size=1, max_size=8), st.integers(1, 300))
@@ -174,7 +174,7 @@ def test_repeated_pieces_take_bounded_time(pieces, times):
     boxed(text)
     assert not grade("no such thing", text).equal
     read_number(plain(text)) if len(text) < 3000 else None
-    assert time.process_time() - started < 1
+    assert time.process_time() - started < 1, (text, time.process_time() - started)
 
 
 @given(st.fractions(max_denominator=10**6), st.sampled_from(["{0}", "${0}$", "x = {0}", "{0} cm"]))

@@ -91,7 +91,7 @@ def test_a_team_on_the_base_of_parts_is_trained_and_evaluated_from_its_name(tmp_
     assert "embedded:parts" in (tmp_path / "eval" / "results.json").read_text()
     share(run, str(tmp_path / "shared"))
     card = (tmp_path / "shared" / "README.md").read_text()
-    assert "pettingllms-eval --env plan_path --model embedded:parts" in card
+    assert "pettingllms-eval --adapters" in card
     assert "SHIPPED['embedded:parts']" in card
 
 

@@ -15,8 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pettingllms.data import coding
-from pettingllms.envs import coding_v0
-from pettingllms.envs import coding_runs
+from pettingllms.envs import coding_runs, coding_v0
 from pettingllms.sandbox import Case, Limits, RunResult, open_sandbox
 from pettingllms.sandbox.together import METHODS, SHARED_CPU_S, SharedRuns, is_simple
 from pettingllms.sandbox.types import OpenSandbox, Sandbox

@@ -2,8 +2,7 @@ r"""Finds the answer in a text and compares it with the reference.
 
 Numbers, texts, lists and matrices are compared here, exactly; everything else goes to SymPy, if it is installed,
 in a process that can be killed (`symbolic`). Both sides are answers, not the texts around them. With brackets `()` and `[]` the order counts, `{}` and a bare `1, 2` are sets, and a row or column may stand
-for a tuple. A number in a base differs from one in another. A percentage is a hundredth. Like a unit, its sign
-may be missing on one side, as MATH's own normalization has it: `15` is the right answer to `15\%`, and `0.15` is.
+for a tuple. A percentage is a hundredth, and a number in a base differs from one in another.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def same(gold: str | Texts, answer: str, *, strict: bool = False) -> bool:
 _ALIKE = [{a, b} for a in ("", "()", "[]") for b in ("row", "column")] + [{"", "()"}]
 _SETS = ({""}, {"{}"}, {"", "{}"}, {"", "[]"})
 _DECIMAL = re.compile(r"-?[0-9]+[.,](?![0-9]{3}$)[0-9]+")
-_PERCENT = r"\percent"
 _PRODUCT = re.compile("(?!no$|on$)(?:[a-z]{2}|[b-df-hj-np-tv-z]{2,4})")  # not a word
 
 
@@ -89,10 +87,7 @@ class _Comparison:
         if unit and other and factor != times:
             left = f"({left})*{factor}/({times})"
         if unit == other:
-            verdict = self._values(left, right, depth)
-            if verdict.equal or self.strict or (_PERCENT in left) == (_PERCENT in right):
-                return verdict
-            return self._values(left.replace(_PERCENT, ""), right.replace(_PERCENT, ""), depth)
+            return self._values(left, right, depth)
         # What looks like a unit is a variable, if the other side has it too.
         verdict = Grade(False) if self.strict else self._values(left, right, depth)
         return verdict if verdict.equal else self._values(gold, answer, depth)

@@ -17,7 +17,9 @@ from typing import Any, NamedTuple
 from pettingllms.grading.expressions import NUMBER_WORDS, WORDS, Expression, Unreadable
 
 MAX_CHARS = 2000  # longer texts are equal only if they are the same text
-_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*(?:\{((?:\\.|[^{}\\]|\{(?:\\.|[^{}\\]|\{(?:\\.|[^{}\\]|\{[^{}]*\})*\})*\})*)\}|([0-9]))|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_WRAPPED = re.compile(r"(?s)\*+([^*]*)\*+|\*\*(.*)\*\*|__(.*)__|'([^']*)'|\"([^\"]*)\"|`+([^`]*)`+|\$\$?([^$]*)\$\$?|\\\[(.*)\\\]|\\\((.*)\\\)|=+(.*)|\{([^{},:]+)\}|\\(?:boxed|fbox)\s*([0-9])|(.*[^.\\])(?:\.+|\\+)")  # fmt: skip
+_BOX = re.compile(r"\\(?:boxed|fbox)\s*\{")
+_BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
 _RAISED = str.maketrans("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ₀₁₂₃₄₅₆₇₈₉", "0123456789-+n0123456789")
 _UNICODE = re.compile("(?P<up>[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺ⁿ]+)|(?P<down>[₀-₉]+)|[¼-¾⅐-⅞Α-Ωα-ω]")
 _SQUARE = re.compile(r"(?<=[0-9]) ?([kcdm]?m)(?=[²³])")
@@ -67,14 +69,30 @@ def _spelled(signs: re.Match[str]) -> str:
     return rf"\frac{{{up}}}{{{down}}}" if bar else f"\\{letter} "
 
 
+def _unboxed(text: str) -> str | None:
+    r"""Returns what is in the `\boxed{...}` that is all of `text`, and None for any other text."""
+    start = _BOX.match(text)
+    if start is None:
+        return None
+    depth = 1
+    for piece in _BRACE.finditer(text, start.end()):
+        depth += {"{": 1, "}": -1}.get(piece[0], 0)
+        if depth == 0:
+            return text[start.end() : piece.start()] if piece.end() == len(text) else None
+    return None
+
+
 @functools.lru_cache(maxsize=4096)
 def plain(text: str) -> str:
     r"""Removes what only changes the looks of `text`: dollars, spacing, `\text`, `\dfrac`, bold face."""
     for _ in range(6):
         text = text.strip()
-        if (found := _WRAPPED.fullmatch(text)) is None:
+        if (inside := _unboxed(text)) is not None:
+            text = inside
+        elif (found := _WRAPPED.fullmatch(text)) is not None:
+            text = next(group for group in found.groups() if group is not None)
+        else:
             break
-        text = next(group for group in found.groups() if group is not None)
     if "\\\\" in text:
         # They end the row of a matrix; elsewhere they are one backslash, escaped once too often.
         text = re.sub(r"\\\\(?:\[[^\[\]]*\])?", r"\\cr " if r"\begin" in text else r"\\", text)
