@@ -30,13 +30,12 @@ from benchmarks.options import Options
 from pettingllms.envs import ENVIRONMENTS
 
 HERE = Path(__file__).parent
-STUDIES = ("claims", "pretrained", "protocol", "speed", "teams")
+STUDIES = ("claims", "methods", "pretrained", "protocol", "speed", "teams")
 """The pages of the results that show tables."""
 PAGES = (
     HERE.parent / "README.md",
     HERE.parent / "docs" / "environments.md",
     HERE.parent / "docs" / "games.md",
-    HERE.parent / "docs" / "methods.md",
     *(HERE.parent / "docs" / "results" / f"{page}.md" for page in STUDIES),
     HERE / "results" / "tables.md",
     HERE.parent / "sandbox" / "README.md",
