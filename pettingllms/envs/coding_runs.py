@@ -103,7 +103,7 @@ def prepared(task: CodingTask, run: Run) -> CodingTask:
 def passes(test: Test, result: RunResult, function: str | None) -> bool:
     """Returns whether a run succeeded and gave the expected output or return value.
 
-    Of an assertion the status alone says it, see `pettingllms.data.assertions.run_tests`.
+    For an assertion the status decides, see `pettingllms.envs.assertions.run_tests`.
     """
     if result.status != "ok":
         return False
