@@ -211,12 +211,10 @@ class Lab:
         """The grid of an arm, and its best rate; None while cells of the grid are missing."""
         grid, cells = list(RATES), self.cells
         while True:
-            swept = [cells.get(Cell("read", arm, rate, TUNING).name) for rate in grid]
-            if not all(swept):
+            names = {rate: Cell("read", arm, rate, TUNING).name for rate in grid}
+            if not cells.keys() >= set(names.values()):
                 return grid, None
-            solved = {
-                rate: share(own["teams"]["both"]) for rate, own in zip(grid, swept, strict=True)
-            }
+            solved = {rate: share(cells[name]["teams"]["both"]) for rate, name in names.items()}
             best = max(grid, key=lambda rate: (solved[rate], -rate))
             if best == grid[-1] and 2 * best < BOUNDS[1]:
                 grid.append(2 * best)

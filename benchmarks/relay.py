@@ -40,9 +40,7 @@ def look_up(register: Mapping[str, str], sentence: str) -> str:
     return f"{named[0]} lives in {register[named[0]]}"
 
 
-def solve(
-    task: Mapping[str, Any], base_url: str, api_key: str, pay: Callable[..., None]
-) -> float | None:
+def solve(task: Mapping[str, Any], base_url: str, api_key: str, pay: Callable[..., None]) -> None:
     """Plays a task; each reply is paid at once."""
     client = _CLIENT.with_options(base_url=base_url, api_key=api_key)
 

@@ -84,7 +84,7 @@ PUBLISHED = Path(__file__).with_name("published_answers.txt")
 
 
 def published():
-    """Answers of few-shot examples of math-verify and lm-eval, and answers in MATH's notation."""
+    """Few-shot answers of math-verify, and answers in the notation of GSM8K and MATH."""
     return [line for line in PUBLISHED.read_text().splitlines() if line and line[0] != "#"]
 
 

@@ -9,8 +9,7 @@ import pytest
 from pettingllms.data import coding
 from pettingllms.data.asserts import Test as Pair
 from pettingllms.envs import coding_runs
-from pettingllms.envs.coding_runs import CANDIDATES, known_wrong
-from pettingllms.envs.mutants import mutants
+from pettingllms.envs.coding_runs import CANDIDATES, known_wrong, mutants
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Limits, open_sandbox
 

@@ -60,7 +60,7 @@ def test_parts_earn_less_and_lists_nothing(task, found, said, rewards):
 
 
 def test_people_and_cities_of_a_split_are_in_no_other():
-    names = {split: set() for split in relay.COUNTS}
+    names: dict[str, set[str]] = {split: set() for split in relay.COUNTS}
     for row in TASKS:
         names[row["split"]] |= {name for pair in row["works_for"] for name in pair}
         names[row["split"]] |= set(row["register"].values())

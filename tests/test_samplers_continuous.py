@@ -143,7 +143,8 @@ def test_the_cache_does_not_grow_with_the_life_of_the_batch():
     for number in range(200):
         batch.add(rows(number, (5, 6, 7), 1, SamplingParams(5), number))
         batch.step()
-    keys = batch._cache.layers[0].keys
+    cache: Any = batch._cache
+    keys = cache.layers[0].keys
     assert keys.shape[0] == len(batch) < 10
     assert keys.shape[2] <= batch.longest == 8
 

@@ -13,10 +13,11 @@ has to pass the task's own tests, in this Python and within these limits, which 
 
 from __future__ import annotations
 
+import ast
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from itertools import islice
 from typing import Any
@@ -25,7 +26,6 @@ from pettingllms.data.asserts import Test, as_json
 from pettingllms.data.coding import CodingTask
 from pettingllms.envs import assertions, contest
 from pettingllms.envs.assertions import Run
-from pettingllms.envs.mutants import mutants
 from pettingllms.errors import DatasetError
 from pettingllms.sandbox import Case, Limits, RunResult, Sandbox
 from pettingllms.sandbox.together import SharedRuns
@@ -103,7 +103,7 @@ def prepared(task: CodingTask, run: Run) -> CodingTask:
 def passes(test: Test, result: RunResult, function: str | None) -> bool:
     """Returns whether a run succeeded and gave the expected output or return value.
 
-    Of an assertion the status alone says it, see `pettingllms.data.assertions.run_tests`.
+    For an assertion the status decides, see `pettingllms.envs.assertions.run_tests`.
     """
     if result.status != "ok":
         return False
@@ -303,3 +303,66 @@ def verified(task: CodingTask, sandbox: Sandbox, limits: Limits) -> CodingTask |
         return f"its reference {failure}"
     wrong = [m for m, results in zip(task.mutants, mutants, strict=True) if _failure(task, results)]
     return replace(task, mutants=tuple(wrong))
+
+
+# Known-wrong programs, made from a reference: a tester is worth what its tests catch. One place is changed with
+# classic mutation operators (DeMillo, Lipton, Sayward 1978, https://doi.org/10.1109/C-M.1978.218136).
+
+_OPERATORS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Add,
+    ast.FloorDiv: ast.Mult,
+    ast.Div: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Lt: ast.LtE,
+    ast.LtE: ast.Lt,
+    ast.Gt: ast.GtE,
+    ast.GtE: ast.Gt,
+    ast.Eq: ast.NotEq,
+    ast.NotEq: ast.Eq,
+    ast.In: ast.NotIn,
+    ast.NotIn: ast.In,
+    ast.And: ast.Or,
+    ast.Or: ast.And,
+}
+_NAMES = {"max": "min", "min": "max", "sum": "len", "sorted": "list", "any": "all", "all": "any"}
+
+
+def mutants(program: str) -> Iterator[str]:
+    """Yields all programs with one changed place, in source order, without repetition.
+
+    Raises:
+        SyntaxError: `program` is not Python.
+    """
+    tree = ast.parse(program)
+    # As `unparse` writes it: a change that only changes the spelling is no mutant.
+    seen = {ast.unparse(tree)}
+    for node in list(ast.walk(tree)):
+        for field, value in _changes(node):
+            original = getattr(node, field)
+            setattr(node, field, value)
+            text = ast.unparse(tree)
+            setattr(node, field, original)
+            if text not in seen:
+                seen.add(text)
+                yield text
+
+
+def _changes(node: ast.AST) -> list[tuple[str, object]]:
+    """Returns the fields of a node that can change, each with its new value."""
+    match node:
+        case ast.BinOp(op=operator) | ast.BoolOp(op=operator) if type(operator) in _OPERATORS:
+            return [("op", _OPERATORS[type(operator)]())]
+        case ast.Compare(ops=[first, *others]) if type(first) in _OPERATORS:
+            return [("ops", [_OPERATORS[type(first)](), *others])]
+        # `True` is an `int`, too, and has no neighbors.
+        case ast.Constant(value=number) if type(number) is int:
+            return [("value", number + 1), ("value", number - 1)]
+        case ast.Name(id=name) if name in _NAMES:
+            return [("id", _NAMES[name])]
+        case ast.comprehension(ifs=[_, *conditions]):
+            return [("ifs", conditions)]
+        case ast.If(test=condition) | ast.IfExp(test=condition):
+            return [("test", ast.UnaryOp(ast.Not(), condition))]
+    return []
