@@ -13,7 +13,7 @@ from pettingllms.evaluation.ablation import EXCHANGED, compare_roles, only, role
 from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.policies.loading import load_policies
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.graded_env import GradedEnv
 from tests.tiny_lm import save_tiny

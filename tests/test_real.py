@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from pettingllms.models import gguf, model_path
 from pettingllms.policies.loading import load_policies
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Request, Sample
 from tests.test_trl_parity import (

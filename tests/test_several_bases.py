@@ -33,7 +33,8 @@ from pettingllms.policies.policy_set import PolicySet
 from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import plan_run, train
+from pettingllms.session import plan_run
+from pettingllms.session import run_training as train
 from pettingllms.sharing import share
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
@@ -169,7 +170,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from pettingllms.runs import read_config
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.callbacks import Silent
 
 class KillAfterStep2(Silent):

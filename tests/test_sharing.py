@@ -26,7 +26,8 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.runs.team import team_of
 from pettingllms.samplers.vllm_process import free_port
-from pettingllms.session import plan_run, train
+from pettingllms.session import plan_run
+from pettingllms.session import run_training as train
 from pettingllms.sharing import share
 from pettingllms.sharing.card import license_of, training_command
 from pettingllms.trainers.config import ATGRPOConfig, resolve

@@ -109,7 +109,7 @@ class EvalPlan:
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         return {
             "env": config.env,
-            "env_args": config.mapping("env_args"),
+            "env_args": config.env_args,
             "dataset": config.dataset,
             # A file of the same name may have been edited since: its content is compared.
             "data": digest(data) if data and data.exists() else config.dataset,
@@ -126,9 +126,9 @@ class EvalPlan:
             "full": config.full,
             "dtype": config.dtype,
             "device": config.device,
-            "chat_template_kwargs": config.mapping("chat_template_kwargs"),
+            "chat_template_kwargs": config.chat_template_kwargs,
             "sampler": config.sampler,
-            "vllm": config.mapping("vllm"),
+            "vllm": config.vllm,
             "policies": dict(self.roles_to_policies),
             "adapters": config.adapters,
             "adapter_digests": {
@@ -142,8 +142,8 @@ class EvalPlan:
     def _others(self) -> dict[str, Any]:
         """Returns settings that only some teams have: of API models and of single policies."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
-        found = {"api_args": self.config.mapping("api_args")} if asked else {}
-        own = self.config.mapping("policy_settings")
+        found = {"api_args": self.config.api_args} if asked else {}
+        own = self.config.policy_settings
         return found | ({"policy_settings": own} if own else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
@@ -159,7 +159,7 @@ class EvalPlan:
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
         partners = partners_of(config, self.roles_to_policies, folder)
         policies = build_policies(config, self.roles_to_policies, partners=partners)
-        longest = config.mapping("vllm").get("max_model_len")
+        longest = config.vllm.get("max_model_len")
         if longest is not None:
             # Contexts are of the models, and vLLM refuses prompts beyond its own bound.
             policies.contexts = {n: min(c, longest) for n, c in policies.contexts.items()}
@@ -302,7 +302,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_bases(config, roles_to_policies)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
-        own = config.mapping("policy_settings")  # such a policy may be on a base of its own
+        own = config.policy_settings  # such a policy may be on a base of its own
         roles_to_policies = {
             role: BASE if is_own(name) and name not in adapters and name not in own else name
             for role, name in roles_to_policies.items()
@@ -371,7 +371,7 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
     config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
     if options.agents is not None:
-        arguments = config.mapping("env_args") | {"agents": options.agents}
+        arguments = config.env_args | {"agents": options.agents}
         config = dataclasses.replace(config, env_args=json.dumps(arguments))
     return resolve(config, source)
 

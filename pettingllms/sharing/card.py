@@ -149,7 +149,7 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
             found[name] = ",".join(_last(part) for part in str(found[name]).split(","))
     if config.embedded:
         found["model"] = shipped(config.model)
-    if own := config.mapping("policy_settings"):
+    if own := config.policy_settings:
         found["policy_settings"] = json.dumps(
             {name: _public_own(each) for name, each in own.items()}
         )
@@ -256,9 +256,7 @@ def _snippet(shared: SharedRun, to: str, role: str, prompt: Mapping[str, str]) -
     text = f"prompt = {prompt.get('example', 'What is 6 times 7?')!r}\n"
     if "before" in prompt:
         text = f"question = 'What is 6 times 7?'\nprompt = {prompt['before']!r} + question + {prompt['after']!r}\n"
-    more = "".join(
-        f", {name}={value!r}" for name, value in config.mapping("chat_template_kwargs").items()
-    )
+    more = "".join(f", {name}={value!r}" for name, value in config.chat_template_kwargs.items())
     return (
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
         f"{of}\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"

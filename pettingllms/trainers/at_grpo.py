@@ -97,7 +97,7 @@ class ATGRPO:
         self.sums = {name: GradientSum(name) for name in added}
         """Trained policy -> its gradients of the units so far, where they are added unit by unit."""
 
-    def train(self) -> None:
+    def take_steps(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
         while self.step < last_step(self.config, self.step, self.tokens):
             if called(self.callbacks, "on_step", self, self.train_step()[1]):
