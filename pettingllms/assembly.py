@@ -214,7 +214,7 @@ def partners_of(
         key=None if config.api_key_file is None else read_key(config.api_key_file),
         concurrency=config.api_concurrency,
         timeout=config.api_timeout,
-        args=config.api_args,
+        args=dict(config.api_args),
     )
     log = ReplyLog(None if folder is None else folder / SAMPLES, config.api_max_tokens)
     return ApiPartners(settings, roles_to_policies, log)

@@ -368,11 +368,11 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if source is not None:
         changes["env"] = name_of_env(source)
     # What is neither of the environment nor of the policies, such as the workers, is not the run's.
-    own = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
+    own = {name: getattr(ATGRPOConfig, name, {}) for name, by in SHARED.items() if by == "default"}
     config = located(dataclasses.replace(config, **(own | {"adapters": None} | changes)))
     if options.agents is not None:
-        arguments = config.env_args | {"agents": options.agents}
-        config = dataclasses.replace(config, env_args=json.dumps(arguments))
+        arguments = {**config.env_args, "agents": options.agents}
+        config = dataclasses.replace(config, env_args=arguments)
     return resolve(config, source)
 
 

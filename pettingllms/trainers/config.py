@@ -483,7 +483,7 @@ class ATGRPOConfig:
                 self.mapping(field.name)
         if self.api_base is not None:
             # Made only for the errors that it raises.
-            ApiSettings(self.api_base, args=self.api_args)
+            ApiSettings(self.api_base, args=dict(self.api_args))
         check_sampler(self, self.vllm)
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")

@@ -99,7 +99,7 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
         for policy, given in config.policy_settings.items()
         if isinstance(given, Mapping)
     }
-    settings = config.policy_settings | own
+    settings = {**config.policy_settings, **own}
     if settings != config.policy_settings:
         values["policy_settings"] = settings
     return values
