@@ -142,7 +142,7 @@ def base_name(config: ATGRPOConfig) -> str:
 
 def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     """The settings that are shown: without those of the machine, and paths by their last name."""
-    values = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
+    values = {k: v for k, v in dataclasses.asdict(config).items() if v not in (None, {})}
     found = {name: value for name, value in values.items() if name not in PRIVATE}
     for name in _PATHS:
         if name in found:
@@ -150,9 +150,7 @@ def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     if config.embedded:
         found["model"] = shipped(config.model)
     if own := config.policy_settings:
-        found["policy_settings"] = json.dumps(
-            {name: _public_own(each) for name, each in own.items()}
-        )
+        found["policy_settings"] = {name: _public_own(each) for name, each in own.items()}
     return found
 
 
@@ -202,7 +200,8 @@ def _options(values: Mapping[str, Any]) -> list[str]:
         if isinstance(value, bool):
             words.append(f"--{'' if value else 'no-'}{option}")
         else:
-            words += [f"--{option}", str(value)]
+            text = json.dumps(value) if isinstance(value, Mapping) else str(value)
+            words += [f"--{option}", text]
     return words
 
 
