@@ -224,3 +224,17 @@ def test_a_mapping_is_read_from_json():
     config = ATGRPOConfig(env_args='{"max_turns": 2}')
     assert config.mapping("env_args") == {"max_turns": 2}
     assert config.mapping("chat_template_kwargs") == {}
+
+
+def test_an_object_is_a_dict_in_whatever_form_it_was_saved():
+    from pettingllms.runs.checkpoints import _converted
+
+    text = ATGRPOConfig(env_args='{"max_turns": 2}', pools=None)
+    assert text == ATGRPOConfig(env_args={"max_turns": 2}, pools={})
+    # As checkpoints of earlier versions hold them.
+    before = {"env_args": '{"max_turns": 2}', "pools": None, "policies": "shared", "gone": 1}
+    after = {"env_args": {"max_turns": 2}, "pools": {}, "policies": "shared", "gone": 1}
+    assert _converted(before) == after
+    for value in ({"a": object()}, {"a": float("nan")}, 3):
+        with pytest.raises(ConfigError, match="env_args must be a JSON object"):
+            ATGRPOConfig(env_args=value)
