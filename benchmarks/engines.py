@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.options import Options
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import OPTIONS, save_model
 

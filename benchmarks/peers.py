@@ -335,7 +335,7 @@ def settings(name: str, options: argparse.Namespace) -> ResolvedConfig:
     config = ATGRPOConfig(
         env=options.env,
         model=DEFAULT,
-        env_args=json.dumps({"agents": "single", "max_turns": 1}),
+        env_args={"agents": "single", "max_turns": 1},
         method="grpo",
         seed=int(name.partition("-")[2]),
         max_tokens=options.tokens,

@@ -36,7 +36,7 @@ def measured(env: str, kind: str, replies: int) -> list[dict[str, Any]]:
     plan = plan_run(
         ATGRPOConfig(
             env=env,
-            env_args=json.dumps(arguments),
+            env_args=arguments,
             model="smollm2",
             policies="shared",
             num_generations=8,

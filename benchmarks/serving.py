@@ -29,7 +29,7 @@ from benchmarks.measure import publish
 from benchmarks.options import Options
 from pettingllms.envs import make
 from pettingllms.samplers.vllm_process import free_port
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 
 

@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks.evidence import Table
 from benchmarks.options import Options
 from pettingllms.runs import versions
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 
 SAMPLERS = ("transformers", "vllm")

@@ -12,8 +12,7 @@ from pettingllms.errors import ConfigError
 from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.run import EvalResult, run_evaluation
 from pettingllms.runs.folder import check_unused
-from pettingllms.session import Summary
-from pettingllms.session import train as run_training
+from pettingllms.session import Summary, run_training
 from pettingllms.trainers.callbacks import Callback, Display
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.method import Method, path_of

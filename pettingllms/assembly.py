@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 import re
@@ -15,7 +16,7 @@ from pettingzoo import AECEnv
 from pettingllms.data.catalog import CATALOG
 from pettingllms.data.hub import divided
 from pettingllms.data.objects import as_path
-from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_with, takes_anything
+from pettingllms.envs.aec import BRIDGES, clone_env, creator_of, made_by, made_with, takes_anything
 from pettingllms.envs.base import TextEnv
 from pettingllms.envs.reward_funcs import RewardFunction
 from pettingllms.errors import ConfigError, SandboxUnavailable
@@ -61,7 +62,7 @@ def located(config: ATGRPOConfig) -> ATGRPOConfig:
         # A word means the same whatever folders are here.
         if value is not None and not _is_word(name, value) and Path(value).exists():
             changes[name] = str(Path(value).resolve())
-    if own := config.mapping("policy_settings"):
+    if own := config.policy_settings:
         changes["policy_settings"] = {name: _located(each) for name, each in own.items()}
     # my_env.py:env names a file of the user's.
     if match := _OWN_FILE.fullmatch(config.env):
@@ -166,7 +167,7 @@ def _policy_spec(config: ResolvedConfig, saved: Path | None) -> PolicySpec:
             config.lora_alpha,
             targets if targets == "all-linear" else targets.split(","),
         ),
-        config.mapping("chat_template_kwargs"),
+        config.chat_template_kwargs,
         saved,
         bool(config.gradient_checkpointing),
     )
@@ -209,7 +210,7 @@ def partners_of(
         key=None if config.api_key_file is None else read_key(config.api_key_file),
         concurrency=config.api_concurrency,
         timeout=config.api_timeout,
-        args=config.mapping("api_args"),
+        args=dict(config.api_args),
     )
     log = ReplyLog(None if folder is None else folder / SAMPLES, config.api_max_tokens)
     return ApiPartners(settings, roles_to_policies, log)
@@ -273,7 +274,7 @@ def check_bases(config: ResolvedConfig, roles_to_policies: Mapping[str, str]) ->
 
 def sampler_settings(config: ATGRPOConfig, folder: Path | None) -> SamplerSettings:
     """Which engine samples, and its settings; vLLM writes into `folder`, or a temporary one."""
-    options = config.mapping("vllm")
+    options = dict(config.vllm)
     if config.revision is not None and config.sampler == "vllm":
         options["revision"] = config.revision  # vLLM loads the base by itself
     # With workers, the processes that sample are others than the one that asks them.
@@ -320,44 +321,32 @@ def make_env(
         UnknownNameError: no environment of that name.
         ConfigError: an argument that it does not take.
     """
-    given = config.mapping("env_args")
-    maker: Any = creator_of(config.env) if source is None else source
+    given: dict[str, Any] = dict(config.env_args)
+    maker: Any = config.env if source is None else source
     if isinstance(maker, str):
         maker = creator_of(maker)
     elif not callable(maker):
         made = maker
         maker = lambda: made  # noqa: E731 - takes no arguments, so that none are passed on
-    # Most environments say what they take. One that hides it behind `**kwargs` is made first, and
-    # its class is asked.
-    probe = _probe(config.env, maker, given) if takes_anything(maker) else None
-    made_of = maker if probe is None else type(probe.unwrapped)
-    known = inspect.signature(made_of).parameters
     # A functools.partial of a class has its arguments, but not its attributes.
-    kind = getattr(made_of, "func", made_of)
-    # Settings that an environment is asked to take; that it cannot is an error only if they are not
-    # the defaults.
-    wanted: dict[str, Any] = {
-        "alpha": config.alpha,
-        "dataset": config.dataset,
-        "sandbox": config.sandbox,
-    }
-    for name, value in wanted.items():
-        if name not in known and value not in (None, 1.0, "embedded"):
+    kind = getattr(maker, "func", maker)
+    open_ended, known = takes_anything(maker), inspect.signature(maker).parameters
+    for name, default in {"alpha": 1.0, "dataset": None, "sandbox": "embedded"}.items():
+        value = getattr(config, name)
+        chosen = value != default
+        if chosen and name not in known and not open_ended:
             raise ConfigError(f"environment {config.env!r} takes no {name}; leave --{name} out")
-    wanted |= {"split": split, **embedded_arguments(config, kind)}
-    extra = {k: v for k, v in wanted.items() if k in known and k not in given and v is not None}
-    # It was made with all that there is to pass on, so that a second one would be the same.
-    if probe is not None and not extra and "dataset" not in given:
-        return probe
-    arguments = {**extra, **given}
-    # Another package's environment may read its data in another way.
-    ours = any(
-        base.__name__ == "raw_env" and base.__module__.startswith("pettingllms.envs.")
-        for base in getattr(kind, "__mro__", ())
-    )
-    if ours and arguments.get("dataset") is not None:
-        arguments["dataset"] = (divided if divide else as_path)(arguments["dataset"])
-    return made_with(config.env, maker, arguments, given)
+        if chosen or (name in known and value is not None):
+            given.setdefault(name, value)
+    if given.get("dataset") is not None and getattr(kind, "divides_datasets", False):
+        given["dataset"] = (divided if divide else as_path)(given["dataset"])
+    fitted = {"split": split, **embedded_arguments(config, kind)}
+    taken = {name: value for name, value in fitted.items() if name in known}
+    if open_ended and "split" not in given:
+        # What hides its arguments behind **kwargs is asked.
+        with contextlib.suppress(TypeError):
+            return made_by(maker, config.env, **given, split=split)
+    return made_with(config.env, maker, {**taken, **given}, given)
 
 
 def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
@@ -379,20 +368,6 @@ def with_rewards(env: AnyEnv, functions: Sequence[RewardFunction]) -> AnyEnv:
         )
     inner.reward_funcs = tuple(functions)
     return twin
-
-
-def _probe(name: str, maker: Callable[..., AnyEnv], given: Mapping[str, Any]) -> AnyEnv:
-    """An environment to read the possible arguments from.
-
-    It is made without its data set, which may take long to read, unless it insists on one.
-    """
-    without = {key: value for key, value in given.items() if key != "dataset"}
-    try:
-        return made_with(name, maker, without, without)
-    except ConfigError:
-        if without == given:
-            raise
-        return made_with(name, maker, given, given)
 
 
 def isolation_of(env: AnyEnv, level: str) -> str | None:

@@ -108,7 +108,7 @@ class Summary:
         return f"Summary({str(self.folder)!r}, {state} after step {self.step}{success})"
 
 
-def train(
+def run_training(
     config: ATGRPOConfig | None = None,
     *,
     resume: Path | None = None,
@@ -204,7 +204,7 @@ class TrainPlan:
         display: Display | None = None,
         stop: Callable[[], bool] = lambda: False,
     ) -> Summary:
-        """Trains to the end; the arguments and errors are those of `train`."""
+        """Trains to the end; the arguments and errors are those of `run_training`."""
         config, display = self.config, Lines(folder.note, beside=display)
         isolation = isolation_of(self.env, config.require_isolation)
         folder.describe(config, isolation=isolation, bases=policies.described)

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 from pettingllms.samplers.vllm_process import VllmEndpoint, free_port
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import save_model
 

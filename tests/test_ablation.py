@@ -21,7 +21,7 @@ from pettingllms.evaluation.chunks import Sampling
 from pettingllms.evaluation.compare import paired
 from pettingllms.evaluation.rollouts import roll_out
 from pettingllms.policies.loading import load_policies
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.graded_env import GradedEnv
 from tests.test_coverage import side
@@ -102,7 +102,7 @@ def test_adapters_come_back_where_playing_fails(model_dir):
 def test_a_run_of_several_adapters_ends_with_the_table(model_dir, tmp_path, tasks, wanted, there):
     config = ATGRPOConfig(
         env="tests.letters_env:env",
-        env_args='{"max_turns": 1}',
+        env_args={"max_turns": 1},
         model=str(model_dir),
         device="cpu",
         lora_r=4,

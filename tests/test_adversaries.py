@@ -120,7 +120,8 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
     players = dict.fromkeys(map(role_of, env.possible_agents), "p")
     resolved = resolve(ATGRPOConfig(env=name.rpartition(" ")[2], policies="shared"), env)
     methods = []
-    for method, args in [*((method, {}) for method in COMBINED), ("grpo", {"mean": True})]:
+    pairs: list[tuple[str, dict[str, Any]]] = [(method, {}) for method in COMBINED]
+    for method, args in [*pairs, ("grpo", {"mean": True})]:
         shapes = load_method(method).fitting_shapes()
         if played := {"episodes", "look_ahead", "tree"} & {*shapes}:
             args = {**args, "shape": min(played)}
@@ -131,7 +132,7 @@ def accepted(name: str, folder: Path) -> list[tuple[str, Method]]:
             continue
         made = Method.of(config)
         if isinstance(made, Gae):  # its critics, which expect nothing before the first step
-            made._features = lambda _: {}  # type: ignore[method-assign]
+            made._features = lambda asked: {}  # type: ignore[method-assign]
         methods.append((method, made))
     return methods
 

@@ -90,7 +90,7 @@ def test_the_algorithm_takes_a_reward_an_estimator_and_a_callback_by_hand(model:
     config = pl.ATGRPOConfig(max_steps=9, tasks_per_step=2, num_generations=4, learning_rate=0.01)
     stop = StopAfterTwo()
     trainer = pl.ATGRPO(config, VowelEnv(max_turns=1), policies, AboveTheBest, [stop])
-    trainer.train()
+    trainer.take_steps()
     assert stop.seen == [("step", 1), ("step", 2)]
     assert trainer.config.max_completion_length == 96, "open values follow from the model"
     assert any(

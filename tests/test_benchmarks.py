@@ -215,7 +215,7 @@ def test_a_checkpoint_without_habits_is_trained_with_the_settings_of_the_embedde
     own = vars(resolve(config))
     other = vars(resolve(ATGRPOConfig(env=env, model=DEFAULT)))
     assert {name for name in own if own[name] != other[name]} == {"model", "env_args"}
-    assert config.mapping("env_args") == dict(make(env).embedded) | {
+    assert config.env_args == dict(make(env).embedded) | {
         name: list(value) for name, value in make(env).embedded.items() if type(value) is tuple
     }
 

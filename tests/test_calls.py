@@ -37,7 +37,7 @@ from tests.test_estimators_golden import cases, decision
 from tests.test_forest import Line, play
 
 torch.set_num_threads(1)
-NESTED = '{"topology": "nested"}'
+NESTED = {"topology": "nested"}
 
 
 def config_of(method: str, **settings: Any) -> Any:
@@ -343,7 +343,7 @@ def test_a_team_without_a_caller_is_refused_before_anything_is_loaded(method: st
 @pytest.mark.parametrize("calls", [0, 1.5, True])
 def test_a_number_of_calls_is_a_whole_number(calls: Any) -> None:
     with pytest.raises(ConfigError, match="calls must be a whole number from 1"):
-        Method.of(config_of("m_grpo", method_args=json.dumps({"calls": calls})))
+        Method.of(config_of("m_grpo", method_args={"calls": calls}))
 
 
 def test_parts_that_nobody_attached_say_so() -> None:

@@ -156,7 +156,7 @@ def test_a_swapped_run_that_is_resumed_is_in_the_right_place(tmp_path: Path) -> 
     whole = pl.train(
         env="tests.letters_env:env", max_steps=3, output_dir=tmp_path / "a", **settings
     )
-    from pettingllms.session import train
+    from pettingllms.session import run_training as train
 
     config = ATGRPOConfig(
         env="tests.letters_env:env", max_steps=3, output_dir=str(tmp_path / "b"), **settings

@@ -22,7 +22,8 @@ from pettingllms.evaluation.config import SHARED, EvalConfig
 from pettingllms.evaluation.rollouts import lineups_of
 from pettingllms.evaluation.run import plan_of, settings_of
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import Summary, train
+from pettingllms.session import Summary
+from pettingllms.session import run_training as train
 from pettingllms.statistics import over_seeds
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.tiny_lm import save_tiny
@@ -40,7 +41,7 @@ def trained(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Summary:
     return train(
         ATGRPOConfig(
             env="tests.letters_env:env",
-            env_args='{"max_turns": 2}',
+            env_args={"max_turns": 2},
             model=str(model),
             device="cpu",
             lora_r=4,
@@ -407,10 +408,10 @@ def test_what_cannot_be_paired_is_refused(
 def test_options_go_over_the_run_and_the_run_over_defaults(trained: Summary) -> None:
     config = settings_of(EvalConfig.of(adapters=str(trained.folder), alpha=0.5))
     assert (config.alpha, config.max_completion_length) == (0.5, 6)
-    assert config.env_args == '{"max_turns": 2}'
+    assert config.env_args == {"max_turns": 2}
     # Another environment has arguments of its own.
     config = settings_of(EvalConfig.of(adapters=str(trained.folder), env="coding"))
-    assert (config.env, config.max_completion_length, config.env_args) == ("coding", 6, None)
+    assert (config.env, config.max_completion_length, config.env_args) == ("coding", 6, {})
     assert settings_of(EvalConfig()).adapters is None
 
 

@@ -115,7 +115,7 @@ def test_no_option_takes_a_number_that_is_not_finite(
         ({"learning_rate": [1]}, r"learning_rate must be a number, got \[1\]"),
         ({"full": "yes"}, "full must be true or false, got 'yes'"),
         ({"env": 3}, "env must be a text, got 3"),
-        ({"env_args": 3}, "env_args must be a text, got 3"),
+        ({"env_args": 3}, "env_args must be a JSON object, got 3"),
     ],
 )
 def test_a_value_of_another_type_is_refused_by_name(settings: dict[str, Any], says: str) -> None:

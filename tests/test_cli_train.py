@@ -133,7 +133,7 @@ def test_the_command_line_goes_over_the_file_and_the_file_over_defaults(tmp_path
     assert config is not None
     assert (config.max_steps, config.seed, config.learning_rate) == (7, 4, 1e-4)
     assert config.full is True
-    assert json.loads(config.env_args or "") == {"max_turns": 2}
+    assert config.env_args == {"max_turns": 2}
     assert config.report_to == "tensorboard,trackio"
     assert config.epsilon == 0.2
     assert config.env == "coding", "the key `env` is a setting"

@@ -220,7 +220,24 @@ def test_the_upper_clip_range_follows_the_lower_one():
     assert ATGRPOConfig(epsilon_high=0.0).clip_above == 0.0
 
 
-def test_a_mapping_is_read_from_json():
-    config = ATGRPOConfig(env_args='{"max_turns": 2}')
-    assert config.mapping("env_args") == {"max_turns": 2}
-    assert config.mapping("chat_template_kwargs") == {}
+def test_an_object_is_a_dict_in_whatever_form_it_was_saved():
+    from pettingllms.runs.checkpoints import _converted
+
+    saved: dict[str, Any] = {"env_args": '{"max_turns": 2}', "pools": None}
+    saved["method_args"] = '{"shape": "full"}'
+    objects: dict[str, Any] = {
+        "env_args": {"max_turns": 2},
+        "pools": {},
+        "method_args": {"shape": "full"},
+    }
+    assert ATGRPOConfig(**saved) == ATGRPOConfig(**objects)
+    assert ATGRPOConfig().chat_template_kwargs == {}
+    # As checkpoints of earlier versions hold them.
+    same = {"policies": "shared", "gone": 1}
+    assert _converted(saved | same) == objects | same
+    older = {"method": None, "estimator": "gae", "estimator_args": '{"gamma": 0.9}'}
+    assert _converted(older) == {"method": "gae", "method_args": {"gamma": 0.9}}
+    values: list[Any] = [{"a": object()}, {"a": float("nan")}, 3, []]
+    for value in values:
+        with pytest.raises(ConfigError, match="env_args must be a JSON object"):
+            ATGRPOConfig(env_args=value)

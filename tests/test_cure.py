@@ -187,7 +187,7 @@ def test_judging_leaves_the_environment_as_it_was(tmp_path: Path, sandbox: Sandb
 def test_an_environment_without_programs_and_tests_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="programs and tests that judge each other"):
         plan_run(ATGRPOConfig(env="math", method="cure"))
-    alone = ATGRPOConfig(env="coding", env_args='{"agents": "single"}', method="cure")
+    alone = ATGRPOConfig(env="coding", env_args={"agents": "single"}, method="cure")
     with pytest.raises(ConfigError, match="coding with a team does"):
         plan_run(alone)
 

@@ -226,7 +226,7 @@ def rows_of(env):
 def test_a_training_run_divides_the_data_of_our_environments_only(tmp_path):
     file = write(tmp_path / "mine.jsonl", *questions(200))
     given = ATGRPOConfig(env="math", dataset=str(file))
-    for config in (given, ATGRPOConfig(env="math", env_args=json.dumps({"dataset": str(file)}))):
+    for config in (given, ATGRPOConfig(env="math", env_args={"dataset": str(file)})):
         counts = [
             rows_of(make_env(config, split, divide=True)) for split in ("train", "val", "test")
         ]

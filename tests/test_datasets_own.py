@@ -172,7 +172,7 @@ def test_settings_name_a_file_of_rows_that_are_given_as_objects():
         datasets.DatasetDict({"test": datasets.Dataset.from_list(rows)}),
     )
     given = [settings(env="math", env_args={"dataset": each}) for each in (rows, *tables)]
-    assert given[1].mapping("env_args") == {"dataset": config.dataset}
+    assert given[1].env_args == {"dataset": config.dataset}
     for each in (config, *given):
         env: Any = make_env(each, "test")
         assert env.unwrapped.num_tasks == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import json
 import sys
 
 import pytest
@@ -25,7 +24,7 @@ TEAM = ("coder", "tester")
 
 
 def pools(**given: object) -> ATGRPOConfig:
-    return ATGRPOConfig(workers=4, pools=json.dumps(given))
+    return ATGRPOConfig(workers=4, pools=given)
 
 
 def test_gpus_that_nobody_claims_are_shared_equally():
@@ -96,14 +95,13 @@ def test_more_than_the_cluster_has_is_refused(given, message):
 
 
 def engines(vllm_options: dict[str, int] | None = None, **given: object) -> ATGRPOConfig:
-    options = json.dumps(vllm_options) if vllm_options else None
     return ATGRPOConfig(
         workers=4,
         sampler="vllm",
         model="m",
-        vllm=options,
-        pools=json.dumps(given),
-        policy_settings=json.dumps({"judge": {"full": True}}),
+        vllm=vllm_options or {},
+        pools=given,
+        policy_settings={"judge": {"full": True}},
     )
 
 

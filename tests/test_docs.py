@@ -171,7 +171,7 @@ def _rows() -> list[str]:
 @pytest.mark.parametrize("block", [b for b in BLOCKS if b.language == "yaml"], ids=lambda b: b.page)
 def test_a_configuration_file_holds_settings_that_can_be_used(block: Block) -> None:
     config = resolve(ATGRPOConfig(**yaml.safe_load(block.code)))
-    for policy, own in config.mapping("policy_settings").items():
+    for policy, own in config.policy_settings.items():
         assert own.keys() <= set(OWN)
         own_settings(config, policy)
 

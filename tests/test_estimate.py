@@ -207,7 +207,9 @@ def test_a_gpu_is_named_or_assumed_and_a_cpu_is_measured_where_asked(qwen):
 def test_on_a_cpu_a_step_is_taken_and_nothing_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     tiny = ["--env", "plan_path", "--tasks-per-step", "8", "--num-generations", "2"]
-    text = dry_run(train.parse([*tiny, "--max-steps", "3"]).config, "cpu")
+    config = train.parse([*tiny, "--max-steps", "3"]).config
+    assert config is not None
+    text = dry_run(config, "cpu")
     assert "measured with 4 of 8 tasks" in text
     assert number(text, "all 3 steps") > 0
     assert list(tmp_path.iterdir()) == []

@@ -188,7 +188,7 @@ def test_a_resumed_critic_and_team_are_those_of_the_uninterrupted_run(
 
 
 def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
-    config = dataclasses.replace(CONFIG, method_args='{"warmup": 2}')
+    config = dataclasses.replace(CONFIG, method_args={"warmup": 2})
     trainer = new_trainer(model, config)
     start = weights(trainer)
     for _ in range(2):
@@ -211,7 +211,7 @@ def test_policies_rest_while_the_critic_warms_up(model: Path) -> None:
 )
 def test_arguments_that_gae_cannot_use_are_refused(arguments: dict[str, float], said: str) -> None:
     with pytest.raises(ValueError, match=said):
-        Method.of(resolve(dataclasses.replace(CONFIG, method_args=json.dumps(arguments))))
+        Method.of(resolve(dataclasses.replace(CONFIG, method_args=arguments)))
 
 
 def test_full_policies_without_a_frozen_base_are_refused_before_anything_is_loaded() -> None:

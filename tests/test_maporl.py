@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 
@@ -22,7 +21,7 @@ NAMES = "xyz"
 
 
 def transform(**arguments: float) -> Any:
-    config = ATGRPOConfig(env="math", method="maporl", method_args=json.dumps(arguments))
+    config = ATGRPOConfig(env="math", method="maporl", method_args=arguments)
     return Method.of(resolve(config))
 
 
@@ -116,7 +115,7 @@ def test_the_worth_of_an_answer_is_compared_and_not_the_return_of_its_episode() 
 def test_an_environment_that_does_not_judge_answers_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match=r"maporl pays for right answers.*use one of at_grpo"):
         plan_run(ATGRPOConfig(env="sokoban", method="maporl"))
-    debating = ATGRPOConfig(env="math", env_args='{"reasoners": 2}', method="maporl")
+    debating = ATGRPOConfig(env="math", env_args={"reasoners": 2}, method="maporl")
     assert plan_run(debating).config.method == "maporl"
 
 
@@ -143,6 +142,6 @@ def test_arguments_that_maporl_cannot_use_are_refused(
 
 
 def test_what_is_compared_has_two_names() -> None:
-    config = ATGRPOConfig(method="dr_mas", method_args='{"by": "rewards"}')
+    config = ATGRPOConfig(method="dr_mas", method_args={"by": "rewards"})
     with pytest.raises(ConfigError, match="did you mean 'reward'"):
         Method.of(resolve(config))

@@ -77,7 +77,7 @@ def test_a_copy_of_settings_is_equal_to_them():
 )
 def test_old_options_are_replaced_by_a_method_with_a_hint(old, method, arguments, caplog):
     config = ATGRPOConfig(**old)
-    assert (config.method, config.mapping("method_args")) == (method, arguments or {})
+    assert (config.method, config.method_args) == (method, arguments or {})
     assert {getattr(config, name) for name in OLD_OPTIONS} == {None}
     assert f"--method {method}" in caplog.text
     assert config.num_generations is None
@@ -85,11 +85,15 @@ def test_old_options_are_replaced_by_a_method_with_a_hint(old, method, arguments
 
 
 def test_a_saved_configuration_with_old_options_is_read_and_is_the_same(tmp_path):
-    old = {"env": "coding", "estimator": "agent", "estimator_args": '{"by": "reward"}'}
+    old: dict[str, Any] = {
+        "env": "coding",
+        "estimator": "agent",
+        "estimator_args": '{"by": "reward"}',
+    }
     old |= {"reward_transform": "as_paid", "cast": "all", "stream_gradients": False}
     (tmp_path / "config.yaml").write_text(json.dumps(old))
     config = read_config(tmp_path)
-    assert (config.method, config.mapping("method_args")) == ("dr_mas", {"by": "reward"})
+    assert (config.method, config.method_args) == ("dr_mas", {"by": "reward"})
     now = dataclasses.asdict(config)
     assert {name: now[name] for name in upgraded(old)} == upgraded(old)
 
@@ -128,7 +132,7 @@ def test_only_the_decisions_of_the_turns_asked_for_are_trained_on():
 
 
 def test_a_turn_that_no_episode_has_is_refused_before_a_model_is_loaded():
-    config = ATGRPOConfig(env="coding", env_args='{"max_turns": 2}', train_turns="1,2")
+    config = ATGRPOConfig(env="coding", env_args={"max_turns": 2}, train_turns="1,2")
     with pytest.raises(ValueError, match="has turns 0 to 1, got 2"):
         plan_run(config)
     assert plan_run(dataclasses.replace(config, train_turns="1")).config.turns == frozenset({1})

@@ -32,7 +32,8 @@ from pettingllms.samplers.api import ApiPartners
 from pettingllms.samplers.api_call import ApiSettings
 from pettingllms.samplers.control_tokens import without_control_tokens, without_ending
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import plan_run, train
+from pettingllms.session import plan_run
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from pettingllms.types import Task
 from tests import asked_env, letters_env

@@ -43,7 +43,7 @@ def test_a_policy_with_a_rate_of_its_own_learns_at_it_and_the_others_as_before(
 
 def test_settings_that_follow_from_others_follow_those_of_the_policy() -> None:
     config = resolve(
-        ATGRPOConfig(policy_settings={"a": {"epsilon": 0.1}, "b": {"loss_type": "cispo"}})  # type: ignore[arg-type]
+        ATGRPOConfig(policy_settings={"a": {"epsilon": 0.1}, "b": {"loss_type": "cispo"}})
     )
     assert own_settings(config, "a").clip_above == 0.1
     assert own_settings(config, "b").clip_above == 5.0

@@ -19,7 +19,7 @@ import pytest
 from benchmarks.scale import actors, nodes, run
 from pettingllms.errors import ConfigError
 from pettingllms.runs import read_config
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from tests.processes import alive, descendants, eventually
 from tests.test_ray_commands import command, files, until
 from tests.tiny_lm import save_tiny

@@ -22,7 +22,7 @@ from pettingllms.policies.loading import load_policies
 from pettingllms.policies.policy_set import PolicySet
 from pettingllms.samplers.base import SamplerSettings
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.types import Completion, Request, Sample
 from tests.served import running

@@ -117,7 +117,7 @@ def test_files_are_replaced_as_a_whole(tmp_path: Path) -> None:
 def test_the_settings_come_back_as_they_were(tmp_path: Path) -> None:
     config = resolve(
         ATGRPOConfig(
-            model="a/b", learning_rate=1e-5, env_args='{"max_turns": 2}', output_dir="x", full=True
+            model="a/b", learning_rate=1e-5, env_args={"max_turns": 2}, output_dir="x", full=True
         )
     )
     with RunFolder.create(tmp_path / "run") as folder:

@@ -15,7 +15,7 @@ from pettingllms.errors import ConfigError, SandboxUnavailable
 from pettingllms.sandbox import Case, isolation, open_sandbox
 from pettingllms.sandbox.embedded import EmbeddedSandbox, launch
 from pettingllms.sandbox.worker import kernel
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.kernel import needs_namespaces
 

@@ -22,7 +22,8 @@ from transformers import AutoModelForCausalLM
 from pettingllms.errors import ConfigError, NonFiniteError, RunFolderError, SandboxUnavailable
 from pettingllms.evaluation.plots import curves, smooth
 from pettingllms.rollout.trajectory import Trajectory
-from pettingllms.session import Summary, plan_run, train
+from pettingllms.session import Summary, plan_run
+from pettingllms.session import run_training as train
 from pettingllms.trainers.batch import PolicyBatch
 from pettingllms.trainers.config import ATGRPOConfig, resolve
 from tests import rows_env
@@ -235,7 +236,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from pettingllms.runs import read_config
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.callbacks import Silent
 
 class KillAfterStep3(Silent):

@@ -32,7 +32,8 @@ from pettingllms.policies.policy_set import Base, PolicySet
 from pettingllms.runs import read_config
 from pettingllms.samplers.vllm_process import ServerError, VllmEndpoint
 from pettingllms.serving.role_server import RoleServer
-from pettingllms.session import plan_run, train
+from pettingllms.session import plan_run
+from pettingllms.session import run_training as train
 from pettingllms.sharing import share
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.batch import PolicyBatch
@@ -167,7 +168,7 @@ KILLED = """
 import os, sys
 from pathlib import Path
 from pettingllms.runs import read_config
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.callbacks import Silent
 
 class KillAfterStep2(Silent):
@@ -244,7 +245,7 @@ def test_the_trainer_takes_a_loaded_team_and_settings_that_name_its_models(
     with pytest.raises(
         ConfigError, match=r"'reader' is on the model .*llama.* policy_settings with"
     ):
-        pl.ATGRPOTrainer(args=dataclasses.replace(given, policy_settings=None), policies=policies)
+        pl.ATGRPOTrainer(args=dataclasses.replace(given, policy_settings={}), policies=policies)
     trainer = pl.ATGRPOTrainer(args=given, policies=policies)
     assert trainer.train().finished
     trainer.save_model(tmp_path / "saved")

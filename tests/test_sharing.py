@@ -26,7 +26,8 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.runs.team import team_of
 from pettingllms.samplers.vllm_process import free_port
-from pettingllms.session import plan_run, train
+from pettingllms.session import plan_run
+from pettingllms.session import run_training as train
 from pettingllms.sharing import share
 from pettingllms.sharing.card import license_of, public_settings
 from pettingllms.trainers.config import ATGRPOConfig, resolve
@@ -183,7 +184,7 @@ def test_data_of_another_person_names_no_path_and_no_code(tmp_path):
     (tmp_path / "team.json").write_text(json.dumps(team))
     found = team_of(tmp_path, None)
     assert found is not None
-    assert found.mapping("env_args") == {"max_turns": 2, "topology": "star"}
+    assert found.env_args == {"max_turns": 2, "topology": "star"}
     assert (found.policies, found.sandbox) == ("answerer=a", ATGRPOConfig.sandbox)
     settings["model"] = "../secret"
     for damaged in (json.dumps(team), "[" * 100_000):

@@ -36,7 +36,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory, chromium: Browser) -> Path:
     import torch
 
     from pettingllms.cli import evaluate
-    from pettingllms.session import train
+    from pettingllms.session import run_training as train
     from pettingllms.trainers.config import ATGRPOConfig
 
     torch.set_num_threads(1)

@@ -29,7 +29,7 @@ from pettingllms.evaluation.config import EvalConfig
 from pettingllms.evaluation.run import run_evaluation
 from pettingllms.samplers.base import SamplerSettings, SamplingParams, ServedPolicies
 from pettingllms.samplers.vllm_args import engine_options
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.callbacks import Callback
 from pettingllms.trainers.config import ATGRPOConfig

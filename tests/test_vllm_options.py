@@ -108,11 +108,11 @@ def config_of(words):
 def test_options_with_a_dot_are_gathered_into_one(tmp_path):
     words = "--sampler vllm --vllm.max-num-seqs 4 --vllm.dtype=float32 --vllm.enforce_eager"
     config = config_of([*words.split(), "--env-args.max_turns", "2"])
-    assert config.mapping("vllm") == {"max_num_seqs": 4, "dtype": "float32", "enforce_eager": True}
-    assert config.mapping("env_args") == {"max_turns": 2}
+    assert config.vllm == {"max_num_seqs": 4, "dtype": "float32", "enforce_eager": True}
+    assert config.env_args == {"max_turns": 2}
     file = tmp_path / "c.yaml"
     file.write_text("sampler: vllm\nvllm: {max_num_seqs: 8}\n")
-    assert config_of(["--config", str(file)]).mapping("vllm") == {"max_num_seqs": 8}
+    assert config_of(["--config", str(file)]).vllm == {"max_num_seqs": 8}
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_settings_of_a_run_that_sampled_on_a_server_are_those_of_vllm(tmp_path):
 
 
 def test_vllm_loads_the_revision_that_is_trained(tmp_path):
-    config = ATGRPOConfig(model="x/y", revision="abc", sampler="vllm", vllm='{"dtype": "auto"}')
+    config = ATGRPOConfig(model="x/y", revision="abc", sampler="vllm", vllm={"dtype": "auto"})
     assert sampler_settings(config, tmp_path).options == {"dtype": "auto", "revision": "abc"}
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pettingllms.errors import SamplerUnavailable
-from pettingllms.session import train
+from pettingllms.session import run_training as train
 from pettingllms.trainers.config import ATGRPOConfig
 from tests.vllm_policies import OPTIONS, save_model
 

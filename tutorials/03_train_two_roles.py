@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from pettingllms.session import train
+from pettingllms.session import run_training
 from pettingllms.trainers.config import ATGRPOConfig
 
 
@@ -36,7 +36,7 @@ with tempfile.TemporaryDirectory() as folder:
         eval_steps=0,  # no validation between before and after
         output_dir=f"{folder}/run",
     )
-    summary = train(config)
+    summary = run_training(config)
 
     # Both are lists: completions sampled at temperature 1, then greedy ones.
     for when, (sampled, _greedy) in (("before", summary.before), ("after", summary.after)):

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pettingllms.session import train
+from pettingllms.session import run_training
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.method import Method
 from pettingllms.types import Advantage, Group
@@ -44,7 +44,7 @@ class Struggling(Method):
 
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as folder:
-        summary = train(
+        summary = run_training(
             ATGRPOConfig(
                 env="plan_path",
                 # From the command line: --method my_package.my_module:Struggling

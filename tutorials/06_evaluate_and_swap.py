@@ -11,12 +11,12 @@ from pathlib import Path
 from pettingllms.cli.evaluate import main as evaluate
 from pettingllms.evaluation.compare import paired
 from pettingllms.evaluation.folder import read_trajectories
-from pettingllms.session import train
+from pettingllms.session import run_training
 from pettingllms.trainers.config import ATGRPOConfig
 
 with tempfile.TemporaryDirectory() as folder:
     run, out = f"{folder}/run", f"{folder}/evaluation"
-    train(
+    run_training(
         ATGRPOConfig(
             env="plan_path",
             num_generations=4,

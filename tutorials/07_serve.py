@@ -14,13 +14,13 @@ from pathlib import Path
 
 from openai import APIConnectionError, OpenAI
 
-from pettingllms.session import train
+from pettingllms.session import run_training
 from pettingllms.trainers.config import ATGRPOConfig
 
 KEY = "a-key-of-ours"
 
 with tempfile.TemporaryDirectory() as folder:
-    run = train(
+    run = run_training(
         ATGRPOConfig(
             env="coding",
             policies="per-role",

@@ -25,7 +25,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, get_args
 
-from pettingllms.cli.guard import guarded
+from pettingllms.cli.guard import dispatched
 from pettingllms.cli.options import CommandParser
 from pettingllms.data import hub
 from pettingllms.data.board_files import GRID_FILES, LEVEL_FILES
@@ -375,14 +375,7 @@ def _warm_start(options: argparse.Namespace) -> int:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code: 0 where all is well, 1 where something is not."""
-    words = sys.argv[1:] if arguments is None else arguments
-
-    def act() -> int:
-        options = _parser().read(words)
-        code: int = options.action(options)
-        return code
-
-    return guarded(act)
+    return dispatched(_parser, arguments)
 
 
 if __name__ == "__main__":

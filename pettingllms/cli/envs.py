@@ -15,13 +15,11 @@ import argparse
 import importlib
 import inspect
 import io
-import json
 import shutil
 import sys
 import textwrap
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -40,6 +38,7 @@ from pettingllms.envs.aec import (
 from pettingllms.envs.base import next_agent
 from pettingllms.errors import CloneError, ConfigError, ConformanceError
 from pettingllms.models import SHIPPED, declared_in
+from pettingllms.trainers.settings import as_object
 
 BROKEN = 1
 """Exit code of `check` where the environment breaks a promise."""
@@ -93,20 +92,6 @@ def _parser() -> CommandParser:
         command.add_argument("--seed", type=int, default=0, help="seed of the task. Default: 0")
         command.add_argument("--env-args", metavar="JSON", help="arguments of the environment")
     return parser
-
-
-def _env_args(options: argparse.Namespace) -> dict[str, Any]:
-    try:
-        given = json.loads(options.env_args or "{}")
-    except ValueError as error:
-        raise ConfigError(f"--env-args is not JSON: {error}") from error
-    if not isinstance(given, dict):
-        raise ConfigError(f"--env-args must be a JSON object, got {options.env_args!r}")
-    return given
-
-
-def _made(name: str, given: Mapping[str, Any]) -> AnyEnv:
-    return made_with(name, creator_of(name), given, given)
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -171,14 +156,15 @@ def explained(name: str) -> str:
 
 
 def _check(options: argparse.Namespace) -> int:
-    given, replies = _env_args(options), list[str]()
+    given, replies = as_object("--env-args", options.env_args), list[str]()
     if options.replies is not None:
         try:
             with options.replies.open(encoding="utf-8", errors="replace") as file:
                 replies = list(read_replies(file))
         except OSError as error:
             raise ConfigError(f"--replies {options.replies}: {error.strerror}") from error
-    subject = partial(_made, options.name, given) if given else options.name
+    name = options.name
+    subject = (lambda: made_with(name, creator_of(name), given, given)) if given else name
     try:
         check_env(subject, episodes=options.episodes, seed=options.seed, replies=replies)
     except (ConformanceError, CloneError) as error:
@@ -189,7 +175,8 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _play(options: argparse.Namespace) -> int:
-    env = _made(options.name, _env_args(options))
+    given = as_object("--env-args", options.env_args)
+    env = made_with(options.name, creator_of(options.name), given, given)
     env.reset(seed=options.seed)
     replies = read_replies(sys.stdin)
     if sys.stdin.isatty():

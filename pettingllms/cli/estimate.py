@@ -134,7 +134,7 @@ class Workload:
     @property
     def vllm_cache(self) -> float:
         """Bytes of the cache of one of vLLM's engines, each full model having its own."""
-        options = self.config.mapping("vllm")
+        options = self.config.vllm
         # Where both are given, vLLM takes the bytes.
         if (cache := options.get("kv_cache_memory_bytes")) is not None:
             return float(cache)
@@ -146,14 +146,14 @@ class Workload:
     @property
     def cache_token_bytes(self) -> int:
         """Keys and values of one token in the sampler's cache."""
-        vllm = self.config.mapping("vllm") if self.config.sampler.startswith("vllm") else {}
+        vllm = self.config.vllm if self.config.sampler.startswith("vllm") else {}
         short = str(vllm.get("kv_cache_dtype", "")).startswith("fp8")
         return self.shape.cache_per_token * (1 if short else self.width)
 
     @property
     def vllm_rows(self) -> int:
         """Completions of full length whose cache fits into vLLM's share; K share their prompt."""
-        shared = self.config.mapping("vllm").get("enable_prefix_caching", True) and self.tree
+        shared = self.config.vllm.get("enable_prefix_caching", True) and self.tree
         prompt = PROMPT / (self.config.num_generations if shared else 1)
         row_bytes = (prompt + self.config.max_completion_length) * self.cache_token_bytes
         return max(0, int(self.vllm_cache / row_bytes))
@@ -203,7 +203,10 @@ def dry_run(config: ATGRPOConfig, device: str = HERE) -> str:
     groups = by_base(resolved, policies)
     gpus = [gpu_of(own, HERE if device == CPU else device) for own, _ in groups]
     method = Method.of(resolved)
-    policy_of = lambda agent: players.get(agent) or players[role_of(agent)]  # noqa: E731
+
+    def policy_of(agent: str) -> str:
+        return players.get(agent) or players[role_of(agent)]
+
     works = [
         Workload(
             own,

@@ -68,7 +68,7 @@ def parse(argv: Sequence[str]) -> EvalCommand:
     """
     from pettingllms.cli.options import OptionParser, fields_of
     from pettingllms.cli.train import RARE
-    from pettingllms.evaluation.config import SHARED, EvalConfig
+    from pettingllms.evaluation.config import EvalConfig
     from pettingllms.trainers.config import ATGRPOConfig
 
     parser = OptionParser(
@@ -78,7 +78,7 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         "intervals.",
         examples=EXAMPLES,
         defaults=_shown,
-        rare=[name for name in RARE if name in SHARED],
+        rare=RARE,
         several=("env",),
     )
     parser.add_argument(
@@ -95,11 +95,8 @@ def parse(argv: Sequence[str]) -> EvalCommand:
         help="Evaluations or runs of one method, such as several seeds, with the same tasks: one "
         "interval over seeds and tasks",
     )
-    parser.add_argument(
-        "--dry-run",
-        action="store_true",
-        help="Print the resolved settings and the amount of work; load no model",
-    )
+    about = "Print the resolved settings and the amount of work; load no model"
+    parser.add_argument("--dry-run", action="store_true", help=about)
     found = parser.read(argv)
     compare = None if found.compare is None else (found.compare[0], found.compare[1])
     sides = "--compare" if compare else "--combine" if found.combine else None

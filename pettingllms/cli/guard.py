@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import errno
 import logging
@@ -16,9 +15,12 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
-from typing import IO, NoReturn, Protocol
+from typing import IO, TYPE_CHECKING, NoReturn
 
 from pettingllms.errors import ConfigError, PettingLLMsError, naming_extras
+
+if TYPE_CHECKING:
+    from pettingllms.cli.options import CommandParser
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 """Where a file system has no space left; `> file` makes standard output such a file."""
@@ -33,14 +35,7 @@ class Terminated(KeyboardInterrupt):
     """SIGTERM: ends a command as Ctrl-C does, with an exit code of its own."""
 
 
-class Parser(Protocol):
-    """Reads a command line into options, among them `action`."""
-
-    def read(self, argv: Sequence[str]) -> argparse.Namespace:
-        """The options of a command line."""
-
-
-def dispatched(parser: Callable[[], Parser], argv: Sequence[str] | None) -> int:
+def dispatched(parser: Callable[[], CommandParser], argv: Sequence[str] | None) -> int:
     """Runs the subcommand that a command line names; returns its exit code.
 
     Args:

@@ -168,10 +168,11 @@ class OptionParser(CommandParser):
             prog=prog, description=description, examples=examples, usage=usage, add_help=False
         )
         self.fields = {field.name: field for field in fields}
-        self._shown, self._rare, self._several = defaults, rare, several
+        self._shown, self._several = defaults, several
+        self._rare = [name for name in rare if name in self.fields]
         # Switches, because the defaults that they show depend on the other options.
         self.add_argument("-h", "--help", action="store_true", help="Print this help and exit")
-        if rare:
+        if self._rare:
             self.add_argument("--help-all", action="store_true", help="Print all options and exit")
         if "env" in self.fields:
             about = "Print the arguments of an environment, for --env-args, and exit"
@@ -189,7 +190,7 @@ class OptionParser(CommandParser):
         # The last one is the one that errors and the help show.
         names = dict.fromkeys([*field.metadata.get("aliases", ()), f"--{name}", f"--{dashed}"])
         if (type_of_value := _type_of(field)) is not bool:
-            several = {"nargs": "+"} if name in self._several else {}
+            several: Any = {"nargs": "+"} if name in self._several else {}
             group.add_argument(
                 *names, dest=name, type=type_of_value, default=default, help=about, **several
             )

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from pettingllms.cli.guard import guarded, listening_on
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.trainers.config import ATGRPOConfig
-from pettingllms.trainers.settings import check_values, json_object, setting
+from pettingllms.trainers.settings import as_object, check_values, setting
 
 if TYPE_CHECKING:
     from pettingllms.rollout.episode import AnyEnv
@@ -244,7 +244,7 @@ def vllm_process(
     config = common
     require_vllm()
     on_cpu = not torch.cuda.is_available()
-    given = check_options(json_object("vllm", options.over.get("vllm")))
+    given = check_options(as_object("vllm", options.over.get("vllm")))
     folder = Path(str(config.adapters))
     # vLLM makes room for adapters of one rank, which has to be that of the largest.
     rank = max(int(read_adapter(folder / policy).r) for policy in roles_to_policies.values())
@@ -260,8 +260,8 @@ def vllm_process(
         for role, policy in roles_to_policies.items()
     ]
     words += ["--lora-modules", *modules]
-    if config.chat_template_kwargs is not None:
-        words += ["--default-chat-template-kwargs", config.chat_template_kwargs]
+    if config.chat_template_kwargs:
+        words += ["--default-chat-template-kwargs", json.dumps(config.chat_template_kwargs)]
     return VllmProcess(base_model(config), words, log)
 
 
@@ -287,7 +287,7 @@ def _serve_vllm(
     try:
         process.start()
         threading.Thread(target=watch, daemon=True).start()
-        template = config.mapping("chat_template_kwargs")
+        template = config.chat_template_kwargs
         served = players_of(base_model(config), roles_to_policies, process.endpoint, template)
         answer(VllmServer(served, process.endpoint, config.max_completion_length, env))
     except KeyboardInterrupt:
@@ -321,7 +321,7 @@ def _serve_here(
 
     without_bars()
     # Whatever engine sampled in training: `PolicySet` is asked for its models alone.
-    here = dataclasses.replace(config, sampler="transformers", vllm=None)
+    here = dataclasses.replace(config, sampler="transformers", vllm={})
     policies = build_policies(here, roles_to_policies)
     answer(RoleServer(policies, config.max_completion_length, env, most_waiting=most_waiting))
 

@@ -167,11 +167,11 @@ def _probed(config: ATGRPOConfig, completions: int) -> str:
 def _train(command: TrainCommand) -> int:
     # Here and not above, so that --help and a misspelt option do not wait for torch.
     from pettingllms.cli.display import best_display, without_bars
-    from pettingllms.session import train
+    from pettingllms.session import run_training
 
     without_bars()
     with best_display() as display, stop_signals() as stop:
-        summary = train(command.config, resume=command.resume, display=display, stop=stop)
+        summary = run_training(command.config, resume=command.resume, display=display, stop=stop)
     run = summary.folder
     if not summary.finished:
         again = typed(shlex.join(["pettingllms-train", "--resume", str(run)]))

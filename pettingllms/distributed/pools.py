@@ -61,7 +61,7 @@ def pools_of(
     Raises:
         ConfigError: a pool that does not exist, or a value that is not a share.
     """
-    given, known = config.mapping("pools"), (WORKERS, *learners)
+    given, known = config.pools, (WORKERS, *learners)
     engines = engine_pools(config, policies) if config.sampler == "vllm" else {}
     for name in given:
         if name == ENGINES and not engines:
@@ -91,8 +91,8 @@ def engine_pools(config: ATGRPOConfig, policies: Sequence[str]) -> dict[str, Sha
         ConfigError: a value that is not a share, or not what vLLM needs.
     """
     share, options = (
-        _share(ENGINES, config.mapping("pools").get(ENGINES, {})),
-        config.mapping("vllm"),
+        _share(ENGINES, config.pools.get(ENGINES, {})),
+        config.vllm,
     )
     parts = options.get("tensor_parallel_size", 1) * options.get("pipeline_parallel_size", 1)
     if share.gpus is None and parts > 1 and config.device != "cpu":

@@ -109,6 +109,8 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
     embedded: ClassVar[Mapping[str, Any]] = {}
     """Arguments for the embedded model. So are settings in `embedded_training`, both for the model
     `embedded:parts` in `embedded_parts` and `embedded_parts_training`; `embedded_model`: the default."""
+    divides_datasets: ClassVar[bool] = False
+    """Whether a `dataset` without splits may be given as `...?divide`, so that tasks are held out."""
     reset_options: ClassVar[tuple[str, ...]] = ()
     """Keys of `reset(options=...)` that `_start` reads; any other is an error."""
     reward_funcs: Sequence[RewardFunction] = ()

@@ -112,6 +112,7 @@ class raw_env(TextEnv):
         "is_parallelizable": False,
         "pays_others": True,
     }
+    divides_datasets: ClassVar[bool] = True
     default_turns: ClassVar[int] = 64
 
     def __init__(

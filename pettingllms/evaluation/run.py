@@ -113,7 +113,7 @@ class EvalPlan:
         data = None if config.dataset in (None, *CATALOG) else Path(str(config.dataset))
         return {
             "env": config.env,
-            "env_args": config.mapping("env_args"),
+            "env_args": config.env_args,
             "dataset": config.dataset,
             # A file of the same name may have been edited since: its content is compared.
             "data": digest(data) if data and data.exists() else config.dataset,
@@ -130,9 +130,9 @@ class EvalPlan:
             "full": config.full,
             "dtype": config.dtype,
             "device": config.device,
-            "chat_template_kwargs": config.mapping("chat_template_kwargs"),
+            "chat_template_kwargs": config.chat_template_kwargs,
             "sampler": config.sampler,
-            "vllm": config.mapping("vllm"),
+            "vllm": config.vllm,
             "policies": dict(self.roles_to_policies),
             "adapters": config.adapters,
             "adapter_digests": {
@@ -146,8 +146,8 @@ class EvalPlan:
     def _others(self) -> dict[str, Any]:
         """Returns settings that only some teams have: of API models and of single policies."""
         asked = any(map(is_partner, self.roles_to_policies.values()))
-        settings = {"api_args": self.config.mapping("api_args")} if asked else {}
-        per_policy = self.config.mapping("policy_settings")
+        settings = {"api_args": self.config.api_args} if asked else {}
+        per_policy = self.config.policy_settings
         return settings | ({"policy_settings": per_policy} if per_policy else {})
 
     def load(self, adapters: bool, folder: Path | None = None) -> ClosableSampler:
@@ -163,7 +163,7 @@ class EvalPlan:
         config = self.config if adapters else dataclasses.replace(self.config, adapters=None)
         partners = partners_of(config, self.roles_to_policies, folder)
         policies = build_policies(config, self.roles_to_policies, partners=partners)
-        longest = config.mapping("vllm").get("max_model_len")
+        longest = config.vllm.get("max_model_len")
         if longest is not None:
             # Contexts are of the models, and vLLM refuses prompts beyond its own bound.
             policies.contexts = {n: min(c, longest) for n, c in policies.contexts.items()}
@@ -308,7 +308,7 @@ def plan_of(options: EvalConfig, source: EnvSource | None = None) -> EvalPlan:
     check_bases(config, roles_to_policies)
     adapters = check_adapters(config, roles_to_policies)
     if adapters:  # where roles are given one by one, the base model answers for the others
-        per_policy = config.mapping("policy_settings")  # such a policy may be on a base of its own
+        per_policy = config.policy_settings  # such a policy may be on a base of its own
         roles_to_policies = {
             role: BASE if is_own(name) and name not in adapters and name not in per_policy else name
             for role, name in roles_to_policies.items()
@@ -366,7 +366,7 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
             changes.setdefault("policies", "shared")
     if changes.get("env", config.env) != config.env:
         # These are the run's environment's own, and another one may not take them.
-        config = dataclasses.replace(config, env_args=None, dataset=None, alpha=ATGRPOConfig.alpha)
+        config = dataclasses.replace(config, env_args={}, dataset=None, alpha=ATGRPOConfig.alpha)
     # The run's limits stay where the new setting does not name them: programs are judged as in
     # training.
     if "sandbox" in options.over:
@@ -374,7 +374,8 @@ def settings_of(options: EvalConfig, source: EnvSource | None = None) -> Resolve
     if source is not None:
         changes["env"] = name_of_env(source)
     # Settings of neither environment nor policies (such as workers) are not inherited from the run.
-    defaults = {name: getattr(ATGRPOConfig, name) for name, by in SHARED.items() if by == "default"}
+    usual = ATGRPOConfig()
+    defaults = {name: getattr(usual, name) for name, by in SHARED.items() if by == "default"}
     config = located(dataclasses.replace(config, **(defaults | {"adapters": None} | changes)))
     return resolve(config, source)
 

@@ -36,6 +36,7 @@ from pettingllms.runs.folder import RunFolder, sync
 from pettingllms.trainers.at_grpo import ATGRPO
 from pettingllms.trainers.config import ATGRPOConfig
 from pettingllms.trainers.method_names import upgraded
+from pettingllms.trainers.settings import normalized
 
 logger = logging.getLogger(__name__)
 
@@ -213,13 +214,22 @@ def _settings(config: ATGRPOConfig) -> dict[str, Any]:
     return values | {"output_dir": None}
 
 
+def _converted(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings of a checkpoint, of whatever version, as this one saves them."""
+    fields = {field.name: field for field in dataclasses.fields(ATGRPOConfig)}
+    return {
+        name: normalized(fields[name], value) if name in fields else value
+        for name, value in upgraded(settings).items()
+    }
+
+
 def _check_same(folder: RunFolder, trainer: ATGRPO, checkpoint: Checkpoint) -> None:
     """Compares settings and base model with those that the checkpoint was written under.
 
     Raises:
         RunFolderError: the run would not be the same.
     """
-    before, now = upgraded(checkpoint.settings), _settings(trainer.config)
+    before, now = _converted(checkpoint.settings), _settings(trainer.config)
     # Settings that only one of two versions of this package has say nothing about the run.
     changed = [name for name in before if name in now and before[name] != now[name]]
     shown = ", ".join(f"{name} was {before[name]!r} and is {now[name]!r}" for name in changed)

@@ -310,7 +310,8 @@ def config_text(config: ATGRPOConfig) -> str:
     """The settings as YAML for `--config`, without unset ones and the folder."""
     # Without the folder, so that a copy of the settings starts a run of its own.
     values = dataclasses.asdict(config) | {"output_dir": None}
-    text: str = yaml.safe_dump({k: v for k, v in values.items() if v is not None}, sort_keys=False)
+    values = {name: value for name, value in values.items() if value not in (None, {})}
+    text: str = yaml.safe_dump(values, sort_keys=False)
     return text
 
 

@@ -23,6 +23,7 @@ from pettingllms.envs.aec import ENVIRONMENTS
 from pettingllms.errors import ConfigError, RunFolderError
 from pettingllms.policies.sources import TEAM
 from pettingllms.trainers.config import ATGRPOConfig
+from pettingllms.trainers.settings import as_object
 
 SETTINGS = (
     *("env", "env_args", "alpha", "model", "revision", "max_completion_length", "temperature"),
@@ -40,7 +41,7 @@ def team_text(
 ) -> str:
     """The content of team.json; `shown` are the settings of `config` that are public."""
     settings = {name: shown[name] for name in SETTINGS if name in shown}
-    settings["env_args"] = json.dumps(_plain(config.mapping("env_args")))
+    settings["env_args"] = _plain(config.env_args)
     team = {"format": 1, "settings": settings, "policies": policies, "prompts": prompts}
     return json.dumps(team, indent=2) + "\n"
 
@@ -62,7 +63,7 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
     try:
         team = json.loads(path.read_text(encoding="utf-8"))
         values = {name: team["settings"][name] for name in SETTINGS if name in team["settings"]}
-        arguments = _plain(json.loads(values.get("env_args", "{}")))
+        arguments = _plain(as_object("env_args", values.get("env_args")))
         policies = ",".join(f"{role}={policy}" for role, policy in team["policies"].items())
         if not _MODEL.fullmatch(str(values.get("model", ""))):
             raise ValueError(f"model is {values['model']!r}, which is no name of a model")
@@ -73,7 +74,7 @@ def team_of(folder: Path, env: str | None) -> ATGRPOConfig | None:
             f"the environment of the team in {folder} is {values.get('env')!r}, which is code that is "
             f"not part of this package; if you trust it, name it: --env {values.get('env')}"
         )
-    return ATGRPOConfig(**values | {"env_args": json.dumps(arguments), "policies": policies})
+    return ATGRPOConfig(**values | {"env_args": arguments, "policies": policies})
 
 
 def _plain(arguments: Any) -> dict[str, Any]:

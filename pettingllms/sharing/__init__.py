@@ -101,7 +101,7 @@ def check_shareable(config: ATGRPOConfig) -> None:
     Raises:
         ConfigError: the policies of the run are no adapters.
     """
-    settings = config.mapping("policy_settings").values()
+    settings = config.policy_settings.values()
     if config.full or any(each.get("full") for each in settings):
         raise ConfigError(
             "adapters are shared, and policies of this run are full models; upload the folder "

@@ -6,7 +6,6 @@ The tags are those that TRL's and PEFT's own cards have, so that hubs list the a
 from __future__ import annotations
 
 import dataclasses
-import json
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -148,17 +147,17 @@ def base_name(config: ATGRPOConfig) -> str:
 
 def public_settings(config: ATGRPOConfig) -> dict[str, Any]:
     """The settings that are shown: without those of the machine, and paths by their last name."""
-    values = {k: v for k, v in dataclasses.asdict(config).items() if v is not None}
+    values = {k: v for k, v in dataclasses.asdict(config).items() if v not in (None, {})}
     public = {name: value for name, value in values.items() if name not in PRIVATE}
     for name in _PATHS:
         if name in public:
             public[name] = ",".join(_last(path) for path in str(public[name]).split(","))
     if config.embedded:
         public["model"] = shipped(config.model)
-    if per_policy := config.mapping("policy_settings"):
-        public["policy_settings"] = json.dumps(
-            {name: _public_own(settings) for name, settings in per_policy.items()}
-        )
+    if per_policy := config.policy_settings:
+        public["policy_settings"] = {
+            name: _public_own(settings) for name, settings in per_policy.items()
+        }
     return public
 
 
@@ -227,9 +226,7 @@ def _snippet(shared: SharedRun, to: str, role: str, prompt: Mapping[str, str]) -
     text = f"prompt = {prompt.get('example', 'What is 6 times 7?')!r}\n"
     if "before" in prompt:
         text = f"question = 'What is 6 times 7?'\nprompt = {prompt['before']!r} + question + {prompt['after']!r}\n"
-    more = "".join(
-        f", {name}={value!r}" for name, value in config.mapping("chat_template_kwargs").items()
-    )
+    more = "".join(f", {name}={value!r}" for name, value in config.chat_template_kwargs.items())
     return (
         "from peft import PeftModel\nfrom transformers import AutoModelForCausalLM, AutoTokenizer\n"
         f"{of}\nmodel = AutoModelForCausalLM.from_pretrained(base)\n"

@@ -159,7 +159,7 @@ class ATGRPO:
         self.updates = {name: self.method.updates(name, *team) for name in self.trained}
         self.optimizers, self.schedulers = optimization(self.settings, trainable, self.updates)
 
-    def train(self) -> None:
+    def take_steps(self) -> None:
         """Takes steps until `max_steps`, `max_tokens`, or until a callback ends it."""
         while self.step < last_step(self.config, self.step, self.tokens):
             metrics = self.train_step()[1]

@@ -12,7 +12,7 @@ and those of `LARGE` for any other model.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
@@ -25,15 +25,14 @@ from pettingllms.samplers.vllm_args import AUTO, check_sampler, default_sampler
 from pettingllms.sandbox.isolation import LEVELS
 from pettingllms.sandbox.settings import HELP as SANDBOX_HELP
 from pettingllms.sandbox.settings import SandboxSettings
-from pettingllms.trainers import partner_settings, scale_settings
 from pettingllms.trainers.method_names import GONE, METHODS, OLD_OPTIONS, PARTS, upgraded
 from pettingllms.trainers.presets import open_values
 from pettingllms.trainers.settings import (
-    as_text,
     check_loss,
     check_names,
+    check_scale,
     check_values,
-    json_object,
+    normalized,
     policies_setting,
     sampling_setting,
     setting,
@@ -50,6 +49,7 @@ _GIVEN = "_given"
 _algorithm = partial(setting, "Algorithm")
 _optimization = partial(setting, "Optimization")
 _run = partial(setting, "Run")
+_scale = partial(setting, "Scale")
 _replaced = partial(
     setting, "Until 0.2", None, "Replaced by --method and --method-args", hidden=True
 )
@@ -71,11 +71,10 @@ class ATGRPOConfig:
         "environment with text",
         shared="run",
     )
-    env_args: str | None = task_setting(
-        None,
+    env_args: Mapping[str, Any] = task_setting(
+        {},
         "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2",
         shared="run",
-        json=True,
     )
     dataset: str | None = task_setting(
         None,
@@ -114,12 +113,33 @@ class ATGRPOConfig:
         "the untrained model, `api:MODEL` one behind --api-base",
         shared="run",
     )
-    api_base: str | None = partner_settings.BASE
-    api_key_file: str | None = partner_settings.KEY_FILE
-    api_max_tokens: int | None = partner_settings.MAX_TOKENS
-    api_concurrency: int = partner_settings.CONCURRENCY
-    api_timeout: float = partner_settings.TIMEOUT
-    api_args: str | None = partner_settings.ARGS
+    api_base: str | None = policies_setting(
+        None,
+        "OpenAI-compatible address of the models that play as api:MODEL, e.g. http://127.0.0.1:8000/v1",
+        shared="run",
+    )
+    api_key_file: str | None = policies_setting(
+        None, "File with the key for that address", shared="run"
+    )
+    # A budget belongs to one run, so that an evaluation does not take it over from there.
+    api_max_tokens: int | None = policies_setting(
+        None,
+        "Most tokens to pay for there, prompts included; counts those of earlier starts of the run",
+        at_least=1,
+        shared="default",
+    )
+    api_concurrency: int = policies_setting(
+        16, "Requests to that address at the same time", at_least=1, at_most=1024, shared="run"
+    )
+    api_timeout: float = policies_setting(
+        120.0, "Seconds for an answer from there", positive=True, shared="run"
+    )
+    api_args: Mapping[str, Any] = policies_setting(
+        {},
+        "More fields of those requests as JSON, or one by one: --api-args.reasoning_effort low; null "
+        "leaves one out",
+        shared="run",
+    )
     train_roles: str | None = policies_setting(
         None, "Roles to train, comma-separated; the others keep their weights. Default: all"
     )
@@ -128,12 +148,11 @@ class ATGRPOConfig:
         "Adapters to start from: an earlier run, a folder with one for each policy, or with one, as "
         "PEFT saves it, for all; a hub id; or coder=FOLDER,tester=FOLDER",
     )
-    policy_settings: str | None = policies_setting(
-        None,
+    policy_settings: Mapping[str, Any] = policies_setting(
+        {},
         "Settings that single policies have for themselves, as JSON: a base model, all weights or an "
         'adapter, the update; \'{"judge": {"model": "Qwen/Qwen3-8B", "full": true}}\'',
         shared="run",
-        json=True,
     )
     full: bool = policies_setting(
         False, "Each policy is a full copy of the model instead of an adapter", shared="run"
@@ -151,11 +170,10 @@ class ATGRPOConfig:
         "away; or base: that of the base",
         choices=("float32", "base"),
     )
-    chat_template_kwargs: str | None = policies_setting(
-        None,
+    chat_template_kwargs: Mapping[str, Any] = policies_setting(
+        {},
         "Arguments of the chat template as JSON, e.g. '{\"enable_thinking\": false}'",
         shared="run",
-        json=True,
     )
     dtype: str = policies_setting(
         "auto",
@@ -182,12 +200,11 @@ class ATGRPOConfig:
         "it is installed and there is an NVIDIA GPU, except for the embedded model",
         shared="default",
     )
-    vllm: str | None = sampling_setting(
-        None,
+    vllm: Mapping[str, Any] = sampling_setting(
+        {},
         "Settings of vLLM as JSON, or one by one: --vllm.tensor_parallel_size 2. Also "
         "gpu_memory_utilization, max_model_len, dtype, ...",
         shared="default",
-        json=True,
     )
 
     method: str = _algorithm(
@@ -195,11 +212,10 @@ class ATGRPOConfig:
         f"Method: {', '.join(name for name in METHODS.own if name not in PARTS)}; or your own, "
         f"my_package.my_module:MyMethod. Parts ({', '.join(PARTS)}) are joined by +: alternate+gae",
     )
-    method_args: str | None = _algorithm(
-        None,
+    method_args: Mapping[str, Any] = _algorithm(
+        {},
         "Arguments of the method as JSON, or one by one: --method-args.gamma 0.9. Its rollout shape "
         "is one: --method-args.shape full",
-        json=True,
     )
     estimator: str | None = _replaced()
     estimator_args: str | None = _replaced()
@@ -370,12 +386,34 @@ class ATGRPOConfig:
         16, "Prompts whose completions are scored at the same time", at_least=1, shared="run"
     )
 
-    tasks_per_shard: int | None = scale_settings.TASKS_PER_SHARD
-    workers: int = scale_settings.WORKERS
-    max_staleness: int = scale_settings.MAX_STALENESS
-    ray_address: str | None = scale_settings.RAY_ADDRESS
-    pools: str | None = scale_settings.POOLS
-    worker_timeout: float = scale_settings.WORKER_TIMEOUT
+    tasks_per_shard: int | None = _scale(
+        None,
+        "Tasks that share batches; part of the results. Default: all of a step",
+        at_least=1,
+    )
+    workers: int = _scale(
+        0, "Processes on Ray that play; 0: all in this process", at_least=0, shared="default"
+    )
+    max_staleness: int = _scale(
+        0,
+        "Updates by which the weights that play may be older than those that learn: 1 plays the "
+        "next step during an update, and is part of the results",
+        at_least=0,
+        # The driver keeps the weights of one update before, and engines two versions of an adapter.
+        at_most=1,
+    )
+    ray_address: str | None = _scale(
+        None, "Ray cluster: auto, or HOST:PORT. Default: one on this machine", shared="default"
+    )
+    pools: Mapping[str, Any] = _scale(
+        {},
+        "CPUs and GPUs of workers, of a policy's learner, and of vLLM's engines, as JSON: "
+        '{"workers": {"gpus": 0.5}, "coder": {"gpus": 1}, "engines": {"gpus": 1, "replicas": 4}}',
+        shared="default",
+    )
+    worker_timeout: float = _scale(
+        600.0, "Seconds after which a worker counts as hung", positive=True, shared="default"
+    )
 
     def __new__(cls, *args: Any, **settings: Any) -> Self:  # noqa: ARG004 - `__init__` reads them
         """Checks the names of settings before `__init__` sees them."""
@@ -391,20 +429,17 @@ class ATGRPOConfig:
     def __post_init__(self) -> None:
         given = self.__dict__.pop(_GIVEN, frozenset())
         self._take_method(given)
-        # Objects become text before anything is compared, so that checks and files see one form.
-        for each in dataclasses.fields(self):
-            setattr(self, each.name, as_text(each.name, getattr(self, each.name)))
+        # One form of a value before anything is compared.
+        for field in dataclasses.fields(self):
+            setattr(self, field.name, normalized(field, getattr(self, field.name)))
         check_values(self)
-        scale_settings.check_scale(self)
+        check_scale(self)
         check_loss(self)
         _ = self.turns  # raises where they cannot be read
-        for each in dataclasses.fields(self):
-            if each.metadata.get("json"):
-                self.mapping(each.name)
         if self.api_base is not None:
             # Made only for the errors that it raises.
-            ApiSettings(self.api_base, args=self.mapping("api_args"))
-        check_sampler(self, self.mapping("vllm"))
+            ApiSettings(self.api_base, args=dict(self.api_args))
+        check_sampler(self, self.vllm)
         if self.load_in_4bit and self.full:
             raise ConfigError("load_in_4bit is for adapters; full trains the weights themselves")
         self.sandbox = SandboxSettings.of(self.sandbox).text
@@ -452,14 +487,6 @@ class ATGRPOConfig:
         if self.model is None and only_partners(self.policies):
             return False
         return shipped(self.model) is not None
-
-    def mapping(self, name: str) -> dict[str, Any]:
-        """The JSON object of the field `name`; empty where it is not set.
-
-        Raises:
-            ConfigError: it is not a JSON object.
-        """
-        return json_object(name, getattr(self, name))
 
 
 if TYPE_CHECKING:

@@ -201,7 +201,7 @@ class Method:
     @property
     def shape_name(self) -> str:
         """Name or path of the rollout shape."""
-        return str(self.config.mapping("method_args").get("shape") or self.fitting_shapes()[0])
+        return str(self.config.method_args.get("shape") or self.fitting_shapes()[0])
 
     @classmethod
     def fitting_shapes(cls) -> tuple[str, ...]:
@@ -336,7 +336,7 @@ def _check_is_method(name: str, kind: Any) -> None:
 
 def _arguments(maker: Callable[..., Method], config: ResolvedConfig) -> dict[str, Any]:
     """The arguments in the settings, each of which the constructor takes; not the shape."""
-    arguments = config.mapping("method_args")
+    arguments = dict(config.method_args)
     arguments.pop("shape", None)
     takes = set(declared_arguments(maker)) if isinstance(maker, type) else set()
     takes |= {

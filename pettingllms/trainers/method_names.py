@@ -15,14 +15,13 @@ subclass of `pettingllms.trainers.method.Method`, given as `--method my_package.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from typing import Any
 
 from pettingllms.errors import ConfigError
 from pettingllms.registry import Registry
-from pettingllms.trainers.settings import json_object
+from pettingllms.trainers.settings import as_object
 
 logger = logging.getLogger(__name__)
 _FILES = {
@@ -92,13 +91,12 @@ def upgraded(values: Mapping[str, Any], *, hint: bool = False) -> dict[str, Any]
         return new
     arguments: dict[str, Any] = {}
     for name in ("method_args", *(name for name in OLD_OPTIONS if name.endswith("_args"))):
-        value = values.get(name) or {}
-        arguments |= json_object(name, value) if isinstance(value, str) else value
+        arguments |= as_object(name, values.get(name))
     arguments |= {"shape": old["shape"]} if "shape" in old else {}
     if any(name in old for name in ("estimator", "reward_transform", "cast")):
         new["method"] = _joined(old, values.get("method") or "at_grpo")
     if arguments:
-        new["method_args"] = json.dumps(arguments)
+        new["method_args"] = arguments
     if hint:
         words = f"--method {new.get('method', 'NAME')}"
         words += "".join(f" --method-args.{name} {value}" for name, value in arguments.items())

@@ -52,7 +52,7 @@ def own_settings(config: ResolvedConfig, policy: str) -> ResolvedConfig:
     Raises:
         ConfigError: a value that cannot be used; names the policy.
     """
-    own: Mapping[str, Any] = config.mapping("policy_settings").get(policy, {})
+    own: Mapping[str, Any] = config.policy_settings.get(policy, {})
     if not own:
         return config
     # These follow from others unless they are given.
@@ -105,8 +105,8 @@ def common_settings(config: ResolvedConfig, policies: Sequence[str]) -> Resolved
     None where they are not, so that no server of one model can hold them.
     """
     groups = by_base(config, policies)
-    templates = {own_settings(config, policy).chat_template_kwargs for policy in policies}
-    if len(groups) > 1 or len(templates) > 1 or groups[0][0].full:
+    templates = [own_settings(config, policy).chat_template_kwargs for policy in policies]
+    if len(groups) > 1 or any(one != templates[0] for one in templates) or groups[0][0].full:
         return None
     return groups[0][0]
 
@@ -130,7 +130,7 @@ def check_policy_settings(
         ConfigError: a policy that plays no role, a setting that is the whole team's or of an update
             that does not happen, or a value that cannot be used.
     """
-    for policy, own in config.mapping("policy_settings").items():
+    for policy, own in config.policy_settings.items():
         if policy not in policies:
             raise ConfigError(
                 f"policy_settings names {policy!r}, which is no policy of the team's own; "

@@ -98,11 +98,11 @@ def open_values(config: ATGRPOConfig, env: Any = None) -> dict[str, Any]:
     # configuration says all that was used.
     own = {
         policy: {**_following(config, given, defaults, env), **given}
-        for policy, given in config.mapping("policy_settings").items()
+        for policy, given in config.policy_settings.items()
         if isinstance(given, Mapping)
     }
-    settings = config.mapping("policy_settings") | own
-    if settings != config.mapping("policy_settings"):
+    settings = {**config.policy_settings, **own}
+    if settings != config.policy_settings:
         values["policy_settings"] = settings
     return values
 

@@ -1,6 +1,7 @@
 """Fields of settings dataclasses: how one becomes an option, and what it takes.
 
-Mappings, lists and paths, as Python has them, become the text that a configuration file holds.
+Values come from Python, YAML or a command line: `normalized` gives them one form. JSON in a text is
+accepted wherever an object is.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ def setting(group: str, default: Any, text: str, **more: Any) -> Any:
 
     Args:
         group: its heading in the help.
-        default: its value where none is given.
+        default: its value where none is given; `{}` for an object, which checks itself.
         text: its help.
         more: `choices`; `at_least`, `at_most`, `below` and `positive` limit a number; `why` explains a limit;
             `aliases` are other spellings of the option; `shared` makes it an option of
             `pettingllms-eval`: "run" where an evaluation takes it from the run, "default" where not.
     """
-    return field(default=default, metadata={"group": group, "help": text, **more})
+    metadata = {"group": group, "help": text, **more}
+    if default == {}:
+        return field(default_factory=dict, metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 # What training and evaluation have in common.
@@ -87,6 +91,8 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
     Raises:
         ConfigError: it has another type, or is infinite or not a number.
     """
+    if typing.get_origin(hint) is Mapping:
+        return  # `as_object` has checked it
     kinds = typing.get_args(hint) or (hint,)
     if float in kinds and isinstance(value, float) and not math.isfinite(value):
         raise ConfigError(f"{name} must be a finite number, got {value}")
@@ -100,53 +106,57 @@ def _check_kind(name: str, value: Any, hint: Any) -> None:
 _KINDS = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
 
 
-def as_text(name: str, value: Any) -> Any:
-    """The value of a setting as a configuration file holds it: paths, mappings and lists as text.
+def normalized(field: dataclasses.Field[Any], value: Any) -> Any:
+    """The value of a setting in the one form in which it is compared and saved.
 
-    Rows of a data set become a file, and its path is the setting.
+    An object is a dict, also where its JSON was given; other values are as `as_text` has them.
 
     Raises:
-        ConfigError: a mapping that JSON cannot hold.
+        ConfigError: an object that JSON cannot hold.
+    """
+    if field.name == "env_args" and isinstance(value, Mapping):
+        # Lists of dicts are JSON, and an environment of one's own may want them as they are.
+        value = {key: str(as_path(v)) if is_table(v) else v for key, v in value.items()}
+    if field.default_factory is dict:
+        return as_object(field.name, value)
+    return as_text(field.name, value)
+
+
+def as_text(name: str, value: Any) -> Any:
+    """The value of a setting as it would be typed: paths, lists and maps of roles as text.
+
+    Rows of a data set become a file, and its path is the setting.
     """
     if name == "dataset":
         value = as_path(value)
-    elif name == "env_args" and isinstance(value, Mapping):
-        # Lists of dicts are JSON, and an environment of one's own may want them as they are.
-        value = {key: str(as_path(v)) if is_table(v) else v for key, v in value.items()}
     if isinstance(value, Path):
         return str(value)
     # These have a shorter form than JSON, the one that is typed: coder=a,tester=b.
     if isinstance(value, Mapping) and name in ("policies", "adapters", "members"):
         return ",".join(f"{role}={policy}" for role, policy in value.items())
-    if isinstance(value, Mapping):
-        try:
-            return json.dumps(dict(value))
-        except (TypeError, ValueError) as error:
-            raise ConfigError(
-                f"{name} must be what JSON can hold, got {value!r}: {error}"
-            ) from error
-    if isinstance(value, list | tuple) and all(isinstance(each, str) for each in value):
+    if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         return ",".join(value)
     return value
 
 
-def json_object(name: str, text: str | None) -> dict[str, Any]:
-    """The JSON object that the setting `name` holds; empty for None.
+def as_object(name: str, value: Any) -> dict[str, Any]:
+    """A copy of an object that the setting `name` holds, or of its JSON; empty for None.
 
     Raises:
         ConfigError: it is not a JSON object.
     """
-    if text is None:
+    if value is None:
         return {}
     try:
+        text = json.dumps(dict(value)) if isinstance(value, Mapping) else value
         # Python's reader would take NaN and Infinity, and make infinity of 1e999, none of which is
         # JSON.
-        value = json.loads(text, parse_constant=_no_number, parse_float=_finite)
-    except (ValueError, TypeError) as error:
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}: {error}") from error
-    if not isinstance(value, dict):
-        raise ConfigError(f"{name} must be a JSON object, got {text!r}")
-    return value
+        read = json.loads(text, parse_constant=_no_number, parse_float=_finite)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(f"{name} must be a JSON object, got {value!r}: {error}") from error
+    if not isinstance(read, dict):
+        raise ConfigError(f"{name} must be a JSON object, got {value!r}")
+    return read
 
 
 def _no_number(text: str) -> float:
@@ -205,4 +215,34 @@ def check_loss(settings: Any) -> None:
         raise ConfigError(
             "vllm_importance_sampling_correction goes with num_iterations 1, got "
             f"{settings.num_iterations}"
+        )
+
+
+def check_scale(settings: Any) -> None:
+    """Compares the settings of `--workers` with each other.
+
+    Raises:
+        ConfigError: workers that would have nothing to do, or cannot sample.
+    """
+    if settings.max_num_gen_batches > 1 and settings.max_staleness:
+        raise ConfigError(
+            f"max_num_gen_batches {settings.max_num_gen_batches} with max_staleness: whether a step samples more is "
+            "known only when all of it has been played; leave max_staleness out"
+        )
+    if not settings.workers:
+        if settings.ray_address is not None:
+            raise ConfigError(
+                f"ray_address {settings.ray_address} without workers: everything would run in this "
+                "process; give --workers as well"
+            )
+        if settings.max_staleness:
+            raise ConfigError(
+                f"max_staleness {settings.max_staleness} without workers: one process plays and "
+                "updates in turns; give --workers as well"
+            )
+        return
+    if settings.api_base is not None:
+        raise ConfigError(
+            f"workers {settings.workers} with api_base {settings.api_base}: the replies of a model "
+            "behind an API are counted and kept by one process; leave --workers out"
         )

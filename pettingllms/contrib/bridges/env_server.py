@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pettingllms.cli.guard import guarded, listening_on
-from pettingllms.trainers.settings import check_values, json_object, setting, task_setting
+from pettingllms.trainers.settings import as_object, check_values, setting, task_setting
 
 EXAMPLES = (
     "pettingllms-env-server --env sokoban",
@@ -20,8 +21,8 @@ class EnvServerOptions:
     """Settings of the server."""
 
     env: str = task_setting("coding", "Environment: a name, or a path my_package.my_env:env")
-    env_args: str | None = task_setting(
-        None, "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2"
+    env_args: Mapping[str, Any] = task_setting(
+        {}, "Arguments of the environment as JSON, or one by one: --env-args.max_turns 2"
     )
     host: str = setting(
         "Where", "127.0.0.1", "Address to listen on; the default is this machine alone"
@@ -32,6 +33,7 @@ class EnvServerOptions:
     max_message: int = setting("How", 1 << 20, "Most bytes of a client's message", at_least=1024)
 
     def __post_init__(self) -> None:
+        self.env_args = as_object("env_args", self.env_args)
         check_values(self)
 
 
@@ -61,14 +63,13 @@ def parse(argv: Sequence[str]) -> EnvServerOptions:
 
 
 def _run(options: EnvServerOptions) -> int:
-    arguments = json_object("env_args", options.env_args)
     from pettingllms.contrib.bridges.openenv_server import ServerLimits, served
 
     limits = ServerLimits(options.max_sessions, options.max_age, options.max_message)
     import uvicorn  # OpenEnv brings it
 
     with listening_on(options.host, options.port) as listening:
-        found = served(options.env, limits, **arguments)
+        found = served(options.env, limits, **options.env_args)
         server = uvicorn.Server(
             uvicorn.Config(found.app, ws_max_size=limits.message_bytes, log_level="warning")
         )
