@@ -107,7 +107,7 @@ def test_an_environment_of_any_kind_is_played(monkeypatch, capsys):
     [
         (["play", "sokobn"], "did you mean 'sokoban'"),
         (["play", "sokoban", "--env-args", "[1]"], "must be a JSON object, got '\\[1\\]'"),
-        (["play", "sokoban", "--env-args", "{"], "is not JSON"),
+        (["play", "sokoban", "--env-args", "{"], "must be a JSON object, got '{'"),
         (["play", "sokoban", "--env-args.boxxes", "2"], "did you mean 'boxes'"),
         (["play", "sokoban", "--env-args={}", "--env-args.size", "7"], "not both"),
         (["check", "coding", "--env-args.max_turns", '"a"'], "made with max_turns='a': TypeError"),

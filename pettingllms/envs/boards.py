@@ -176,6 +176,7 @@ class BoardEnv(TeamEnv):
     """
 
     default_limits = Limits(cpu_s=2.0, wall_s=10.0, memory_mib=256)
+    divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     # The embedded model plays by a long working-out, which larger steps destroy.
     embedded_training: ClassVar[Mapping[str, Any]] = {

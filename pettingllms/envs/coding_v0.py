@@ -174,6 +174,7 @@ class raw_env(TeamEnv):
         "render_fps": 1,
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
     }
+    divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {
         "prompt": "small",

@@ -148,6 +148,7 @@ class raw_env(TeamEnv):
         "states_recur": False,  # hardly two prompts of a task are equal after the first turn
         "judged_replies": True,
     }
+    divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "depth": (2, 2), "largest": 10}
     # The embedded model reasons in a long working-out, which larger steps destroy.

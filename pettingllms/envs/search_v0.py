@@ -174,6 +174,7 @@ class raw_env(TeamEnv):
         "is_parallelizable": False,
         "render_fps": 1,
     }
+    divides_datasets: ClassVar[bool] = True
     embedded: ClassVar[Mapping[str, Any]] = {"prompt": "compact"}
     smollm2: ClassVar[Mapping[str, Any]] = {"prompt": "small", "hops": (2, 2)}
     embedded_model: ClassVar[str] = "embedded:search"

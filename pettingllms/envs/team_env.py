@@ -80,7 +80,6 @@ class TeamEnv(TextEnv):
     """
 
     schemes: ClassVar[tuple[str, ...]] = ("paper", "sparse")
-    divides_datasets: ClassVar[bool] = True
     default_limits: ClassVar[Limits] = Limits()
     """Of a run, where neither the user nor the data set says another."""
     # Where programs run does not change what they do: an episode may continue with another

@@ -134,6 +134,8 @@ def as_text(name: str, value: Any) -> Any:
     # These have a shorter form than JSON, the one that is typed: coder=a,tester=b.
     if isinstance(value, Mapping) and name in ("policies", "adapters", "members"):
         return ",".join(f"{role}={policy}" for role, policy in value.items())
+    if isinstance(value, Mapping) and name == "sandbox":
+        return json.dumps(as_object(name, value))
     if isinstance(value, list | tuple) and all(isinstance(word, str) for word in value):
         return ",".join(value)
     return value
