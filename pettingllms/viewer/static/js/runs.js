@@ -28,7 +28,7 @@ function settingText(value) {
   let known = value;
   if (typeof value === "string" && value.startsWith("{")) {
     try {
-      known = JSON.parse(value); // settings such as env_args are JSON as text
+      known = JSON.parse(value); // as runs until 0.2 have env_args
     } catch {
       return value;
     }
