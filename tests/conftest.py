@@ -7,6 +7,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 # Before torch and the hub's client are imported, which read these once. With one process a core,
@@ -28,6 +29,14 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 hypothesis.settings.register_profile("here", deadline=None, print_blob=True)
 hypothesis.settings.register_profile("ci", deadline=None, print_blob=True, derandomize=True)
 hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "here")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Spares `-m ray` the import of all files without that mark, most of the time of a short kind."""
+    kind = str(config.option.markexpr).partition(" ")[0]
+    if not collection_path.is_file() or kind in ("", "not"):
+        return None
+    return f"mark.{kind}" not in collection_path.read_text(encoding="utf-8") or None
 
 
 @pytest.fixture(autouse=True)

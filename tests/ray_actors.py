@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from pettingllms.errors import ConfigError, SandboxUnavailable
 
@@ -26,16 +24,6 @@ class Hand:
     def square(self, number: int) -> int:
         self._suffer(f"square-{number}")
         return number * number
-
-    def count(self, number: int, begun: list[int]) -> Iterator[Any]:
-        """Yields the numbers below `number` that nobody has yielded, and then their sum."""
-        from pettingllms.distributed.fleet import Finished
-
-        for each in range(len(begun), number):
-            self._suffer(f"count-{each}")
-            yield each
-        self._suffer("count-whole")
-        yield Finished(sum(range(number)))
 
     def refuse(self) -> None:
         raise ConfigError("this job cannot be done")

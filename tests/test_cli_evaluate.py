@@ -485,7 +485,7 @@ def test_results_that_cannot_be_written_are_an_error(
 
 def test_every_option_has_a_place_in_the_help(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        parse(["--help"])
+        parse(["--help-all"])
     shown = capsys.readouterr().out
     for name in {*vars(EvalConfig()), *SHARED} - {"over"}:
         dashed = name.replace("_", "-")

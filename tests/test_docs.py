@@ -138,6 +138,10 @@ def test_commands_are_understood(
     monkeypatch.chdir(tmp_path)
     Path("my.yaml").write_text("alpha: 0.5\n")
     Path("my.jsonl").write_text("\n".join(_rows()))
+    own_method = next(block.code for block in PYTHON if block.page == "docs/own-estimator.md")
+    Path("my_package").mkdir()
+    Path("my_package/credit.py").write_text(own_method)
+    monkeypatch.syspath_prepend(str(tmp_path))
     parsers: dict[str, Callable[[list[str]], object]] = {
         "pettingllms-train": train.parse,
         "pettingllms-eval": evaluate.parse,

@@ -73,24 +73,6 @@ def test_jobs_of_killed_hung_and_broken_workers_are_done_by_others(fleet, tmp_pa
     assert hands.lost == 3
 
 
-def test_parts_of_a_job_arrive_while_it_is_done_and_once_each_whoever_is_lost(fleet, tmp_path):
-    hands = fleet(timeout=8.0)
-    befall(tmp_path, "count-1", "fail")
-    befall(tmp_path, "count-2", "kill")
-    befall(tmp_path, "count-whole", "late")
-    parts: list[int] = []
-    job = hands.submit("count", 4, part=parts.append)
-    assert eventually(lambda: parts == [0, 1, 2, 3])
-    assert not job.done()
-    assert job.result() == 6
-    assert parts == [0, 1, 2, 3]
-    assert hands.lost == 2
-    befall(tmp_path, "count-1", "stop")
-    assert hands.submit("count", 3, part=parts.append).result() == 3
-    assert parts[4:] == [0, 1, 2]
-    assert hands.lost == 3
-
-
 def test_a_job_that_kills_every_worker_is_named(fleet, tmp_path):
     hands = fleet(size=1)
     befall(tmp_path, "square-3", *["kill"] * 8)

@@ -70,14 +70,14 @@ def test_a_sound_step_passes_every_check_and_is_not_changed_by_them(model_dir):
 
 
 def test_an_adapter_that_learns_from_another_roles_completions_is_found(model_dir, monkeypatch):
-    given = batch.step_batches
+    given = batch.policy_batches
 
     def mixed(*arguments):
         found = given(*arguments)
         samples = (*found["writer"].samples, *found["reader"].samples)
         return found | {"writer": replace(found["writer"], samples=samples)}
 
-    monkeypatch.setattr("pettingllms.trainers.at_grpo.step_batches", mixed)
+    monkeypatch.setattr("pettingllms.trainers.at_grpo.policy_batches", mixed)
     [fault] = faults(verified(a_trainer(model_dir)))
     assert "by the gradient of its own" in fault
 

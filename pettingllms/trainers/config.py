@@ -458,7 +458,8 @@ class ATGRPOConfig:
         if preset not in (None, "at_grpo") and len(given) < len(dataclasses.fields(self)):
             from pettingllms.trainers.method import load_method
 
-            for name, value in load_method(preset).settings.items():
+            # A function that makes a method has none.
+            for name, value in getattr(load_method(preset), "settings", {}).items():
                 if name not in given:
                     setattr(self, name, value)
 
