@@ -60,8 +60,8 @@ def connect(url: str | None = None) -> Any:
         ) from None
     try:
         environment = {"DOCKER_HOST": url} if url else None
-        found = docker.utils.kwargs_from_env(environment=environment)
-        _probe(found.get("base_url"), secure=bool(found.get("tls")))
+        options = docker.utils.kwargs_from_env(environment=environment)
+        _probe(options.get("base_url"), secure=bool(options.get("tls")))
         client = docker.from_env(timeout=_TIMEOUT_S, environment=environment)
     except (docker.errors.DockerException, OSError) as error:
         raise SandboxUnavailable(
@@ -210,8 +210,8 @@ class ContainerChannel:
 
     def notes(self) -> str:
         """The end of what the container wrote to standard error."""
-        said = self._attached.notes.decode("utf-8", "replace").strip()
-        return f": {said}" if said else ""
+        stderr = self._attached.notes.decode("utf-8", "replace").strip()
+        return f": {stderr}" if stderr else ""
 
 
 def _own_socket(attached: Any) -> socket.socket:
@@ -329,10 +329,10 @@ def _require_image(client: Any, image: str, packages: Sequence[str]) -> None:
 
 
 def _require_runtime(client: Any, runtime: str | None) -> None:
-    known = client.info().get("Runtimes", {}) if runtime is not None else {}
-    if runtime is not None and runtime not in known:
+    runtimes = client.info().get("Runtimes", {}) if runtime is not None else {}
+    if runtime is not None and runtime not in runtimes:
         raise SandboxUnavailable(
-            f"the engine has no runtime {runtime!r}; {did_you_mean(runtime, known)} Add it to the "
+            f"the engine has no runtime {runtime!r}; {did_you_mean(runtime, runtimes)} Add it to the "
             "engine with `dockerd --add-runtime` or in /etc/docker/daemon.json"
         )
 
@@ -447,8 +447,8 @@ def worker_profile() -> dict[str, Any]:
     It lets the worker make user namespaces without a capability; what programs may call is
     decided again, and more narrowly, by the filter that the worker installs.
     """
-    known = [*_names(seccomp.ALLOWED), *_names(seccomp.CHECKED), *_WORKER_ONLY]
-    allowed = sorted(set(known) - {"clone3"})
+    syscalls = [*_names(seccomp.ALLOWED), *_names(seccomp.CHECKED), *_WORKER_ONLY]
+    allowed = sorted(set(syscalls) - {"clone3"})
     # Without sub-architectures, which would let in the calls of 32-bit and x32 code, too.
     machines = [{"architecture": name, "subArchitectures": []} for name in _MACHINES.values()]
     rules = [

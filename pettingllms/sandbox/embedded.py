@@ -74,8 +74,8 @@ class _Cores:
     """
 
     def __init__(self, workers: int) -> None:
-        found = sorted(os.sched_getaffinity(0))
-        self._free = found if len(found) == workers > 1 else []
+        cores = sorted(os.sched_getaffinity(0))
+        self._free = cores if len(cores) == workers > 1 else []
 
     def take(self) -> tuple[int | None, Callable[[], None]]:
         """A core, and what gives it back, once."""

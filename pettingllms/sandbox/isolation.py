@@ -95,10 +95,10 @@ def require(
         return
     # A problem begins with the layer that it is about.
     why = {problem.partition(": ")[0]: problem for problem in problems}
-    said = "; ".join(f"{why.get(layer, layer)} ({cure(layer)})" for layer in missing)
+    details = "; ".join(f"{why.get(layer, layer)} ({cure(layer)})" for layer in missing)
     raise SandboxUnavailable(
         f"{reason}, and programs would be held by {'+'.join(layers) or 'nothing'} alone; "
-        f"missing: {said}"
+        f"missing: {details}"
     )
 
 
@@ -187,7 +187,7 @@ def _docker() -> Iterator[Finding]:
         version = client.version()
         yield Finding("engine", "ok", f"{version.get('Version')}, API {client.api.api_version}")
         name = docker_image.image_name()
-        tags = [tag for found in client.images.list() for tag in found.tags]
+        tags = [tag for image in client.images.list() for tag in image.tags]
     # The names of images with packages begin with this one.
     ours = [tag for tag in tags if tag.startswith(f"{name}")]
     if name in ours:

@@ -57,9 +57,9 @@ class Behavior:
             return f"returned {result.value!r}, expected {self.value!r}"
         if self.stderr not in result.stderr:
             return f"standard error {result.stderr[-200:]!r} does not mention {self.stderr!r}"
-        said = f"{result.stdout}{result.stderr}{result.value}"
-        shown = [text for text in ("ESCAPED", *self.hidden) if text in said]
-        return f"the result contains {shown[0]!r}: {said[:200]!r}" if shown else ""
+        output = f"{result.stdout}{result.stderr}{result.value}"
+        shown = [text for text in ("ESCAPED", *self.hidden) if text in output]
+        return f"the result contains {shown[0]!r}: {output[:200]!r}" if shown else ""
 
     def check(self, sandbox: Sandbox) -> str:
         """Run it; why it failed, or empty."""

@@ -87,20 +87,22 @@ class SandboxSettings:
             ConfigError: not such a value, an unknown key, or a value that cannot be used.
         """
         keys = value.keys() if isinstance(value, SandboxSettings) else _keys(value)
-        keys |= {name: given for name, given in changes.items() if given is not None}
-        known = [*(field.name for field in fields(cls) if field.name != "limits"), *LIMITS]
+        keys |= {name: setting for name, setting in changes.items() if setting is not None}
+        allowed = [*(field.name for field in fields(cls) if field.name != "limits"), *LIMITS]
         for name in keys:
-            if name not in known:
-                raise ConfigError(f"unknown key sandbox.{name}; {did_you_mean(str(name), known)}")
-        checked = {name: _typed(name, given) for name, given in keys.items() if given is not None}
+            if name not in allowed:
+                raise ConfigError(f"unknown key sandbox.{name}; {did_you_mean(str(name), allowed)}")
+        checked = {
+            name: _typed(name, setting) for name, setting in keys.items() if setting is not None
+        }
         limits = tuple(sorted((name, checked.pop(name)) for name in LIMITS if name in checked))
         return cls(**checked, limits=limits)
 
     def keys(self) -> dict[str, Any]:
         """The back end and every key that differs from its default, as JSON values."""
         rest = {"workers": self.workers, "packages": list(self.packages), "runtime": self.runtime}
-        given = {name: value for name, value in rest.items() if value}
-        return {"backend": self.backend, **given, **dict(self.limits)}
+        changed = {name: value for name, value in rest.items() if value}
+        return {"backend": self.backend, **changed, **dict(self.limits)}
 
     @property
     def text(self) -> str:
@@ -178,7 +180,7 @@ def _typed(name: str, value: Any) -> Any:
         names = value.split(",") if isinstance(value, str) else value
         if not isinstance(names, list | tuple) or not all(isinstance(n, str) for n in names):
             raise ConfigError(f"sandbox.packages must be names, as in numpy,sympy, got {value!r}")
-        return tuple(stripped for each in names if (stripped := each.strip()))
+        return tuple(stripped for package in names if (stripped := package.strip()))
     if name in ("backend", "runtime"):
         if not isinstance(value, str):
             raise ConfigError(f"sandbox.{name} must be a text, got {value!r}")

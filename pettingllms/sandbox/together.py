@@ -197,14 +197,14 @@ class SharedRuns:
             left = tuple(case for case in cases if self._known.get((program, case)) is None)
             missing.setdefault(left, []).append(program)
         for left, those in missing.items():
-            found = self._alone(those, left) if left else [[] for _ in those]
-            for program, row in zip(those, found, strict=True):
+            results = self._alone(those, left) if left else [[] for _ in those]
+            for program, row in zip(those, results, strict=True):
                 if len(left) < len(cases) and any(run.status in RUNAWAY for run in row):
                     # A limit that was broken may end the list for cases that are known.
                     [rows[program]] = self._alone([program], cases)
                 else:
-                    own = dict(zip(left, row, strict=True))
-                    rows[program] = [own.get(c) or self._result(program, c) for c in cases]
+                    by_case = dict(zip(left, row, strict=True))
+                    rows[program] = [by_case.get(c) or self._result(program, c) for c in cases]
         return [rows[program] for program in programs]
 
     def within(self, limits: Limits, *, end_at_limit: bool = True) -> SharedRuns:
@@ -255,9 +255,9 @@ class SharedRuns:
         )
 
     def _result(self, program: str, case: Case) -> RunResult:
-        found = self._known[program, case]
-        assert found is not None
-        return found
+        result = self._known[program, case]
+        assert result is not None
+        return result
 
 
 def _is_sent(case: Case) -> bool:
@@ -273,17 +273,17 @@ Raw = tuple[bytes, bytes, bytes, float] | None
 """Output, error, value and CPU seconds of a run, as the driver gives them; None where in doubt."""
 
 
-def _rows_of(said: bytes) -> list[list[Raw]]:
+def _rows_of(output: bytes) -> list[list[Raw]]:
     """The runs of each program, as far as they are complete; another service may have said anything."""
-    stream = io.BytesIO(said)
-    found: list[list[Raw]] = []
+    stream = io.BytesIO(output)
+    rows: list[list[Raw]] = []
     try:
         while line := stream.readline():
             row = json.loads(line)
-            found.append([None if sizes is None else _raw(stream, *sizes) for sizes in row])
+            rows.append([None if sizes is None else _raw(stream, *sizes) for sizes in row])
     except (ValueError, TypeError, OverflowError, RecursionError):
         pass
-    return found
+    return rows
 
 
 def _raw(stream: io.BytesIO, out: int, err: int, value: int, cpu_s: float) -> Raw:
@@ -413,15 +413,17 @@ class Gatherer:
         finally:
             with self._lock:
                 # An endless loop in one request says nothing about the others, nor does an error here.
-                for each in self._running.pop(mine, []):
-                    each.alone = True
-                self._here = [each for each in self._here if each is not mine]
+                for request in self._running.pop(mine, []):
+                    request.alone = True
+                self._here = [request for request in self._here if request is not mine]
                 self._changed.notify_all()
 
     @property
     def _waiting(self) -> list[_Request]:
-        taken = {each for batch in self._running.values() for each in batch}
-        return [each for each in self._here if each.shared is None and each not in taken]
+        taken = {request for batch in self._running.values() for request in batch}
+        return [
+            request for request in self._here if request.shared is None and request not in taken
+        ]
 
     def _is_free(self, mine: _Request) -> bool:
         return len(self._running) < self._most and mine in self._waiting
@@ -429,24 +431,24 @@ class Gatherer:
     def _beside(self, mine: _Request) -> list[_Request]:
         """A request and those that fit into one process with it."""
         batch, runs, chars = [mine], mine.runs, len(mine.payload)
-        for each in [] if mine.alone else self._waiting:
-            fits = runs + each.runs <= MOST_RUNS and chars + len(each.payload) <= MOST_CHARS
-            if fits and each is not mine and not each.alone and each.limits == mine.limits:
-                batch.append(each)
-                runs, chars = runs + each.runs, chars + len(each.payload)
+        for request in [] if mine.alone else self._waiting:
+            fits = runs + request.runs <= MOST_RUNS and chars + len(request.payload) <= MOST_CHARS
+            if fits and request is not mine and not request.alone and request.limits == mine.limits:
+                batch.append(request)
+                runs, chars = runs + request.runs, chars + len(request.payload)
         return batch
 
     def _run(self, sandbox: Sandbox, batch: Sequence[_Request]) -> None:
-        header = json.dumps([each.header for each in batch])
-        given = "".join([header, "\n", *(each.payload for each in batch)])
-        [[whole]] = sandbox.run([_DRIVER], [Case(given)], limits=batch[0].limits)
+        header = json.dumps([request.header for request in batch])
+        stdin = "".join([header, "\n", *(request.payload for request in batch)])
+        [[whole]] = sandbox.run([_DRIVER], [Case(stdin)], limits=batch[0].limits)
         rows = _rows_of(whole.stdout_bytes)
-        for each in batch:
-            count = len(each.programs)
+        for request in batch:
+            count = len(request.programs)
             mine, rows = rows[:count], rows[count:]
             # By itself a request has what there is, also where the process ended early.
             if len(mine) == count or len(batch) == 1:
-                each.shared = ProcessOutput(whole, mine)
+                request.shared = ProcessOutput(whole, mine)
 
 
 # Weak keys, so that this table keeps no sandbox and no worker alive.

@@ -331,12 +331,12 @@ class RunProgress:
             # Earlier results were within the share, or have lost their output already.
             if case >= first and total > self._share:
                 result = self._results[program, case]
-                said = f"dropped: the program's outputs exceed {self._share} bytes on all cases\n"
+                note = f"dropped: the program's outputs exceed {self._share} bytes on all cases\n"
                 self._results[program, case] = replace(
                     result,
                     status=result.status if result.status in RUNAWAY else "output_limit",
                     stdout_bytes=b"",
-                    stderr_bytes=said.encode(),
+                    stderr_bytes=note.encode(),
                     value_bytes=None,
                 )
                 self._note_end((program, case))
@@ -383,8 +383,8 @@ class RunProgress:
         ran = min(cases, self._last.get(program, cases) + 1)
         row = [self._results[program, case] for case in range(ran)]
         if ran < cases:
-            said = f"not run: {row[-1].status} on an earlier case\n"
-            skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=said.encode())
+            message = f"not run: {row[-1].status} on an earlier case\n"
+            skipped = replace(_NOTHING, status=row[-1].status, stderr_bytes=message.encode())
             row += [skipped] * (cases - ran)
         return row
 

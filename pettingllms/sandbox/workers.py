@@ -168,7 +168,7 @@ class ProcessChannel:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(0.2)
         self._notes.seek(0)
-        said = self._notes.read()[-_NOTES_BYTES:].decode("utf-8", "replace").strip()
+        stderr = self._notes.read()[-_NOTES_BYTES:].decode("utf-8", "replace").strip()
         code = self._process.poll()
         ended = "" if code is None else f"; the worker ended with code {code}"
-        return ended + (f": {said}" if said else "")
+        return ended + (f": {stderr}" if stderr else "")

@@ -121,10 +121,10 @@ def in_another_process(work: Callable[[], _Answer]) -> _Answer:
     with open(reader, encoding="ascii") as pipe:
         text = pipe.read()
     os.waitpid(pid, 0)
-    found: tuple[_Answer, str] = json.loads(text or '[null, "a process ended without an answer"]')
-    if found[1]:
-        raise OSError(found[1])
-    return found[0]
+    reply: tuple[_Answer, str] = json.loads(text or '[null, "a process ended without an answer"]')
+    if reply[1]:
+        raise OSError(reply[1])
+    return reply[0]
 
 
 def unshare(flags: int) -> None:

@@ -136,8 +136,8 @@ class JobSocket:
         packed = rights[0][2]
         fds = iter(struct.unpack(f"{len(packed) // _INT}i", packed))
         text_fd = next(fds)
-        own = (next(fds), next(fds), next(fds), next(fds) if has_value else -1)
-        run = Run(Span(*source), Span(*call), *own)
+        descriptors = (next(fds), next(fds), next(fds), next(fds) if has_value else -1)
+        run = Run(Span(*source), Span(*call), *descriptors)
         return Job(run, bounds, text_fd, next(fds, -1), code_known)
 
     def mark(self, what: bytes) -> None:
@@ -248,7 +248,7 @@ class ProgramProcess:
     def _do(self, job: Job) -> NoReturn:
         run = job.run
         source, call = _read(job, run.source), _read(job, run.call)
-        known = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
+        cached = marshal.loads(_read_all(job.code_fd)) if job.code_known else None
         # The open file is shared with the runs before this one, and so is its offset.
         os.lseek(run.stdin_fd, 0, os.SEEK_SET)
         os.dup2(run.stdin_fd, 0)
@@ -262,7 +262,7 @@ class ProgramProcess:
         gc.enable()
         program.prepare(source)
         code, outcome = (
-            (known, program.SUCCESS) if known is not None else self._compile(job, source)
+            (cached, program.SUCCESS) if cached is not None else self._compile(job, source)
         )
         if job.code_fd >= 0:
             os.close(job.code_fd)

@@ -214,12 +214,12 @@ def _call(space: dict[str, Any], call: bytes) -> str:
 
 def _function(space: dict[str, Any], name: str) -> Callable[..., object]:
     solution = space.get("Solution")
-    found = space.get(name)
+    candidate = space.get(name)
     if isinstance(solution, type) and hasattr(solution, name):
-        found = getattr(solution(), name)
-    if not callable(found):
+        candidate = getattr(solution(), name)
+    if not callable(candidate):
         raise NoResult(f"the program defines no function {name!r} and no Solution.{name}")
-    function: Callable[..., object] = found
+    function: Callable[..., object] = candidate
     return function
 
 
@@ -337,10 +337,10 @@ def _render(error: BaseException) -> str:
         stream, sys.stderr = sys.stderr, io.StringIO()
         try:
             _DISPLAY(type(error), error, error.__traceback__)
-            said = sys.stderr.getvalue()
+            printed = sys.stderr.getvalue()
         finally:
             sys.stderr = stream
-        for line in said.splitlines():
+        for line in printed.splitlines():
             plain = re.sub(r"\. Did you mean: .*|(?<=')\?$", "", line)
             text = text.replace(f"{plain}\n", f"{line}\n")
     return text

@@ -45,15 +45,15 @@ def find(packages: Sequence[str]) -> RootFs:
     """The root for this interpreter and the named third-party packages."""
     standard = [path for path in _STANDARD if os.path.isdir(path)]
     # Elsewhere, because it loads all extensions there are, and every fork would carry them.
-    found = kernel.in_another_process(lambda: _scout(packages))
-    shown = _outermost([*standard, *found["libraries"], ZONES])
+    paths = kernel.in_another_process(lambda: _scout(packages))
+    shown = _outermost([*standard, *paths["libraries"], ZONES])
     hidden = [
         os.path.join(folder, name)
-        for folder in (*standard, *found["libraries"])
+        for folder in (*standard, *paths["libraries"])
         for name in _FOREIGN
         if os.path.isdir(os.path.join(folder, name))
     ]
-    return RootFs(tuple(shown), tuple(dict.fromkeys(hidden)), tuple(found["packages"]))
+    return RootFs(tuple(shown), tuple(dict.fromkeys(hidden)), tuple(paths["packages"]))
 
 
 def _outermost(paths: Sequence[str]) -> list[str]:
@@ -84,8 +84,8 @@ def _libraries(packages: Sequence[str]) -> set[str]:
         for name in sorted(os.listdir(folder)):
             if name.endswith(".so") and not name.startswith(_NEVER_IMPORTED):
                 _load(os.path.join(folder, name))
-    own = tuple(os.path.join(path, "") for path in (*_STANDARD, *_wheels()))
-    return {path for path in _mapped_files() if ".so" in path and not path.startswith(own)}
+    prefixes = tuple(os.path.join(path, "") for path in (*_STANDARD, *_wheels()))
+    return {path for path in _mapped_files() if ".so" in path and not path.startswith(prefixes)}
 
 
 def _load(file: str) -> None:
@@ -105,20 +105,20 @@ def _mapped_files() -> set[str]:
 
 def _wheels() -> list[str]:
     """Top-level files and folders, outside the standard library, that are imported by now."""
-    found: set[str] = set()
+    paths: set[str] = set()
     for name, module in list(sys.modules.items()):
         if "." in name or name == "__main__":
             continue
         file = getattr(module, "__file__", None)
         if file is None:  # built in, or a package without a file of its own, in several folders
-            found.update(map(str, getattr(module, "__path__", ())))
+            paths.update(map(str, getattr(module, "__path__", ())))
         elif not _is_standard(file):
             inside = os.path.basename(file).startswith("__init__.")
             place = os.path.dirname(file) if inside else file
             # Wheels bring shared libraries in a folder of this name beside their package.
             libraries = os.path.join(os.path.dirname(place), f"{name}.libs")
-            found.update((place, libraries) if os.path.isdir(libraries) else (place,))
-    return sorted(found)
+            paths.update((place, libraries) if os.path.isdir(libraries) else (place,))
+    return sorted(paths)
 
 
 def _is_standard(file: str) -> bool:

@@ -106,11 +106,11 @@ def _prepare(arguments: Sequence[str]) -> tuple[Any, ...]:
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (_PENDING_SIGNALS, _PENDING_SIGNALS))
     try:
         _preload(options)
-        own, hello = _isolate(options)
+        confinement, hello = _isolate(options)
     except (OSError, ImportError, RuntimeError) as error:
         stream.write(frames.encode({"failure": f"{type(error).__name__}: {error}"[:2000]}))
         sys.exit(1)
-    work = process.ProgramProcess(own, process.HintPage(), _set_the_stage())
+    work = process.ProgramProcess(confinement, process.HintPage(), _set_the_stage())
     return work, stream, hello
 
 
@@ -174,8 +174,8 @@ def _preload(options: Options) -> None:
             importlib.import_module(name)
         for name in options.packages:
             # Parts that load when first used: their files may lie below a hidden /tmp by then.
-            for part in getattr(sys.modules[name], "__all__", ()):
-                getattr(sys.modules[name], part, None)
+            for attribute in getattr(sys.modules[name], "__all__", ()):
+                getattr(sys.modules[name], attribute, None)
     # What else lies beside the packages is not known any more: it could be found, but not read.
     sys.meta_path[:] = finders
     for path in set(sys.path).difference(standard):
@@ -191,8 +191,8 @@ def _set_the_stage() -> program.Streams:
     sys.argv[:] = [program.FILE_NAME]
     sys.orig_argv[:] = [sys.executable, program.FILE_NAME]
     # Programs find in `sys.modules` what plain Python has there, and nothing of ours.
-    own = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
-    _KEPT.extend(sys.modules.pop(name) for name in own)
+    module_names = [name for name in sys.modules if name.startswith((_OWN, "__main__"))]
+    _KEPT.extend(sys.modules.pop(name) for name in module_names)
     program.rehearse()
     sys.modules["__main__"] = types.ModuleType("__main__")
     # Only now: a fork, such as the worker's own, gives `random` a new seed.
@@ -206,7 +206,7 @@ def _set_the_stage() -> program.Streams:
 def _disguise() -> None:
     """Name our code after nothing on this machine, for programs that look at the whole stack."""
     folder = os.path.dirname(__file__)
-    functions = [found for found in gc.get_objects() if isinstance(found, types.FunctionType)]
+    functions = [value for value in gc.get_objects() if isinstance(value, types.FunctionType)]
     codes = [function.__code__ for function in functions]
     frame: types.FrameType | None = sys._getframe()
     while frame is not None:
@@ -225,10 +225,10 @@ def _add_sites() -> None:
     """
     site: Any = importlib.import_module("site")
     prefixes = sys.prefix, sys.exec_prefix
-    known = site.venv(site.removeduppaths())
+    known_paths = site.venv(site.removeduppaths())
     if site.ENABLE_USER_SITE is not False and os.path.isdir(site.getusersitepackages()):
-        site.addsitedir(site.getusersitepackages(), known)
-    site.addsitepackages(known)
+        site.addsitedir(site.getusersitepackages(), known_paths)
+    site.addsitepackages(known_paths)
     sys.prefix, sys.exec_prefix = prefixes
 
 
@@ -285,7 +285,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
     safe = isolation.SECCOMP in layers and any(layer in layers for layer in _ISOLATED)
     if not safe and not options.allow_unsafe:
         raise RuntimeError("; ".join(problems) or "no isolation was asked for")
-    own = isolation.Isolation(
+    confinement = isolation.Isolation(
         layers=tuple(layers),
         fence=fence,
         filter=program_filter,
@@ -299,7 +299,7 @@ def _isolate(options: Options) -> tuple[isolation.Isolation, dict[str, object]]:
         "layers": layers if safe else [],
         "problems": problems,
     }
-    return own, hello
+    return confinement, hello
 
 
 def _usable(layer: str, options: Options, problems: list[str], attempt: Callable[[], None]) -> bool:
@@ -344,9 +344,9 @@ def _try_namespaces(seen: rootfs.RootFs) -> None:
 
 
 def _try_nested() -> None:
-    own = os.pidfd_open(os.getpid())
+    pid_fd = os.pidfd_open(os.getpid())
     kernel.unshare(kernel.CLONE_NEWPID)
-    kernel.setns(own, kernel.CLONE_NEWPID)
+    kernel.setns(pid_fd, kernel.CLONE_NEWPID)
     kernel.unshare(kernel.CLONE_NEWNS)
     kernel.mount("tmpfs", rootfs.SCRATCH, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV)
 

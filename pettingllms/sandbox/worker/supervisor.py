@@ -131,8 +131,8 @@ class ProcessPool:
                 self.forks.end()
             else:
                 return StartedRun(self.forks.pid(), end, begun)
-        said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
-        raise JobFailed(f"two processes ended before their job: {said}")
+        reason = marks.removeprefix(BROKEN).decode("utf-8", "replace")
+        raise JobFailed(f"two processes ended before their job: {reason}")
 
     def finish(self, job: Job, started: StartedRun) -> ProcessResult:
         """See a process to its end."""
@@ -149,8 +149,8 @@ class ProcessPool:
         end.close()
         # One that was killed before it was set up gets another try: see `stray`.
         if not marks.startswith(SET_UP) and ended.exit_code != -signal.SIGKILL:
-            said = marks.removeprefix(BROKEN).decode("utf-8", "replace")
-            raise JobFailed(f"a process could not be set up: {said or ended}")
+            reason = marks.removeprefix(BROKEN).decode("utf-8", "replace")
+            raise JobFailed(f"a process could not be set up: {reason or ended}")
         status = killed_for or self._status(job, ended)
         compiled = COMPILED in marks
         stray = status == "killed" and ended.exit_code == -signal.SIGKILL
