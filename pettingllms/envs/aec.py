@@ -160,8 +160,8 @@ def creator_of(name: str) -> Any:
         return functools.partial(_resolve(BRIDGES[bridge]), game)
     if short_name(name) in MOVED:
         return _example(short_name(name))
-    known = ":" in name or name in ENVIRONMENTS
-    entry_point = ENVIRONMENTS.path_of(name) if known else _registered(name)
+    has_path = ":" in name or name in ENVIRONMENTS
+    entry_point = ENVIRONMENTS.path_of(name) if has_path else _registered(name)
     # PettingZoo's registry may also hold the function itself.
     return _resolve(importable(entry_point)) if isinstance(entry_point, str) else entry_point
 
@@ -199,10 +199,12 @@ def _registered(name: str) -> Any:
     except PettingZooRegistryError:
         ours = [env_id.removeprefix(NAMESPACE) for env_id in pettingzoo.aec_registry]
         # A name without a namespace is compared with ours alone, which have lost theirs above.
-        known = [env_id for env_id in ours if ("/" in env_id) == ("/" in name)]
-        known += [env_id.rpartition("-v")[0] for env_id in known] + [*ENVIRONMENTS.paths()]
+        candidates = [env_id for env_id in ours if ("/" in env_id) == ("/" in name)]
+        candidates += [env_id.rpartition("-v")[0] for env_id in candidates] + [
+            *ENVIRONMENTS.paths()
+        ]
         raise UnknownNameError(
-            f"unknown environment {name!r}; {did_you_mean(name, known)} "
+            f"unknown environment {name!r}; {did_you_mean(name, candidates)} "
             "An environment of your own is given as `module:attribute` or `./file.py:attribute`"
         ) from None
 

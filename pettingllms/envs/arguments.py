@@ -62,12 +62,12 @@ class Argument(NamedTuple):
 
 def signature(kind: type) -> Signature:
     """Returns the signature of a class, with the arguments that `**kwargs` passes to its bases."""
-    found: dict[str, Parameter] = {}
+    parameters: dict[str, Parameter] = {}
     # `inspect.signature` stops at the first `**kwargs`; this follows it through the bases.
     for depth, base in enumerate(base for base in kind.__mro__ if "__init__" in vars(base)):
-        _, *own = inspect.signature(vars(base)["__init__"]).parameters.values()
+        _, *declared = inspect.signature(vars(base)["__init__"]).parameters.values()
         inherited = depth > 0
-        for parameter in own:
+        for parameter in declared:
             name = parameter.name
             if parameter.kind in _VARIADIC or (inherited and name in DECLARED):
                 continue
@@ -76,13 +76,13 @@ def signature(kind: type) -> Signature:
                 parameter = parameter.replace(kind=Parameter.KEYWORD_ONLY)
             # The subclass comes first, so that its default counts where it names an argument
             # again.
-            found.setdefault(name, parameter)
+            parameters.setdefault(name, parameter)
         # Without `**kwargs` nothing reaches the bases.
-        if not any(p.kind is Parameter.VAR_KEYWORD for p in own):
+        if not any(p.kind is Parameter.VAR_KEYWORD for p in declared):
             break
     # `Signature` wants the kinds in their order; within a kind the sort keeps what was found
     # first.
-    return Signature(sorted(found.values(), key=lambda parameter: parameter.kind))
+    return Signature(sorted(parameters.values(), key=lambda parameter: parameter.kind))
 
 
 def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> None:
@@ -93,12 +93,12 @@ def check_names(kind: Callable[..., Any], name: str, given: Iterable[str]) -> No
         name: its name in the message.
         given: names of arguments.
     """
-    known = inspect.signature(kind).parameters
+    accepted = inspect.signature(kind).parameters
     for argument in given:
-        if argument not in known:
-            hint = did_you_mean(argument, known)
+        if argument not in accepted:
+            hint = did_you_mean(argument, accepted)
             # A hint that is not a question lists the known names itself.
-            listed = f" It takes {', '.join(known)}" if hint.endswith("?") else ""
+            listed = f" It takes {', '.join(accepted)}" if hint.endswith("?") else ""
             raise ConfigError(f"{name} has no argument {argument!r}; {hint}{listed}")
 
 
@@ -226,12 +226,12 @@ def turn_limit(max_turns: int | None, max_cycles: int | None, default: int) -> i
     """
     # PettingZoo's `max_cycles_test` passes `max_cycles`.
     # `index` takes NumPy's integers and refuses 4.0.
-    given = [operator.index(turns) for turns in (max_turns, max_cycles) if turns is not None]
-    if len(set(given)) > 1:
+    limits = [operator.index(turns) for turns in (max_turns, max_cycles) if turns is not None]
+    if len(set(limits)) > 1:
         raise ConfigError(
             f"max_turns ({max_turns}) and max_cycles ({max_cycles}) mean the same; give one"
         )
-    limit = given[0] if given else default
+    limit = limits[0] if limits else default
     if limit < 1:
         raise ConfigError(f"max_turns must be at least 1, got {limit}")
     return limit

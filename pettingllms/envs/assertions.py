@@ -101,8 +101,8 @@ def _passed(result: RunResult, count: int) -> list[bool]:
 def _verdict(result: RunResult, passed: bool, test: Test) -> RunResult:
     if passed or result.status != "ok":
         return result
-    said = f"AssertionError: {test.output.splitlines()[-1].strip()[:200]}"
-    return replace(result, status="error", stderr_bytes=result.stderr_bytes + said.encode())
+    message = f"AssertionError: {test.output.splitlines()[-1].strip()[:200]}"
+    return replace(result, status="error", stderr_bytes=result.stderr_bytes + message.encode())
 
 
 def calls_of(arguments: Sequence[str], function: str, setup: str, like: str) -> list[Case]:

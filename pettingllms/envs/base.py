@@ -168,10 +168,10 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         }
         self._action_spaces = {agent: FreeText() for agent in self.possible_agents}
         self._stream: tuple[int, int] | None = None
-        given = {"environment": self.metadata["name"]}
-        given |= arguments.values(type(self), *self.__dict__.pop("_given"))
-        given["max_turns"] = self.max_turns
-        self._identity = tuple((k, v) for k, v in given.items() if k not in self.interchangeable)
+        identity = {"environment": self.metadata["name"]}
+        identity |= arguments.values(type(self), *self.__dict__.pop("_given"))
+        identity["max_turns"] = self.max_turns
+        self._identity = tuple((k, v) for k, v in identity.items() if k not in self.interchangeable)
 
     # What a subclass writes.
 
@@ -350,28 +350,33 @@ class TextEnv(AECEnv[str, dict[str, Any], str | None]):
         self, agent: str, replies: Sequence[str], ids: Sequence[Sequence[int]] = ()
     ) -> list[Outcome]:
         limit = self._action_spaces[agent].max_length
-        said: Sequence[str | None] = replies
+        texts: Sequence[str | None] = replies
         for reply in replies:
             if "think>" in reply or len(reply) > limit:
-                said = [without_thought(each) if len(each) <= limit else None for each in replies]
+                texts = [
+                    without_thought(candidate) if len(candidate) <= limit else None
+                    for candidate in replies
+                ]
                 break
-        read = [text for text in said if text is not None]
-        found = self._act_all(self._state, agent, read) if read else []
-        if len(read) < len(said):
-            outcomes = iter(found)
-            found = [
+        read = [text for text in texts if text is not None]
+        results = self._act_all(self._state, agent, read) if read else []
+        if len(read) < len(texts):
+            outcomes = iter(results)
+            results = [
                 next(outcomes) if text is not None else self._not_read(agent, len(reply), limit)
-                for reply, text in zip(replies, said, strict=True)
+                for reply, text in zip(replies, texts, strict=True)
             ]
         if self.reward_funcs:
             shown = self._shown_to(agent)
             more = {
                 **self.reward_columns(self._state),
-                "completion_ids": [list(each) for each in ids] or [None] * len(replies),
+                "completion_ids": [list(completion) for completion in ids] or [None] * len(replies),
                 "trainer_state": self.trainer_state,
             }
-            found = paid(self.reward_funcs, found, more, agent=agent, prompt=shown, replies=replies)
-        return found
+            results = paid(
+                self.reward_funcs, results, more, agent=agent, prompt=shown, replies=replies
+            )
+        return results
 
     def _not_read(self, agent: str, length: int, limit: int) -> Outcome:
         long = f"the reply has {length} characters; at most {limit} are allowed"

@@ -364,8 +364,8 @@ class BoardEnv(TeamEnv):
         done: bool = False,
     ) -> Outcome:
         # Any other scheme is the subclass's, and so is its local reward.
-        own = self.rewards_scheme not in ("paper", "sparse")
-        local = self._local(role, result, gain) if own else gain
+        custom = self.rewards_scheme not in ("paper", "sparse")
+        local = self._local(role, result, gain) if custom else gain
         info = {"answer_solves": result.solved, "illegal": result.illegal, **result.info}
         if state.id is not None:
             info["id"] = state.id
@@ -387,7 +387,7 @@ class BoardEnv(TeamEnv):
             return texts
         parsed = [parse_program(text) for text in texts]
         # Candidates for one decision often agree; each different program runs once.
-        programs = list(dict.fromkeys(each for each in parsed if isinstance(each, str)))
+        programs = list(dict.fromkeys(program for program in parsed if isinstance(program, str)))
         if not programs:
             return texts
         case = Case(stdin=self._board(state.level, state.position))
@@ -412,8 +412,8 @@ class BoardEnv(TeamEnv):
             question = self._ask(state.level, state.position)
             if role == "tool" or not self._team:
                 return question
-            said = small_text.spoken(state.proposal or "")
-            return f"The tool says: {said}. {question}"
+            proposal = small_text.spoken(state.proposal or "")
+            return f"The tool says: {proposal}. {question}"
         # The planner must know that a proposal failed, or it could take silence for consent.
         shown = None if role == "tool" or not self._team else state.proposal or NOTHING
         task = task_of(role, team=self._team, program=self.tool == "python")

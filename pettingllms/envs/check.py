@@ -118,10 +118,10 @@ def check_env(
         ConfigError, CloneError: it has observations without text, or cannot be copied.
     """
     subject = _subject(env_or_factory, episodes, seed, tuple(replies))
-    for part in PARTS:
-        skipped = part(subject)
+    for check in PARTS:
+        skipped = check(subject)
         if skipped is not None:
-            logger.warning("check_env did not check %s: %s", part.__name__, skipped)
+            logger.warning("check_env did not check %s: %s", check.__name__, skipped)
 
 
 def _subject(
@@ -144,8 +144,8 @@ def _import_path(function: Callable[..., AnyEnv]) -> str | None:
     name = getattr(function, "__qualname__", "")
     if module in (None, "__main__"):
         return None
-    found = getattr(sys.modules.get(module), name, None)
-    return f"{module}:{name}" if found is function else None
+    attribute = getattr(sys.modules.get(module), name, None)
+    return f"{module}:{name}" if attribute is function else None
 
 
 def _takes(function: Callable[..., AnyEnv], keyword: str) -> bool:
@@ -414,8 +414,8 @@ def require(promise: str, kept: object, otherwise: str) -> None:
 
 def agree(promise: str, first: Sequence[View], second: Sequence[View], cure: str) -> None:
     """Raises ConformanceError with the first difference of two traces, where there is one."""
-    found = difference(first, second)
-    require(promise, found is None, f"{found}; {cure}")
+    mismatch = difference(first, second)
+    require(promise, mismatch is None, f"{mismatch}; {cure}")
 
 
 def canonical(value: Any) -> str:

@@ -92,12 +92,12 @@ def prepared(task: CodingTask, run: Run) -> CodingTask:
     """
     if all(test.input or not test.asserts for test in task.tests):
         return task
-    found = assertions.recorded(task.tests, task.function or "", task.setup, task.reference, run)
-    if isinstance(found, str):
-        missing = re.search(r"No module named '(\w+)", found)
+    recorded = assertions.recorded(task.tests, task.function or "", task.setup, task.reference, run)
+    if isinstance(recorded, str):
+        missing = re.search(r"No module named '(\w+)", recorded)
         hint = f"; give --sandbox.packages {missing[1]}" if missing else ""
-        raise DatasetError(f"task {task.id}: {found}{hint}")
-    return replace(task, tests=tuple(found))
+        raise DatasetError(f"task {task.id}: {recorded}{hint}")
+    return replace(task, tests=tuple(recorded))
 
 
 def passes(test: Test, result: RunResult, function: str | None) -> bool:
@@ -205,7 +205,7 @@ def is_example(question: str, test: Test, function: str | None) -> bool:
             parts = [json.dumps(argument) for argument in arguments]
         except (ValueError, TypeError, RecursionError):  # not JSON, or not a list
             return False
-    first, *others = (_joined(part, function) for part in (*parts, test.output))
+    first, *others = (_joined(fragment, function) for fragment in (*parts, test.output))
     if not parts or not first.strip():
         return False
     text = _joined(question, function)

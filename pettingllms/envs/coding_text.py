@@ -59,7 +59,7 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
     lists and quotes. Unlike there, a block without an end is none, since the reply was cut, and any
     opening fence may be indented.
     """
-    found: list[Block] = []
+    closed: list[Block] = []
     outside: list[str] = []
     lead, quotes, fence, tag, body = 0, re.compile(""), "", "", list[str]()
     # Not `splitlines`, which also breaks at form feeds and at other characters that a string in a
@@ -84,22 +84,22 @@ def _fenced(text: str) -> tuple[list[Block], list[str]]:
             continue
         inner = line[quoted.end() :]
         if lead:
-            said = inner.lstrip(" \t")
-            inner = inner[: len(inner) - len(said)].expandtabs(4)[lead:] + said
+            content = inner.lstrip(" \t")
+            inner = inner[: len(inner) - len(content)].expandtabs(4)[lead:] + content
         closing = _CLOSING.fullmatch(inner) if fenced else None
         if closing and closing[2].startswith(fence) and len(closing[1].expandtabs(4)) < 4:
-            found.append(Block(tag, "\n".join(body)))
+            closed.append(Block(tag, "\n".join(body)))
             fence = ""
         else:
             body.append(inner)
-    return found, outside
+    return closed, outside
 
 
 def parse_program(text: str) -> str | ParseError:
     """The last closed block of a reply that is Python or, where none is, that names no language."""
-    found = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
+    closed = [block for block in blocks(text) if block.tag in PYTHON_TAGS]
     # What has no tag beside a program that has one is an example's output, or prose.
-    programs = [block.body for block in found if block.tag] or [block.body for block in found]
+    programs = [block.body for block in closed if block.tag] or [block.body for block in closed]
     if not programs:
         return ParseError("no closed ```python block with a program")
     if len(programs[-1]) > MAX_BLOCK_CHARS:
@@ -185,14 +185,14 @@ def disagreements_of(
     tests: Sequence[Test], results: Mapping[str, RunResult], function: str | None
 ) -> tuple[Disagreement, ...]:
     """The tests that a program fails; `results` are what it did with each input that it was run on."""
-    found = []
+    failures = []
     for test in tests:
         result = results.get(test.input)
         if result is None:
-            found.append(Disagreement(test.input, test.output, NOT_RUN))
+            failures.append(Disagreement(test.input, test.output, NOT_RUN))
         elif not passes(test, result, function):
-            found.append(Disagreement(test.input, test.output, shown_result(result, function)))
-    return tuple(found)
+            failures.append(Disagreement(test.input, test.output, shown_result(result, function)))
+    return tuple(failures)
 
 
 def shown_attempt(turn: int, attempt: Attempt) -> str:

@@ -284,11 +284,11 @@ class raw_env(TeamEnv):
         runs = self._runs_ahead(state, inputs)
         within = runs.within(self._limits_of(task, REFERENCE_SHARE))
         runs = runs.within(self._limits_of(task, PROGRAM_SHARE))
-        known: dict[str, RunResult] = {}
+        results: dict[str, RunResult] = {}
         return [
             self._unread(state, agent, reply.why)
             if isinstance(reply, ParseError)
-            else self._test(state, reply, self._reference_on(task, reply, known, within), runs)
+            else self._test(state, reply, self._reference_on(task, reply, results, within), runs)
             for reply in replies
         ]
 
@@ -495,8 +495,8 @@ class raw_env(TeamEnv):
     def _situation(self, state: State) -> str:
         # Of the task alone: whether a program was tried depends on who played, and members of an
         # ensemble would be compared on different tasks.
-        kind = "program" if state.task.function is None else "function"
-        return state.task.difficulty or kind
+        form = "program" if state.task.function is None else "function"
+        return state.task.difficulty or form
 
     def _answer(self, state: State) -> str | None:
         return None if state.program is None else f"```python\n{state.program}\n```"

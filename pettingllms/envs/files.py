@@ -24,12 +24,12 @@ def importable(path: str) -> str:
     file = Path(name).expanduser().resolve()
     if not file.is_file():
         raise UnknownNameError(f"there is no file {file}")
-    known = sys.modules.get(file.stem)
+    loaded = sys.modules.get(file.stem)
     # Run only once: a second run would make other classes of the same names, which `pickle` and
     # `isinstance` tell from the first ones.
-    if known is None:
+    if loaded is None:
         _import(file)
-    elif getattr(known, "__file__", None) != str(file):
+    elif getattr(loaded, "__file__", None) != str(file):
         raise ConfigError(
             f"{file} cannot be imported: a module {file.stem!r} is loaded already; rename the file"
         )

@@ -91,7 +91,7 @@ def parse_answer(text: str) -> str | ParseError:
     answer = boxed(text)
     if answer is None or not answer.strip():
         return ParseError(r"no \boxed{...} with an answer")
-    *_, last = [answer, *(found[0] for found in _BOXES.finditer(text))]
+    *_, last = [answer, *(match[0] for match in _BOXES.finditer(text))]
     # Boxes that repeat one another are one answer.
     several = list(dict.fromkeys(filter(None, map(str.strip, _BOX.findall(last)))))
     answer = ", ".join(several) if several[-1:] == [answer.strip()] else answer.strip()
@@ -163,11 +163,11 @@ def small_prompt(role: str, question: str, now: Sequence[Message]) -> str:
 
 def _answers(messages: Iterable[Message]) -> str:
     """Each author's answers in the order of their turns: `tool 12 7, reasoner 7`."""
-    said: dict[str, list[str]] = {}
+    by_agent: dict[str, list[str]] = {}
     for message in messages:
         agent = message.agent.replace(SOLVER, "tool").removesuffix("_0")
-        said.setdefault(agent, []).append(_brief(message))
-    return ", ".join(" ".join([name, *answers]) for name, answers in said.items())
+        by_agent.setdefault(agent, []).append(_brief(message))
+    return ", ".join(" ".join([name, *answers]) for name, answers in by_agent.items())
 
 
 def _brief(message: Message) -> str:

@@ -309,9 +309,10 @@ class raw_env(TeamEnv):
         if agent != self.possible_agents[-1] or reply.answer is None:
             return False
         current = state.current
-        own = current[agent]
+        answer = current[agent]
         return all(
-            other in current and _same_answer(current[other], own) for other in self.possible_agents
+            other in current and _same_answer(current[other], answer)
+            for other in self.possible_agents
         )
 
     def _alone(self, messages: Sequence[Message], reply: Reply) -> bool:
@@ -376,16 +377,16 @@ def _problems(
     dataset: Source | None, split: str, depth: tuple[int, ...], largest: int
 ) -> tuple[Callable[[int], MathProblem], int | None]:
     """Function from a task seed to its problem, and the number of problems; None for a generator."""
-    part = cast(Split, split)
+    split_name = cast(Split, split)
     if dataset is None:
         if len(depth) != 2:
             raise ConfigError(f"depth must be two numbers, fewest and most steps, got {depth}")
         size = (depth[0], depth[1])
         arithmetic.check_size(size, largest)
-        return partial(arithmetic.problem, split=part, depth=size, largest=largest), None
+        return partial(arithmetic.problem, split=split_name, depth=size, largest=largest), None
     if isinstance(dataset, str) and dataset.startswith(PREFIX):
         tasks = ReasoningGym(dataset.removeprefix(PREFIX))
-        return partial(tasks.problem, split=part), None
+        return partial(tasks.problem, split=split_name), None
     records = load_problems(dataset, split).records
     return partial(_row, records), len(records)
 

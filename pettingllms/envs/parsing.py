@@ -55,13 +55,13 @@ def last_list(text: str) -> str | ParseError:
             )
         return last[:-1]
     opened: list[int] = []
-    found: str | None = None
+    inside: str | None = None
     for bracket in re.finditer(r"[\[\]]", window):
         if bracket[0] == "[":
             opened.append(bracket.end())
         elif opened:
-            found = window[opened.pop() : bracket.start()]
-    return _after_mark(text) if found is None else found
+            inside = window[opened.pop() : bracket.start()]
+    return _after_mark(text) if inside is None else inside
 
 
 def _after_mark(text: str) -> str | ParseError:
@@ -85,7 +85,7 @@ def parse_moves(text: str) -> tuple[str, ...] | ParseError:
     if isinstance(inside, ParseError):
         return inside
     parts = map(str.strip, _BETWEEN.split(inside.strip().removesuffix(".")))
-    items = [part for part in parts if part]
+    items = [word for word in parts if word]
     numbered = [match for item in items if (match := _NUMBERED.fullmatch(item))]
     if [int(match[1]) for match in numbered] == list(range(1, len(items) + 1)):
         items = [match[2] for match in numbered]

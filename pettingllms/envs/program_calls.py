@@ -88,22 +88,26 @@ class ChatCall:
         """
         if not isinstance(body, Mapping):
             raise NotServed(400, "the body is no JSON object")
-        given = {name: value for name, value in body.items() if value not in (None, [], {}, "")}
-        for name in given:
+        parameters = {
+            name: value for name, value in body.items() if value not in (None, [], {}, "")
+        }
+        for name in parameters:
             if name in _IGNORED:
                 _note_ignored(name)
             elif name not in _READ:
                 raise NotServed(400, f"parameter {name!r} is not supported here; leave it out")
-        if given.get("n", 1) != 1:
-            raise NotServed(400, f"n={given['n']} is not supported here; ask {given['n']} times")
+        if parameters.get("n", 1) != 1:
+            raise NotServed(
+                400, f"n={parameters['n']} is not supported here; ask {parameters['n']} times"
+            )
         # A prefix such as openai/coder is a framework's.
-        role = str(given.get("model", "")).rpartition("/")[2]
+        role = str(parameters.get("model", "")).rpartition("/")[2]
         if roles is not None and role not in roles:
             hint = did_you_mean(role, roles)
             raise NotServed(
                 404, f"no role {role!r}; {hint} A request's model is the role that replies"
             )
-        request = {name: given[name] for name in _DECISION if name in given}
+        request = {name: parameters[name] for name in _DECISION if name in parameters}
         request["messages"] = messages_of(request.get("messages"))
         text = json.dumps([role, request], sort_keys=True)
         return cls(role, request, hashlib.blake2b(text.encode(), digest_size=16).hexdigest())
@@ -128,7 +132,7 @@ def messages_of(given: Any) -> list[dict[str, Any]]:
     """
     if not isinstance(given, list) or not given:
         raise NotServed(400, "messages are missing: a list of objects with role and content")
-    return [_message(each) for each in given]
+    return [_message(message) for message in given]
 
 
 def _message(given: Any) -> dict[str, Any]:
@@ -308,12 +312,12 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _handle(self, method: str) -> None:
         try:
-            payload, kind = self._reply(method), "application/json"
+            payload, content_type = self._reply(method), "application/json"
             if isinstance(payload, bytes):
-                body, kind = payload, "text/event-stream"
+                body, content_type = payload, "text/event-stream"
             else:
                 body = json.dumps(payload).encode()
-            self._send(200, body, kind)
+            self._send(200, body, content_type)
         except NotServed as error:
             shown = {"message": str(error), "type": "invalid_request_error", "code": None}
             self._send(error.status, json.dumps({"error": shown}).encode(), "application/json")

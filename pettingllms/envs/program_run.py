@@ -130,7 +130,7 @@ class ProgramRun:
     @property
     def waiting(self) -> list[ChatCall]:
         """The calls that wait, in the order in which they came."""
-        return [each.call for each in self._waiting]
+        return [request.call for request in self._waiting]
 
     # In the program's thread.
 
@@ -158,9 +158,9 @@ class ProgramRun:
                 self._changed.notify_all()
 
     def _arguments(self, function: Callable[..., Any]) -> dict[str, Any]:
-        given = dict(zip(GIVEN, (self.base_url, "local", self.seed, self.pay), strict=True))
+        values = dict(zip(GIVEN, (self.base_url, "local", self.seed, self.pay), strict=True))
         return {
-            name: given[name] for name in GIVEN if name in inspect.signature(function).parameters
+            name: values[name] for name in GIVEN if name in inspect.signature(function).parameters
         }
 
     async def _main(self, program: Coroutine[Any, Any, Any]) -> Any:
@@ -169,18 +169,18 @@ class ProgramRun:
         return await task
 
     def _script(self, task: Any) -> Any:
-        own = {
+        variables = {
             "OPENAI_BASE_URL": self.base_url,
             "OPENAI_API_KEY": "local",
             "PROGRAM_SEED": str(self.seed),
         }
         # The Agents SDK would send its traces away.
-        own["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
+        variables["OPENAI_AGENTS_DISABLE_TRACING"] = "1"
         pipe = subprocess.PIPE
         command = [sys.executable, self._program.name]
         with subprocess.Popen(
             command,
-            env=os.environ | own,
+            env=os.environ | variables,
             stdin=pipe,
             stdout=pipe,
             stderr=pipe,
@@ -320,8 +320,8 @@ class ProgramRun:
             return True
         if self._program.settle and time.monotonic() < self._due():
             return False
-        known = Counter(call.digest for call in self._expected)
-        other = next((c for c in self.waiting if not known[c.digest]), self.waiting[0])
+        expected = Counter(call.digest for call in self._expected)
+        other = next((c for c in self.waiting if not expected[c.digest]), self.waiting[0])
         was, now = ({"model": call.role, **call.request} for call in (missing[0], other))
         raise CloneError(
             f"run again, the program asks something else: {first_difference(was, now)}. {_CURE}"
@@ -329,14 +329,16 @@ class ProgramRun:
 
     def _missing(self) -> list[ChatCall]:
         """Calls at which a replay is expected and has not come yet."""
-        here = Counter(each.call.digest for each in self._waiting)
+        here = Counter(request.call.digest for request in self._waiting)
         here.subtract(call.digest for call in self._expected)
         return [call for call in self._expected if here[call.digest] < 0]
 
     def reply(self, call: ChatCall, text: str) -> None:
         """Answers the first of the equal calls that wait."""
         with self._changed:
-            waiting = next(each for each in self._waiting if each.call.digest == call.digest)
+            waiting = next(
+                request for request in self._waiting if request.call.digest == call.digest
+            )
             self._waiting.remove(waiting)
             self.paid, self._expected = [], []
             waiting.reply, self._last = text, time.monotonic()
@@ -366,5 +368,5 @@ class ProgramRun:
         else:
             # As Ctrl-C would: `except Exception` in the program does not hide it.
             if self._thread.is_alive() and (ident := self._thread.ident):
-                kind = ctypes.py_object(SystemExit)
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), kind)
+                exception = ctypes.py_object(SystemExit)
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(ident), exception)

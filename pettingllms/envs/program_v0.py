@@ -321,10 +321,10 @@ def _reward(env: raw_env, result: Any, roles: Sequence[str]) -> dict[str, Any]:
     if isinstance(result, bool | int | float):
         return paid | {"team": float(result), "success": result >= 1}
     if isinstance(result, Mapping) and not (unknown := result.keys() - {"team", "success", *roles}):
-        own = {role: result[role] for role in roles if role in result}
+        by_role = {role: result[role] for role in roles if role in result}
         team = _number(env, result.get("team", 0.0))
         solved = result.get("success", None if "team" not in result else team >= 1)
-        return paid | {"team": team, "success": solved, "roles": own}
+        return paid | {"team": team, "success": solved, "roles": by_role}
     what = (
         f"with {sorted(map(str, unknown))[0]!r}"
         if isinstance(result, Mapping)

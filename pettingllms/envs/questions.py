@@ -50,11 +50,11 @@ def role_prompts(env: AnyEnv) -> Mapping[str, RolePrompt]:
     # On a copy, because the caller may be in the middle of an episode.
     asked = clone_env(env)
     asked.reset(seed=0, options={OPTION: _MARK})
-    found: dict[str, RolePrompt] = {}
+    prompts: dict[str, RolePrompt] = {}
     for agent in asked.possible_agents:
         before, mark, after = observe_text(asked, agent).partition(_MARK)
         # A question that is shown twice has no one place where another could be put.
         if not mark or _MARK in after:
             return {}
-        found.setdefault(role_of(agent), RolePrompt(before, after))
-    return found
+        prompts.setdefault(role_of(agent), RolePrompt(before, after))
+    return prompts

@@ -146,22 +146,22 @@ class raw_env(TextEnv):
 
     def _act(self, state: ReadState, agent: str, text: str) -> Outcome:
         who, city = state.notes[state.asked]
-        said = " ".join(text.split()).rstrip(".")
-        if not said:
+        reply = " ".join(text.split()).rstrip(".")
+        if not reply:
             return Outcome(
                 state, team=0.0, local=0.0, success=False, parse_error="the reply is empty"
             )
         others = [other for _, other in state.notes if other != city]
-        named = city in said and not any(other in said for other in others)
-        words = len(said.split())
+        named = city in reply and not any(other in reply for other in others)
+        words = len(reply.split())
         if agent == "finder_0":
-            right = said == f"{who} lives in {city}"
+            right = reply == f"{who} lives in {city}"
             local = 1.0 if right else PARTLY_FOUND * (named and words <= 8)
-            after = replace(state, quote=said[:MOST_SHOWN])
+            after = replace(state, quote=reply[:MOST_SHOWN])
             return self._paid(after, local, right=right, success=False)
-        right = said == city
+        right = reply == city
         local = 0.0 if right else PARTLY_SAID * (named and words <= 2)
-        after = replace(state, said=said[:MOST_SHOWN])
+        after = replace(state, said=reply[:MOST_SHOWN])
         return self._paid(after, local, right=right, success=right)
 
     def _paid(self, state: ReadState, local: float, *, right: bool, success: bool) -> Outcome:
@@ -176,8 +176,8 @@ class raw_env(TextEnv):
 
     def _view(self, state: ReadState) -> str:
         notes = "\n".join(f"{person}: {city}" for person, city in state.notes)
-        asked, said = state.notes[state.asked][0], state.said or "-"
-        return f"{notes}\nasked: {asked}\nfound: {state.quote}\nsaid: {said}"
+        asked, answer = state.notes[state.asked][0], state.said or "-"
+        return f"{notes}\nasked: {asked}\nfound: {state.quote}\nsaid: {answer}"
 
 
 env = raw_env

@@ -74,19 +74,19 @@ def read_peers(path: str | Path, split: str, agents: Sequence[str]) -> tuple[Rec
         lines = Path(path).read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"peers {path} cannot be read: {error}") from error
-    found = [_task(path, number, line) for number, line in enumerate(lines, 1)]
+    tasks = [_task(path, number, line) for number, line in enumerate(lines, 1)]
     # Of all splits: one file is of one team.
-    for task in found:
+    for task in tasks:
         if set(task.peers) != set(agents):
             raise ConfigError(
                 f"peers {path} has replies of {', '.join(task.peers)}, and the team's peers are "
                 f"{', '.join(agents)}; give the team that was recorded"
             )
-    own = [task for task in found if task.split == split]
-    left = [task for task in own if split != "train" or kept(task.right)]
+    in_split = [task for task in tasks if task.split == split]
+    left = [task for task in in_split if split != "train" or kept(task.right)]
     if not left:
-        splits = ", ".join(sorted({task.split for task in found})) or "none"
-        why = f"{len(own)} tasks, all too easy" if own else f"no task (it has {splits})"
+        splits = ", ".join(sorted({task.split for task in tasks})) or "none"
+        why = f"{len(in_split)} tasks, all too easy" if in_split else f"no task (it has {splits})"
         raise ConfigError(
             f"peers {path} has {why} for the split {split}; record some with pettingllms-eval --split "
             f"{split}"
@@ -98,8 +98,8 @@ def _task(path: str | Path, number: int, line: str) -> RecordedTask:
     try:
         row = json.loads(line)
         peers = {
-            str(agent): Peer(each["prompt"], tuple(map(str, each["replies"])))
-            for agent, each in row["peers"].items()
+            str(agent): Peer(record["prompt"], tuple(map(str, record["replies"])))
+            for agent, record in row["peers"].items()
         }
         if not all(peer.replies for peer in peers.values()):
             raise ValueError("a peer without a reply")

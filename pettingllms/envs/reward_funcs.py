@@ -37,16 +37,16 @@ def reward_functions(given: str | RewardFunction | Sequence[Any] | None) -> list
         return []
     if isinstance(given, str):
         # The command line and configuration files hold several paths as one text.
-        given = [resolve(importable(each.strip()), "reward function") for each in given.split(",")]
+        given = [resolve(importable(path.strip()), "reward function") for path in given.split(",")]
     functions: list[RewardFunction] = []
-    for each in given if isinstance(given, Sequence) else [given]:
-        if isinstance(each, str):
-            functions += reward_functions(each)
-        elif callable(each):
-            functions.append(each)
+    for source in given if isinstance(given, Sequence) else [given]:
+        if isinstance(source, str):
+            functions += reward_functions(source)
+        elif callable(source):
+            functions.append(source)
         else:
             raise ConfigError(
-                f"reward_funcs takes functions or their paths, got {each!r}; a function returns a "
+                f"reward_funcs takes functions or their paths, got {source!r}; a function returns a "
                 "number for each completion"
             )
     return functions
@@ -61,8 +61,8 @@ def name_of(function: RewardFunction) -> str:
 
 def columns_of(state: Any) -> dict[str, Any]:
     """Returns the fields of the task that a state holds, by name, not copied; none where it holds none."""
-    found = (getattr(state, name, None) for name in ("task", "problem", "question"))
-    record: Any = next(filter(is_dataclass, found), None)
+    records = (getattr(state, name, None) for name in ("task", "problem", "question"))
+    record: Any = next(filter(is_dataclass, records), None)
     names = [field.name for field in fields(record)] if record else []
     return {"question" if name == "text" else name: getattr(record, name) for name in names}
 
@@ -93,7 +93,7 @@ def paid(
     paid_for = list(outcomes)
     for function in functions:
         count, label = len(replies), name_of(function).rpartition(":")[2]
-        given = {
+        arguments = {
             name: value if name in ("completion_ids", "trainer_state") else [value] * count
             for name, value in (more or {}).items()
         } | {
@@ -106,9 +106,9 @@ def paid(
             "info": [dict(outcome.info) for outcome in outcomes],
         }
         takes = inspect.signature(function).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in takes.values()):
-            given = {name: value for name, value in given.items() if name in takes}
-        values = function(**given)
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in takes.values()):
+            arguments = {name: value for name, value in arguments.items() if name in takes}
+        values = function(**arguments)
         for place, value in enumerate(_checked(values, count, label)):
             one = paid_for[place]
             info: Mapping[str, Any] = {**one.info, f"rewards/{label}": value}
@@ -119,12 +119,14 @@ def paid(
 def _checked(values: Any, count: int, label: str) -> list[float | None]:
     try:
         # Any iterable will do, but a function that forgot its `return` has given None.
-        found = list(values)
+        rewards = list(values)
     except TypeError:
-        found = []
-    if len(found) != count or not all(each is None or isinstance(each, Real) for each in found):
+        rewards = []
+    if len(rewards) != count or not all(
+        reward is None or isinstance(reward, Real) for reward in rewards
+    ):
         raise ConfigError(
             f"the reward function {label} returned {values!r:.200} for {count} completions; it must "
             "return a list with a number, or None, for each"
         )
-    return [None if each is None else float(each) for each in found]
+    return [None if reward is None else float(reward) for reward in rewards]

@@ -61,10 +61,10 @@ def library(
             raise ConfigError(
                 f"corpus={str(corpus)!r} needs questions: give dataset, or leave both out for generated facts"
             )
-        part = cast(Split, split)
-        made = partial(facts.question, split=part, hops=hops)
+        split_name = cast(Split, split)
+        made = partial(facts.question, split=split_name, hops=hops)
         # A question of a user's own is searched in the same facts.
-        return PassageLibrary(made, lambda _: _generated(part), None, opened)
+        return PassageLibrary(made, lambda _: _generated(split_name), None, opened)
     dataset = as_path(dataset)
     records = load_questions(dataset, split).records
     size = len(records)

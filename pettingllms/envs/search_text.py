@@ -68,34 +68,34 @@ def parse_reply(role: str, text: str, prompt: str) -> SearchReply | ParseError:
     small prompt the first line counts, or its first yes or no.
     """
     read = {"full": _tagged, "small": _small, "compact": _bare}[prompt]
-    found = read(role, text)
-    return found if isinstance(found, ParseError) else _checked(found)
+    reply = read(role, text)
+    return reply if isinstance(reply, ParseError) else _checked(reply)
 
 
 def _bare(role: str, text: str) -> SearchReply | ParseError:
-    said = text.strip().rpartition("\n")[2].strip()
+    line = text.strip().rpartition("\n")[2].strip()
     if role in ("solver", "planner", "worker"):
-        kind, _, rest = said.partition(" ")
-        if kind not in _ROLE_TAGS[role]:
+        tag, _, rest = line.partition(" ")
+        if tag not in _ROLE_TAGS[role]:
             one, other = _ROLE_TAGS[role]
             return ParseError(f"neither `{one}` nor `{other}` and what belongs to it")
-        return SearchReply(kind, rest.strip())
+        return SearchReply(tag, rest.strip())
     # Nothing that can be found is called no: an answerer who says it asks for more.
-    kind = "verify" if role == "answerer" and said == "no" else _ROLE_TAGS[role][0]
-    return SearchReply(kind, said)
+    tag = "verify" if role == "answerer" and line == "no" else _ROLE_TAGS[role][0]
+    return SearchReply(tag, line)
 
 
 def _small(role: str, text: str) -> SearchReply | ParseError:
     if role == "verifier":
         word = small_text.yes_or_no(text)
         return word if isinstance(word, ParseError) else SearchReply("verify", word)
-    said = text.strip().partition("\n")[0].strip()
+    line = text.strip().partition("\n")[0].strip()
     if role in ("searcher", "answerer"):
-        return SearchReply(_ROLE_TAGS[role][0], said)
-    kind, _, rest = said.partition(":")
-    if kind.lower() not in _ROLE_TAGS[role]:
+        return SearchReply(_ROLE_TAGS[role][0], line)
+    tag, _, rest = line.partition(":")
+    if tag.lower() not in _ROLE_TAGS[role]:
         return ParseError(f"neither `{_ROLE_TAGS[role][0]}:` nor `{_ROLE_TAGS[role][1]}:`")
-    return SearchReply(kind.lower(), rest.strip())
+    return SearchReply(tag.lower(), rest.strip())
 
 
 def _tagged(role: str, text: str) -> SearchReply | ParseError:
@@ -103,11 +103,11 @@ def _tagged(role: str, text: str) -> SearchReply | ParseError:
     # Tags are ASCII, and `str.lower` can change the length of a text.
     low = text.translate(_ASCII_LOWER)
     ends = {tag: low.rfind(f"</{tag}>") for tag in tags}
-    tag = max(tags, key=lambda each: ends[each])
+    tag = max(tags, key=lambda name: ends[name])
     # The last opening tag before the last closing one, then up to the first that closes it.
     start = low.rfind(f"<{tag}>", 0, max(ends[tag], 0))
     if start < 0:
-        return ParseError(f"no {' or '.join(f'<{each}>...</{each}>' for each in tags)}")
+        return ParseError(f"no {' or '.join(f'<{name}>...</{name}>' for name in tags)}")
     inside = start + len(tag) + 2
     return SearchReply(tag, text[inside : low.find(f"</{tag}>", inside)].strip())
 
@@ -115,10 +115,10 @@ def _tagged(role: str, text: str) -> SearchReply | ParseError:
 def _checked(reply: SearchReply) -> SearchReply | ParseError:
     if reply.kind == "verify":
         # No more of it than the two words have, since a reply may be a megabyte long.
-        said = reply.said[:8].lower()
-        if said not in ("yes", "no"):
+        verdict = reply.said[:8].lower()
+        if verdict not in ("yes", "no"):
             return ParseError(f"{reply.said[:40]!r} is neither yes nor no")
-        return SearchReply("verify", said)
+        return SearchReply("verify", verdict)
     if reply.kind in _NAMES:
         name = _NAMES[reply.kind]
         if len(reply.said) > MAX_QUERY_CHARS:
@@ -153,9 +153,9 @@ def compact_prompt(
         calls: those that have ended, for a planner.
         may_pass: whether an answerer may say `no` and leave the answer for later.
     """
-    found = [line for call in calls for line in (call.task, call.result or "")]
-    found += [passage.text for search in searches for passage in search.found]
-    return "\n ".join([role, question, *found, *(["no"] if may_pass else [])])
+    lines = [line for call in calls for line in (call.task, call.result or "")]
+    lines += [passage.text for search in searches for passage in search.found]
+    return "\n ".join([role, question, *lines, *(["no"] if may_pass else [])])
 
 
 _SMALL = {

@@ -235,21 +235,21 @@ class raw_env(TeamEnv):
     def _text(self, state: SearchState, agent: str) -> str:
         role, may_pass = agent.removesuffix("_0"), self._may_pass(state)
         may_pass = may_pass and role == "answerer"
-        asked, found, calls = state.question.text, state.searches, state.calls
+        asked, searches, calls = state.question.text, state.searches, state.calls
         left = self.budget - state.used
         if self.topology == "nested":
-            calls, found = tuple(call for call in calls if call.result is not None), ()
+            calls, searches = tuple(call for call in calls if call.result is not None), ()
             left = left if self._may_call(state) else 0
         if role == "worker":
             # `_text` may be asked of any agent at any time, also of a worker without a task.
             now = state.calls[-1] if state.calls else Call("", 0)
-            asked, found, calls = now.task, state.searches[now.start :], ()
+            asked, searches, calls = now.task, state.searches[now.start :], ()
             left = self.budget - state.acted
         if self.prompt == "compact":
-            return compact_prompt(role, asked, found, calls=calls, may_pass=may_pass)
+            return compact_prompt(role, asked, searches, calls=calls, may_pass=may_pass)
         if self.prompt == "small":
-            return small_prompt(role, asked, found)
-        return full_prompt(role, asked, found, left=left, calls=calls, may_pass=may_pass)
+            return small_prompt(role, asked, searches)
+        return full_prompt(role, asked, searches, left=left, calls=calls, may_pass=may_pass)
 
     def _hears(self, agent: str) -> Collection[str]:
         return () if self.topology == "nested" else super()._hears(agent)
@@ -334,8 +334,8 @@ class raw_env(TeamEnv):
 
     def _searched(self, state: SearchState, role: str, query: str) -> Outcome:
         before = {passage for search in state.searches for passage in search.found}
-        found = tuple(p for p in self._found(state, query) if p not in before)
-        searches = (*state.searches, Lookup(query, found))
+        passages = tuple(p for p in self._found(state, query) if p not in before)
+        searches = (*state.searches, Lookup(query, passages))
         recall = _recall(state.question, searches)
         worker = role == "worker"  # whose searches are no turns of the planner
         after = replace(
@@ -357,8 +357,8 @@ class raw_env(TeamEnv):
         calls = (*earlier, now._replace(result=result))
         after = replace(state, due="planner", calls=calls, acted=state.acted + 1)
         # What was found before the call is not its merit.
-        own = {p for search in state.searches[now.start :] for p in search.found}
-        silent = [p for p in own if not _tells(state.question, now.task, result, p)]
+        passages = {p for search in state.searches[now.start :] for p in search.found}
+        silent = [p for p in passages if not _tells(state.question, now.task, result, p)]
         told = tuple(
             search._replace(found=tuple(p for p in search.found if p not in silent))
             for search in state.searches
@@ -415,11 +415,11 @@ class raw_env(TeamEnv):
 
 def _recall(question: Question, searches: tuple[Lookup, ...]) -> float:
     """Share of what a question takes that the searches have found, from 0 to 1."""
-    found = [passage for search in searches for passage in search.found]
+    passages = [passage for search in searches for passage in search.found]
     if question.gold:
-        keys = {passage.key for passage in found}
+        keys = {passage.key for passage in passages}
         return sum(key in keys for key in question.gold) / len(question.gold)
-    return float(any(contains(passage.text, telling(question.answers)) for passage in found))
+    return float(any(contains(passage.text, telling(question.answers)) for passage in passages))
 
 
 def _knows(question: Question) -> bool:

@@ -65,8 +65,8 @@ def example(text: str, function: str | None) -> tuple[Test, ...] | ParseError:
     match = _EXAMPLE.search(text[:READ_CHARS].replace("`", ""))
     if match is None:
         return ParseError("no `Input:` with an `Output:` after it")
-    given = match[1] if function is None else f"[{match[1]}]"
-    test = Test(given, match[2].strip())
+    test_input = match[1] if function is None else f"[{match[1]}]"
+    test = Test(test_input, match[2].strip())
     if function is not None and not is_call(test):
         return ParseError("arguments and value of a function have to be JSON, such as 3 or [1, 2]")
     return (test,)

@@ -295,13 +295,13 @@ class raw_env(BoardEnv):
             if not room.floor >> cell & 1 and cell % room.width not in (0, room.width - 1)
         ]
         words = [f"{room.height}x{room.width} player", self._name(level, position.player)]
-        for word, found in (
+        for word, squares in (
             ("boxes", cells(position.boxes)),
             ("goals", cells(room.goals)),
             ("walls", walls),
         ):
             words.append(word)
-            words += [self._name(level, cell) for cell in found]
+            words += [self._name(level, cell) for cell in squares]
         return " ".join(words)
 
     def _picture(self, state: BoardState) -> Picture:

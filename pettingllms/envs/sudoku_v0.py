@@ -110,7 +110,7 @@ def parse_answer(text: str, size: int) -> Answer | ParseError:
     try:
         if "=" in inside:
             # With blanks around its sign, `b3 = 4` would be three words.
-            close = "=".join(part.strip() for part in inside.split("="))
+            close = "=".join(side.strip() for side in inside.split("="))
             return tuple(map(_fill, _words(close)))
         # Inner brackets hold fills or rows; without any, the words are one fill, rows or a grid.
         groups = [_words(group) for group in _INNER.findall(inside)]
@@ -215,9 +215,9 @@ def coordinates(puzzle: Puzzle, position: Grid) -> str:
     """The board in one line: size, clues, and after the word `filled` what was written."""
     size = puzzle.size
     shown = [f"{cell_name(*divmod(c, size))}={value}" for c, value in enumerate(position)]
-    given = [shown[cell] for cell, clue in enumerate(puzzle.clues) if clue]
-    own = [shown[c] for c, clue in enumerate(puzzle.clues) if position[c] and not clue]
-    return " ".join([f"{size}x{size}", *given, *(["filled", *own] if own else [])])
+    clues = [shown[cell] for cell, clue in enumerate(puzzle.clues) if clue]
+    filled = [shown[c] for c, clue in enumerate(puzzle.clues) if position[c] and not clue]
+    return " ".join([f"{size}x{size}", *clues, *(["filled", *filled] if filled else [])])
 
 
 def ruled(cells: list[str], size: int, width: int) -> str:
@@ -227,8 +227,8 @@ def ruled(cells: list[str], size: int, width: int) -> str:
     for row in range(size):
         if row and not row % high:
             lines.append("-+-".join(["-" * (wide * (width + 1) - 1)] * (size // wide)))
-        own = cells[row * size : (row + 1) * size]
-        lines.append(" | ".join(" ".join(own[at : at + wide]) for at in range(0, size, wide)))
+        row_cells = cells[row * size : (row + 1) * size]
+        lines.append(" | ".join(" ".join(row_cells[at : at + wide]) for at in range(0, size, wide)))
     return "\n".join(lines)
 
 
@@ -310,11 +310,11 @@ class raw_env(BoardEnv):
         if self.puzzles is None:
             puzzle = self._dealt(seed)
         else:
-            found = self.puzzles[seed % len(self.puzzles)]
-            if isinstance(found, Puzzle):
-                puzzle = found
+            record = self.puzzles[seed % len(self.puzzles)]
+            if isinstance(record, Puzzle):
+                puzzle = record
             else:
-                puzzle, name = sudoku.solve(found), found.id
+                puzzle, name = sudoku.solve(record), record.id
         return puzzle, puzzle.clues, name
 
     def _generated(self, seed: int) -> Puzzle:

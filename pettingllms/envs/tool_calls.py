@@ -28,12 +28,12 @@ def read_calls(text: str) -> tuple[str, list[Named]]:
         return "", [whole]
     pieces, calls = [], list[Named]()
     first, *parts = text.split(OPEN)
-    for part in parts:
+    for segment in parts:
         # A model may end its turn in place of the closing tag.
-        written, _, rest = part.partition(CLOSE)
+        written, _, rest = segment.partition(CLOSE)
         call = _call(written.strip(), "arguments") if len(calls) < MOST_CALLS else None
         if call is None:
-            pieces.append(f"{OPEN}{part}")
+            pieces.append(f"{OPEN}{segment}")
         else:
             calls.append(call)
             pieces.append(rest)
